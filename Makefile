@@ -1,0 +1,33 @@
+# Needs python3 (3.10 or newer, with venv) and nothing else. Offline once `make setup` has run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: setup demo test lint types clean
+
+setup: $(READY)
+
+# torch comes first and by its exact version, so that no other package pulls in another build of it
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/weakdriven run demo --output runs/demo
+
+test: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) runs dist

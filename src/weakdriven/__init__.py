@@ -1,0 +1,35 @@
+"""Weak-driven post-training of language models."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weakdriven.losses import mixed_cross_entropy, token_entropy
+    from weakdriven.models.pair import WeakStrongPair
+    from weakdriven.selection import draw_active, selection_probabilities
+    from weakdriven.training.joint import WDJTTrainer
+
+__version__ = "0.1.0"
+__all__ = [
+    "WDJTTrainer",
+    "WeakStrongPair",
+    "draw_active",
+    "mixed_cross_entropy",
+    "selection_probabilities",
+    "token_entropy",
+]
+_HOMES = {
+    "WDJTTrainer": "weakdriven.training.joint",
+    "WeakStrongPair": "weakdriven.models.pair",
+    "draw_active": "weakdriven.selection",
+    "mixed_cross_entropy": "weakdriven.losses",
+    "selection_probabilities": "weakdriven.selection",
+    "token_entropy": "weakdriven.losses",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use, so that the command line answers without loading torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weakdriven' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

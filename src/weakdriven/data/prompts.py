@@ -1,0 +1,81 @@
+"""System prompts and chat rendering: the same text for training, entropy, sampling and evaluation."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weakdriven.data.sources import Message
+from weakdriven.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHIPPED_TEMPLATES = ("gemma",)
+_TAGGED = (
+    "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
+    "then the result between <answer> and </answer>. "
+)
+SYSTEM_PROMPTS = {
+    ("math", "tagged"): _TAGGED + "Put the final answer in \\boxed{}.",
+    ("code", "tagged"): _TAGGED + "Give the program as one Python code block.",
+    ("logic", "tagged"): _TAGGED + "End with: The answer is (X).",
+    (
+        "math",
+        "tag-free",
+    ): "Solve the problem step by step. End your solution with the final answer enclosed in \\boxed{}",
+    ("code", "tag-free"): "Provide clean, correct Python code",
+    ("logic", "tag-free"): "End your response with 'The answer is (X).'",
+}
+_SENTINEL = "weakdriven completion goes here"
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Turns messages into the exact text that a model sees."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    domain: str
+    style: str
+
+    def prompt(self, messages: list[Message]) -> str:
+        """Text up to where the model's reply starts; a system prompt of the row's own is kept."""
+        system = SYSTEM_PROMPTS.get((self.domain, self.style))
+        if system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    @property
+    def end_of_turn(self) -> str:
+        """What the template writes after a reply, without trailing line breaks: the token that ends it.
+
+        The reply itself is never passed through the template, because some templates rewrite it (Qwen3 moves
+        thinking blocks about) and a model must be trained on the text it will be asked to produce.
+        """
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
+        text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
+        return text.split(_SENTINEL)[-1].rstrip() or str(self.tokenizer.eos_token)
+
+    def stop_ids(self) -> list[int]:
+        """Tokens that end generation: the chat end-of-turn and the tokenizer's own end."""
+        end = self.tokenizer(self.end_of_turn, add_special_tokens=False)["input_ids"]
+        return sorted({end[-1], self.tokenizer.eos_token_id} - {None})  # pyright: ignore
+
+
+def give_chat_template(tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str) -> None:
+    """Set the recipe's chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
+    if template in SHIPPED_TEMPLATES:
+        tokenizer.chat_template = (resources.files("weakdriven") / "templates" / f"{template}.jinja").read_text()
+    elif template is not None:
+        try:
+            tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        except OSError:
+            raise UserError(
+                f"chat_template: {template} is neither a file nor one of the shipped templates "
+                f"({', '.join(SHIPPED_TEMPLATES)})."
+            ) from None
+    elif not tokenizer.chat_template:
+        raise UserError(
+            f"The tokenizer of {model} has no chat template; set chat_template in the recipe to a template file "
+            f"or to a shipped one ({', '.join(SHIPPED_TEMPLATES)})."
+        )

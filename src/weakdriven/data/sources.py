@@ -1,0 +1,137 @@
+"""Rows of a file or a Hub dataset -> Example. Understood: `messages`, `prompt`/`completion`, `question`/`solution`."""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weakdriven.demo.problems import demo_rows
+from weakdriven.errors import UserError
+
+EMBEDDED = "embedded:arithmetic"
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with the completion to learn and, where known, the answer that a grader accepts."""
+
+    id: str
+    prompt: list[Message]
+    completion: str
+    gold: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_examples(path: str, split: str = "train", limit: int | None = None) -> list[Example]:
+    """All examples of a source; an empty source, a repeated id or a row without a completion is an error."""
+    examples: list[Example] = []
+    first_use: dict[str, int] = {}
+    for number, row in enumerate(read_rows(path, split), start=1):
+        if limit is not None and number > limit:
+            break
+        example = as_example(row, number, path)
+        if example.id in first_use:
+            raise UserError(
+                f"{path}: id {example.id!r} stands in rows {first_use[example.id]} and {number}; ids must be unique."
+            )
+        first_use[example.id] = number
+        examples.append(example)
+    if not examples:
+        raise UserError(f"{path}: there is no row to train on.")
+    return examples
+
+
+def as_example(row: dict[str, Any], number: int, path: str) -> Example:
+    """Read one row in whichever of the known forms it has; `number` counts from 1 and stands in for a missing id."""
+    where = f"{path}, row {number}"
+    if "messages" in row:
+        *prompt, last = row["messages"] or [{}]
+        completion = last.get("content") if last.get("role") == "assistant" else None
+        used = {"messages"}
+    elif "prompt" in row:
+        prompt, completion, used = row["prompt"], row.get("completion"), {"prompt", "completion"}
+        if isinstance(completion, list):
+            completion = completion[0].get("content") if completion else None
+    elif "question" in row:
+        prompt, completion, used = row["question"], row.get("solution"), {"question", "solution"}
+    else:
+        raise UserError(
+            f"{where}: found the fields {', '.join(row) or 'none'}; expected messages, prompt and completion, "
+            "or question and solution."
+        )
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not prompt or not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in prompt):
+        raise UserError(f"{where}: the prompt is empty or not text; every row needs one.")
+    if not isinstance(completion, str) or not completion.strip():
+        raise UserError(f"{where}: there is no completion to learn from; remove the row or give it one.")
+    gold = next((row[key] for key in ("answer", "gold", "reference_answer") if row.get(key) is not None), None)
+    meta = {k: v for k, v in row.items() if k not in used | {"id", "answer", "gold", "reference_answer"}}
+    messages = [{"role": m["role"], "content": m["content"]} for m in prompt]
+    return Example(str(row.get("id", number)), messages, completion, None if gold is None else str(gold), meta)
+
+
+def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:
+    """Raw rows of the embedded set, a JSONL (.gz), JSON or Parquet file, or a Hub dataset."""
+    if path == EMBEDDED:
+        yield from demo_rows(split)
+        return
+    file = Path(path)
+    if file.is_file():
+        if file.suffix == ".parquet":
+            yield from _hub_rows("parquet", "train", data_files=str(file))
+        elif file.suffix == ".json":
+            yield from _json_array(file)
+        else:
+            yield from _json_lines(file)
+    elif file.exists() or path.startswith((".", "/", "~")) or file.suffix in (".jsonl", ".json", ".gz", ".parquet"):
+        raise UserError(f"{path}: there is no such data file.")
+    else:
+        yield from _hub_rows(path, split)
+
+
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    opener = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rt", encoding="utf-8") as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _object(json.loads(line), file, number)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
+        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+            raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
+
+
+def _json_array(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}.") from None
+    if not isinstance(rows, list):
+        raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}.")
+    for number, row in enumerate(rows, start=1):
+        yield _object(row, file, number)
+
+
+def _object(row: Any, file: Path, number: int) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise UserError(f"{file}, row {number}: expected an object with named fields, found {type(row).__name__}.")
+    return row
+
+
+def _hub_rows(name: str, split: str, **kwargs: Any) -> Iterable[dict[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, split=split, **kwargs)  # pyright: ignore[reportReturnType]
+    except Exception as error:
+        found = kwargs.get("data_files", name)
+        raise UserError(f"{found} is neither a readable data file nor a dataset on the Hub ({error}).") from error

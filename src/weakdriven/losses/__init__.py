@@ -1,0 +1,4 @@
+from weakdriven.losses.entropy import token_entropy
+from weakdriven.losses.mixed_ce import mixed_cross_entropy, mixed_cross_entropy_reference
+
+__all__ = ["mixed_cross_entropy", "mixed_cross_entropy_reference", "token_entropy"]

@@ -1,0 +1,125 @@
+"""Find and load a causal LM and its tokenizer; say early whether two models can be mixed."""
+
+import json
+import logging
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from weakdriven.errors import UserError
+from weakdriven.rundir import digest, file_digest
+
+EMBEDDED = "embedded:base"
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+UNMIXABLE = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def locate_model(source: str) -> Path:
+    """Local folder of a model: the embedded one, a folder, or a Hub snapshot (downloaded once)."""
+    if source == EMBEDDED:
+        return Path(str(resources.files("weakdriven"))) / "demo" / "model"
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{source} is a folder without config.json; expected a Hugging Face model folder.")
+        return folder
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise UserError(f"There is no model folder {source}; give a folder, a Hub id (owner/name) or {EMBEDDED}.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=list(MODEL_FILES)))
+    except Exception as error:
+        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({error}).") from error
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of what decides a model's outputs: configuration, weights, tokenizer, chat template."""
+    if folder.parent.name == "snapshots":  # the Hub's cache names the folder after the commit
+        return folder.name
+    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
+    ours = ("manifest.json", "trainer_state.json", "built.json")
+    return digest({path.name: file_digest(path) for path in files if path.name not in ours})
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"The tokenizer of {folder} cannot be loaded ({error}).") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    folder: Path, *, precision: str, attention: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """A causal LM with all of its weights; a checkpoint that leaves some to chance is refused."""
+    options: dict[str, Any] = {"dtype": DTYPES[precision], "trust_remote_code": trust_remote_code}
+    if attention:
+        options["attn_implementation"] = attention
+    loading = logging.getLogger("transformers.modeling_utils")
+    loading.disabled = True  # its table of missing weights is told below in one sentence
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    except Exception as error:
+        raise UserError(f"The model in {folder} cannot be loaded ({error}).") from error
+    finally:
+        loading.disabled = False
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
+            "at random; use a complete checkpoint of that architecture."
+        )
+    return model
+
+
+def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse, before anything is computed, what this version cannot train or would mix wrongly."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{folder} is an encoder-decoder model; weak-driven training needs a causal LM.")
+    if hasattr(config, "vision_config"):
+        raise UserError(
+            f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs. "
+            "Save its language model as a checkpoint of its own first."
+        )
+    for name in UNMIXABLE:
+        if getattr(config, name, None) not in (None, 0, 1):
+            raise UserError(
+                f"{folder}: {config.model_type} changes its logits after the head ({name}), which this version does "
+                "not mix; use a model without it."
+            )
+
+
+def refuse_different_tokenizers(weak: Path, strong: Path) -> None:
+    """Mixing logits only makes sense where token k is the same text for both models."""
+    vocabularies = [load_tokenizer(folder).get_vocab() for folder in (weak, strong)]
+    if vocabularies[0] != vocabularies[1]:
+        different = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
+        raise UserError(
+            f"Cannot mix logits: the tokenizers of {weak} (weak, {len(vocabularies[0])} tokens) and {strong} (strong, "
+            f"{len(vocabularies[1])} tokens) differ in {different} entries. Use two checkpoints of one run."
+        )
+    rows = [vocabulary_rows(folder) for folder in (weak, strong)]
+    if rows[0] != rows[1]:
+        raise UserError(
+            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
+            "Use two checkpoints of one run."
+        )
+
+
+def vocabulary_rows(folder: Path) -> int:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)

@@ -1,0 +1,305 @@
+"""The stages that methods are made of: each names its settings and inputs and what to compute from them."""
+
+import gc
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.sources import EMBEDDED as EMBEDDED_DATA
+from weakdriven.data.sources import load_examples
+from weakdriven.data.tokenize import load_tokens, write_tokens
+from weakdriven.errors import UserError
+from weakdriven.eval.benchmarks import BENCHMARKS, Item, benchmark_source, load_items
+from weakdriven.eval.run import evaluate
+from weakdriven.models.load import (
+    check_model,
+    fingerprint,
+    load_model,
+    load_tokenizer,
+    locate_model,
+    refuse_different_tokenizers,
+)
+from weakdriven.models.pair import WEAK_FOLDER
+from weakdriven.models.scan import scan
+from weakdriven.recipe import Recipe, TrainSettings
+from weakdriven.rundir import (
+    ACTIVE,
+    EXAMPLES,
+    SCORES,
+    TOKENS,
+    Compute,
+    Run,
+    Stage,
+    append_jsonl,
+    digest,
+    file_digest,
+    read_jsonl,
+    salvage_jsonl,
+)
+from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
+from weakdriven.training.joint import train_joint
+from weakdriven.training.supervised import save_model, train_supervised
+
+SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "save_steps", "logging_steps"}
+"""Training settings that change time, memory or bookkeeping and not the result."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the run: `base` is M0, `sft` M1, `round-1` M2 and so on."""
+
+    name: str
+    folder: Path
+    key: str
+
+
+@dataclass
+class Stages:
+    """Binds a recipe to a run; every method here is one stage, skipped when its result is there."""
+
+    recipe: Recipe
+    run: Run
+    base: Model
+    given_strong: Model | None
+    renderer: Renderer
+    items: dict[str, list[Item]] = field(default_factory=dict)
+
+    def data(self) -> Stage:
+        """Rows -> tokens, once, for training and entropy alike."""
+        settings = self.recipe.data
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            examples = load_examples(settings.path, settings.split, settings.limit)
+            counters = write_tokens(
+                examples,
+                self.renderer,
+                out / TOKENS,
+                max_length=settings.max_length,
+                long_prompts=settings.long_prompts,
+                on_row=lambda done: self.run.progress.update(done, len(examples)),
+            )
+            kept = set(load_tokens(out / TOKENS)["id"])
+            append_jsonl(out / EXAMPLES, [example.as_row() for example in examples if example.id in kept])
+            return {**counters, "rows_read": len(examples)}
+
+        tokenizer_key = digest([self.base.key, self.renderer.tokenizer.chat_template])
+        inputs = {"file": data_key(settings.path), "tokenizer": tokenizer_key}
+        return self.run.stage("data", compute, settings=settings.model_dump(mode="json"), inputs=inputs)
+
+    def supervised(
+        self, name: str, start: Model, data: Stage, settings: TrainSettings, *, epochs: int, active: Stage | None = None
+    ) -> Model:
+        """Supervised fine-tuning of `start`, on the active set where one is given."""
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            model, tokenizer = self._load(start), self.renderer.tokenizer
+            counters = train_supervised(
+                model,
+                tokenizer,
+                training_rows(data, active),
+                settings,
+                self.recipe,
+                epochs=epochs,
+                work=work,
+                progress=self.run.progress,
+            )
+            self._save(model, work, out)
+            return counters
+
+        inputs = keys(start=start, data=data, active=active)
+        return self._model_stage(name, compute, settings, inputs=inputs, also={"epochs": epochs})
+
+    def entropy(self, model: Model, data: Stage) -> Stage:
+        """Entropy of every example under `model`, by batches that survive a kill."""
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            scores, dataset = work / SCORES, load_tokens(data.path / TOKENS)
+            seen = {row["id"] for row in salvage_jsonl(scores)}
+
+            def keep(batch: list[dict[str, Any]]) -> None:
+                batch = [row for row in batch if row["id"] not in seen]
+                append_jsonl(scores, batch)
+                seen.update(row["id"] for row in batch)
+                self.run.progress.update(len(seen), len(dataset))
+
+            network = self._load(model, train=False)
+            scan(network, dataset, batch_tokens=self.recipe.selection.batch_tokens, skip=set(seen), on_batch=keep)
+            rows = list(read_jsonl(scores))
+            append_jsonl(out / SCORES, rows)
+            tokens = sum(row["tokens"] for row in rows)
+            means = {name: sum(row[name] for row in rows) / len(rows) for name in ("entropy", "nll")}
+            truncated = sum(row["truncated"] for row in rows)
+            return {"examples": len(rows), "tokens": tokens, "truncated": truncated, **means}
+
+        return self.run.stage(
+            f"entropy/{model.name}",
+            compute,
+            settings={"precision": self.recipe.precision, "attention": self.recipe.attention},
+            inputs=keys(model=model, data=data),
+            execution={"batch_tokens": self.recipe.selection.batch_tokens},
+        )
+
+    def selection(self, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
+        """WD-DS: both models' entropies -> the active set of this round."""
+        settings = self.recipe.selection
+        weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            ids = list(load_tokens(data.path / TOKENS)["id"])
+            scores = (list(read_jsonl(stage.path / SCORES)) for stage in (weak_scores, strong_scores))
+            weak_N, strong_N = align_scores(next(scores), next(scores), ids)
+            probabilities_N = selection_probabilities(weak_N, strong_N, **weights)
+            active = draw_active(
+                probabilities_N, seed=self.recipe.seed + turn - 1, multiplier=settings.multiplier, dedup=settings.dedup
+            )
+            draws = torch.bincount(torch.from_numpy(active), minlength=len(ids)).tolist()
+            columns = zip(ids, probabilities_N.tolist(), draws, strict=True)
+            append_jsonl(out / ACTIVE, [{"id": i, "probability": p, "draws": n} for i, p, n in columns])
+            return selection_counters(
+                weak_N, strong_N, probabilities_N, active, multiplier=settings.multiplier, **weights
+            )
+
+        return self.run.stage(
+            f"round-{turn}/active",
+            compute,
+            settings={
+                **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens"}),
+                "seed": self.recipe.seed + turn - 1,
+            },
+            inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
+        )
+
+    def joint(self, turn: int, weak: Model, strong: Model, data: Stage, active: Stage | None) -> Model:
+        """WD-JT: weak and strong trained on their mixed logits; the strong one is kept."""
+        settings = self.recipe.joint
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            strong_model, weak_model = self._load(strong), self._load(weak)
+            counters = train_joint(
+                strong_model,
+                weak_model,
+                self.renderer.tokenizer,
+                training_rows(data, active),
+                settings,
+                self.recipe,
+                work=work,
+                progress=self.run.progress,
+            )
+            self._save(strong_model, work, out)
+            if settings.save_weak:
+                self._save(weak_model, work, out / WEAK_FOLDER)
+            return counters
+
+        mixing = settings.model_dump(include={"strong_weight", "weak", "save_weak"})
+        inputs = keys(weak=weak, strong=strong, data=data, active=active)
+        return self._model_stage(f"round-{turn}/strong", compute, settings, inputs=inputs, also=mixing)
+
+    def evaluation(self, model: Model, benchmark: str) -> Stage:
+        """One model on one benchmark."""
+        settings, entry = self.recipe.eval, BENCHMARKS[benchmark]
+        budget = settings.max_new_tokens or entry.max_new_tokens
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            return evaluate(
+                self._load(model, train=False),
+                self.renderer,
+                benchmark,
+                self.items[benchmark],
+                max_new_tokens=budget,
+                batch_size=settings.batch_size,
+                work=work,
+                out=out,
+                progress=self.run.progress,
+            )
+
+        key = {"version": entry.version, "max_new_tokens": budget, "limit": settings.limit}
+        key |= self.recipe.data.model_dump(include={"domain", "style"})
+        source = benchmark_source(benchmark, settings.data_dir)
+        template = digest(self.renderer.tokenizer.chat_template)
+        return self.run.stage(
+            f"eval/{model.name}/{benchmark}",
+            compute,
+            settings=key,
+            inputs={**keys(model=model), "items": data_key(source), "chat_template": template},
+            execution={"batch_size": settings.batch_size},
+        )
+
+    def _model_stage(
+        self, name: str, compute: Compute, settings: TrainSettings, *, inputs: dict[str, str], also: dict[str, Any]
+    ) -> Model:
+        fields = set(TrainSettings.model_fields)
+        decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
+        common = self.recipe.model_dump(mode="json", include={"precision", "attention", "seed"})
+        execution = settings.model_dump(mode="json", include=SPEED_ONLY)
+        stage = self.run.stage(
+            name, compute, settings={**decisive, **common, **also}, inputs=inputs, execution=execution
+        )
+        return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key)
+
+    def _load(self, model: Model, *, train: bool = True) -> PreTrainedModel:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        recipe = self.recipe
+        precision = recipe.precision if train or recipe.precision == "fp32" else "bf16"
+        network = load_model(
+            model.folder, precision=precision, attention=recipe.attention, trust_remote_code=recipe.trust_remote_code
+        )
+        return network if train or not torch.cuda.is_available() else network.cuda()  # pyright: ignore
+
+    def _save(self, model: PreTrainedModel, work: Path, out: Path) -> None:
+        save_model(
+            model,
+            self.renderer.tokenizer,
+            out,
+            work=work,
+            precision=self.recipe.precision,
+            stop_ids=self.renderer.stop_ids(),
+        )
+
+
+def training_rows(data: Stage, active: Stage | None) -> Any:
+    """The tokenised rows of the active set, each as often as it was drawn; all rows without one."""
+    dataset = load_tokens(data.path / TOKENS)
+    if active is None:
+        return dataset
+    draws = [row["draws"] for row in read_jsonl(active.path / ACTIVE)]
+    return dataset.select([row for row, count in enumerate(draws) for _ in range(count)])
+
+
+def keys(**parts: Model | Stage | None) -> dict[str, str]:
+    return {name: part.key for name, part in parts.items() if part is not None}
+
+
+def data_key(path: str) -> str:
+    """Content hash of a local file; the name of an embedded or Hub dataset."""
+    if path == EMBEDDED_DATA or not Path(path).is_file():
+        return path
+    return file_digest(Path(path))
+
+
+def bind(recipe: Recipe, run: Run) -> Stages:
+    """Check everything that can be checked before hours are spent: models, tokenizers, template, data, benchmarks."""
+    if (devices := torch.cuda.device_count()) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE "
+            f"{os.environ.get('WORLD_SIZE', 'unset')}; set CUDA_VISIBLE_DEVICES=0 and start without a launcher."
+        )
+    base_folder = locate_model(recipe.model)
+    check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
+    tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
+    give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+    strong = None
+    if recipe.sft.model:
+        folder = locate_model(recipe.sft.model)
+        check_model(folder, trust_remote_code=recipe.trust_remote_code)
+        refuse_different_tokenizers(base_folder, folder)
+        strong = Model("sft", folder, fingerprint(folder))
+    items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in recipe.eval.benchmarks}
+    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    return Stages(recipe, run, Model("base", base_folder, fingerprint(base_folder)), strong, renderer, items)

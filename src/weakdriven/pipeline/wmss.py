@@ -1,0 +1,29 @@
+"""WMSS, read like Algorithm 1 of the paper: SFT, then rounds of selection and joint training."""
+
+from weakdriven.pipeline.stages import Model, Stages
+from weakdriven.rundir import Stage
+
+
+def wmss(stages: Stages, data: Stage) -> list[Model]:
+    """M0, M1, ... M_{K+1}; the last is the result."""
+    recipe = stages.recipe
+    models = [stages.base, first_strong(stages, data)]
+    for turn in range(1, recipe.joint.rounds + 1):
+        weak, strong = models[turn - 1], models[turn]
+        active = select(stages, turn, weak, strong, data) if recipe.selection.enabled else None
+        if recipe.joint.enabled and recipe.joint.strong_weight < 1:
+            models.append(stages.joint(turn, weak, strong, data, active))
+        else:  # all weight on the strong logits is plain SFT, and the weak model need not run
+            name = f"round-{turn}/strong"
+            epochs = recipe.joint.epochs
+            models.append(stages.supervised(name, strong, data, recipe.joint, epochs=epochs, active=active))
+    return models
+
+
+def first_strong(stages: Stages, data: Stage) -> Model:
+    settings = stages.recipe.sft
+    return stages.given_strong or stages.supervised("sft", stages.base, data, settings, epochs=settings.epochs)
+
+
+def select(stages: Stages, turn: int, weak: Model, strong: Model, data: Stage) -> Stage:
+    return stages.selection(turn, data, stages.entropy(weak, data), stages.entropy(strong, data))

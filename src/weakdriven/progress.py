@@ -1,0 +1,111 @@
+"""What a person sees while a run goes on: a live list with a bar on a terminal, plain lines elsewhere."""
+
+import time
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from weakdriven.rundir import Planned, Progress
+
+
+def choose_progress(console: Console, *, quiet: bool) -> Progress:
+    if quiet:
+        return Progress()
+    return TerminalProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def _facts(facts: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
+
+
+class PlainProgress(Progress):
+    """One line when a stage starts, ends or is skipped, and one every ten seconds in between."""
+
+    def __init__(self, console: Console, every_seconds: float = 10.0):
+        self.console, self.every = console, every_seconds
+        self.count = self.place = 0
+        self.stage, self.begun, self.told = "", 0.0, 0.0
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def plan(self, planned: list[Planned]) -> None:
+        self.count = len(planned)
+
+    def begin(self, stage: str, reason: str) -> None:
+        self.place += 1
+        self.stage, self.begun, self.told = stage, time.monotonic(), time.monotonic()
+        self._say(f"[{self.place}/{self.count}] {stage}: {reason}")
+
+    def skip(self, stage: str) -> None:
+        self.place += 1
+        self._say(f"[{self.place}/{self.count}] {stage}: done before")
+
+    def update(self, done: int, total: int, **facts: float) -> None:
+        if time.monotonic() - self.told < self.every:
+            return
+        self.told = time.monotonic()
+        rate = done / (self.told - self.begun)
+        self._say(f"    {done}/{total}  {rate:.1f}/s  {(total - done) / rate:.0f} s left  {_facts(facts)}")
+
+    def end(self, stage: str, seconds: float) -> None:
+        self._say(f"    done in {seconds:.1f} s")
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+
+class TerminalProgress(Progress):
+    """All stages with ticks; a bar with rate, time left, loss and learning rate under the one that runs."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.lines: dict[str, str] = {}
+        columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+        self.bar = Bar(TextColumn("     "), *columns, TextColumn("{task.fields[facts]}"))
+        self.live = Live(console=console, refresh_per_second=5)
+        self.running = ""
+
+    def plan(self, planned: list[Planned]) -> None:
+        self.lines = {entry.name: f"  · {entry.name}" for entry in planned}
+        self.live.start()
+        self._draw()
+
+    def begin(self, stage: str, reason: str) -> None:
+        self.running, self.begun = stage, time.monotonic()
+        self.lines[stage] = f"  ▸ {stage}  ({reason})"
+        for task in self.bar.task_ids:
+            self.bar.remove_task(task)
+        self.task = self.bar.add_task("", total=None, rate="", facts="")
+        self._draw()
+
+    def skip(self, stage: str) -> None:
+        self.lines[stage] = f"  ✓ {stage}  (done before)"
+        self._draw()
+
+    def update(self, done: int, total: int, **facts: float) -> None:
+        rate = f"{done / max(time.monotonic() - self.begun, 1e-6):.1f}/s"
+        self.bar.update(self.task, completed=done, total=total, rate=rate, facts=_facts(facts))
+        self._draw()
+
+    def end(self, stage: str, seconds: float) -> None:
+        self.lines[stage] = f"  ✓ {stage}  {seconds:.1f} s"
+        self.running = ""
+        self._draw()
+
+    def close(self) -> None:
+        self.live.stop()
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def _draw(self) -> None:
+        parts: list[Text | Bar] = []
+        for name, line in self.lines.items():
+            parts.append(Text(line, style="bold" if name == self.running else ""))
+            if name == self.running:
+                parts.append(self.bar)
+        self.live.update(Group(*parts))

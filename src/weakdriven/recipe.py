@@ -1,0 +1,341 @@
+"""A recipe: strict settings for a whole run, read from YAML, with dotted overrides and a JSON Schema."""
+
+import difflib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from weakdriven.errors import UserError
+
+Benchmark = Literal["arithmetic", "aime2025", "amc23", "gsm8k", "math500", "mawps", "svamp"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def refuse_repeats(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"names a thing twice: {', '.join(values)}")
+    return values
+
+
+class DataSettings(Settings):
+    """What the models learn from, and how a row becomes tokens."""
+
+    path: str
+    """JSONL, JSON or Parquet file, a Hub dataset id, or `embedded:arithmetic`."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    domain: Literal["math", "code", "logic"] = "math"
+    """Chooses the system prompt, together with `style`."""
+    style: Literal["tagged", "tag-free", "plain"] = "tagged"
+    """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
+    max_length: int = Field(default=4096, ge=8)
+    """Tokens of prompt and completion together; longer completions are cut on the right and counted."""
+    long_prompts: Literal["error", "drop"] = "error"
+    """What to do with rows whose prompt leaves no room for a supervised token."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows."""
+
+
+class TrainSettings(Settings):
+    """One training phase, with its own optimizer and schedule."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the data of this phase."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate of AdamW."""
+    batch_size: int = Field(default=512, ge=1)
+    """Examples per optimizer step, over all devices and accumulated micro-batches."""
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Examples per device in one forward pass."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this global norm."""
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    """What the learning rate does after warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's two running means."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass: a third more time, far less memory."""
+    save_steps: int = Field(default=50, ge=1)
+    """Optimizer steps between checkpoints; a killed run goes on from the last one."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Optimizer steps between lines in metrics.jsonl."""
+
+    @field_validator("adam_betas", mode="before")
+    @classmethod
+    def _two_shares(cls, value: Any) -> Any:
+        pair = list(value) if isinstance(value, list | tuple) else []
+        if len(pair) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in pair):
+            raise ValueError(f"expected two numbers from 0 to below 1, such as [0.9, 0.999], found {value}")
+        return float(pair[0]), float(pair[1])
+
+    @model_validator(mode="after")
+    def _batch_is_whole_micro_batches(self) -> "TrainSettings":
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}; "
+                "choose a micro_batch_size that divides it"
+            )
+        return self
+
+
+class SftSettings(TrainSettings):
+    """Phase 1: supervised fine-tuning of the base model into M1."""
+
+    model: str | None = None
+    """A ready M1 (folder or Hub id) with the base model's tokenizer; phase 1 is then skipped."""
+
+
+class SelectionSettings(Settings):
+    """WD-DS: how two entropy columns become an active dataset (paper Sec. 4.2)."""
+
+    enabled: bool = True
+    """Off: joint training uses every example (the paper's "WD-JT only")."""
+    consolidation: float = Field(default=0.1, ge=0)
+    """Weight on entropy that fell from weak to strong. Paper: alpha."""
+    difficulty: float = Field(default=0.8, ge=0)
+    """Weight on the strong model's entropy. Paper: beta."""
+    repair: float = Field(default=0.1, ge=0)
+    """Weight on entropy that rose from weak to strong. Paper: gamma."""
+    formula: Literal["paper", "official"] = "paper"
+    """`paper` is the printed equation; `official` what the authors' code computes (docs/methods.md)."""
+    multiplier: float = Field(default=1.0, gt=0)
+    """Draws per example, with replacement."""
+    dedup: bool = True
+    """Drop repeated draws, as the paper does; the authors' code keeps them."""
+    batch_tokens: int = Field(default=32768, ge=1)
+    """Padded tokens in one forward pass of the entropy scan."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> "SelectionSettings":
+        if self.consolidation + self.difficulty + self.repair == 0:
+            raise ValueError("consolidation, difficulty and repair are all 0, so nothing could be drawn; raise one")
+        return self
+
+
+class JointSettings(TrainSettings):
+    """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
+
+    enabled: bool = True
+    """Off: plain SFT of the strong model on the active set (the paper's "WD-DS only")."""
+    rounds: int = Field(default=1, ge=1)
+    """Rounds of selection and joint training; round t pairs M_{t-1} with M_t. Paper: K."""
+    strong_weight: float = Field(default=0.5, ge=0, le=1)
+    """Share of the strong model's logits in the mixture. Paper: lambda."""
+    weak: Literal["joint", "frozen"] = "joint"
+    """Whether the weak model is trained beside the strong one or only runs forward."""
+    save_weak: bool = False
+    """Keep the trained weak model too, in round-N/strong/weak."""
+
+
+class EvalSettings(Settings):
+    """Greedy evaluation of every model that the run makes."""
+
+    benchmarks: list[Benchmark] = []
+    """Which benchmarks to run, each on every model."""
+    data_dir: str | None = None
+    """Folder with one <benchmark>.jsonl (or .jsonl.gz) each; the embedded benchmark needs none."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first items of each benchmark."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Overrides the benchmark's own token budget."""
+    batch_size: int = Field(default=16, ge=1)
+    """Prompts generated together."""
+
+    _no_repeats = field_validator("benchmarks")(refuse_repeats)
+
+
+class Recipe(Settings):
+    """Everything that decides what a run computes."""
+
+    name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run; the file name unless given. A run directory belongs to one name."""
+    method: Literal["wmss", "sft"] = "wmss"
+    """`wmss` is the paper's method; `sft` trains the same total number of epochs without a weak model."""
+    model: str
+    """The base model M0: a folder, a Hub id, or `embedded:base`."""
+    data: DataSettings
+    sft: SftSettings = SftSettings()
+    selection: SelectionSettings = SelectionSettings()
+    joint: JointSettings = JointSettings()
+    eval: EvalSettings = EvalSettings()
+    baselines: list[Literal["sft"]] = []
+    """Controls trained from the same base on the same number of epochs, and evaluated beside the method."""
+    precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
+    """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16."""
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
+    """Attention implementation; unset leaves the choice to transformers."""
+    chat_template: str | None = None
+    """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+    seed: int = Field(default=42, ge=0)
+    """Seeds the order of the data, the draw and every random number."""
+    report_to: list[str] = []
+    """Trackers of transformers' Trainer, such as wandb or tensorboard."""
+
+    _no_repeats = field_validator("baselines", "report_to")(refuse_repeats)
+
+    @model_validator(mode="after")
+    def _switches_leave_something_to_do(self) -> "Recipe":
+        if not self.selection.enabled and not self.joint.enabled:
+            raise ValueError(
+                "selection.enabled and joint.enabled are both false, which leaves only SFT; use method: sft instead"
+            )
+        if self.method == "sft" and self.sft.model:
+            raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
+        if self.method == "sft" and self.baselines:
+            raise ValueError("method sft is itself the SFT baseline; remove baselines")
+        return self
+
+    @property
+    def budget_epochs(self) -> int:
+        """Epochs that SFT gets so that it sees as many passes as the whole of WMSS."""
+        return self.sft.epochs + self.joint.rounds * self.joint.epochs
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name to file of the recipes in the package."""
+    folder = Path(str(resources.files("weakdriven"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def describe(path: Path) -> str:
+    """First comment line of a recipe file that says something."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
+
+
+def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides."""
+    shipped = shipped_recipes()
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        if source not in shipped:
+            near = difflib.get_close_matches(source, shipped, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(
+                f"{source} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
+            )
+        path = shipped[source]
+    try:
+        with path.open(encoding="utf-8") as file:
+            tree = yaml.load(file, _StrictLoader)
+    except FileNotFoundError:
+        raise UserError(
+            f"{source}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: the recipe file cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        found = "nothing" if tree is None else f"a {type(tree).__name__}"
+        raise UserError(f"{source}: expected settings as `key: value` lines, found {found}.")
+    tree.setdefault("name", path.stem)
+    for override in overrides or []:
+        apply_override(tree, override)
+    return parse_recipe(tree, f"{source} with your overrides" if overrides else source)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML lets the last of two equal keys win; in a recipe that is a slip worth naming."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{repeated[0]} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `key.sub=value` in a settings tree; the value is read as YAML."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"Override {override!r} is not of the form key.sub=value.")
+    *parents, last = key.split(".")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
+        tree = branch
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
+    tree[last] = _number_like(value)
+
+
+def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Check a settings tree; every problem is named with its key and what is allowed there."""
+    try:
+        return Recipe.model_validate(_number_like(tree))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(source, problem) for problem in error.errors())) from None
+
+
+def _number_like(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 (no dot) as text; people mean the number."""
+    if isinstance(value, dict):
+        return {key: _number_like(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number_like(item) for item in value]
+    if isinstance(value, str) and value[:1] in "0123456789.+-" and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(source: str, problem: Any) -> str:
+    location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        allowed = list(_settings_at(location[:-1]).model_fields)
+        near = difflib.get_close_matches(location[-1], allowed, 1)
+        prefix = "".join(part + "." for part in location[:-1])
+        hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
+        return f"{source}: {key} is not a setting. {hint}"
+    if problem["type"] == "missing":
+        return f"{source}: {key} is required but missing."
+    if problem["type"] == "value_error":
+        reason = str(problem["ctx"]["error"])
+        return f"{source}: {key + ': ' if key else ''}{reason}."
+    found = json.dumps(problem["input"], default=str)
+    if problem["type"] == "model_type":
+        return f"{source}: {key}: expected a group of settings, found {found}."
+    return f"{source}: {key}: {problem['msg']}, found {found}."
+
+
+def _settings_at(location: list[str]) -> type[BaseModel]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        model = annotation
+    return model
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def recipe_schema() -> str:
+    """JSON Schema of a recipe file, for editors."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps(schema, indent=2) + "\n"

@@ -1,0 +1,173 @@
+"""Files of a run -> plain values. What is missing is empty, and what cannot be read is told as a problem."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from weakdriven.report.words import MODEL_NAMES, model_name, number, shorten
+from weakdriven.rundir import (
+    ACTIVE,
+    BENCHMARK_SCORES,
+    EXAMPLES,
+    MANIFEST,
+    METRICS,
+    PLAN_FILE,
+    RECIPE_FILE,
+    RUN_FILE,
+    SAMPLES,
+    SCORES,
+    WORK,
+)
+
+LEFTOVER = "from an older recipe"
+
+
+def accuracy_rows(run: Path) -> list[dict[str, Any]]:
+    """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
+    problems: list[str] = []
+    return _accuracy(_read_scores(run, _read_plan(run, problems), problems))
+
+
+def load_run(run: Path) -> dict[str, Any]:
+    """Everything the page needs from a run directory."""
+    problems: list[str] = []
+    plan = _read_plan(run, problems)
+
+    def rows(stage: str, file: str) -> list[dict[str, Any]]:
+        return _read_lines(run / stage / file, problems) if plan is None or stage in plan else []
+
+    def column(stage: str, file: str, key: str) -> dict[str, Any]:
+        return {str(row.get("id")): row.get(key) for row in rows(stage, file)}
+
+    recipe = run / RECIPE_FILE
+    manifests = _read_manifests(run, problems)
+    names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
+    scores = _read_scores(run, plan, problems)
+    numbers = _rounds(plan or [path.relative_to(run).as_posix() for path in run.glob("round-*/strong")])
+    rounds: list[dict[str, Any]] = [
+        {
+            "number": t,
+            "weak": _model(t - 1),
+            "strong": _model(t),
+            "draws": column(f"round-{t}/active", ACTIVE, "draws"),
+        }
+        for t in numbers
+    ]
+    return {
+        "info": _read_json(run / RUN_FILE, problems),
+        "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
+        "questions": {item: shorten(prompt, 90) for item, prompt in column("data", EXAMPLES, "prompt").items()},
+        "stages": [
+            {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
+            for name in names
+        ],
+        "metrics": {
+            stage: rows(stage, METRICS) for stage in ["sft", "baselines/sft", *(f"round-{t}/strong" for t in numbers)]
+        },
+        "entropy": {
+            model: column(f"entropy/{model}", SCORES, "entropy")
+            for model in dict.fromkeys(one[role] for one in rounds for role in ("weak", "strong"))
+        },
+        "rounds": rounds,
+        "scores": scores,
+        "accuracy": _accuracy(scores),
+        "samples": {
+            (benchmark, model): {str(row.get("id")): row for row in rows(f"eval/{model}/{benchmark}", SAMPLES)}
+            for benchmark, model in scores
+        },
+        "problems": problems,
+    }
+
+
+def _model(place: int) -> str:
+    """Names of M0, M1, M2, ..."""
+    return ("base", "sft")[place] if place < 2 else f"round-{place - 1}"
+
+
+def _rounds(stages: list[str]) -> list[int]:
+    return sorted({int(found[1]) for name in stages if (found := re.fullmatch(r"round-([1-9]\d*)/strong", name))})
+
+
+def _status(run: Path, name: str, plan: list[str] | None, manifests: dict[str, Any]) -> str:
+    if plan is not None and name not in plan:
+        return LEFTOVER
+    begun = (run / name).exists() or (run / WORK / name.replace("/", "--")).exists()
+    return "done" if manifests.get(name) else "unfinished" if begun else "not run yet"
+
+
+def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for (benchmark, model), one in scores.items():
+        row: dict[str, Any] = {"model": model, "name": model_name(model), "benchmark": benchmark}
+        row |= {key: number(one.get(key)) for key in ("items", "correct", "accuracy")}
+        interval = one.get("interval")
+        low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
+        rows.append(row | {"low": number(low), "high": number(high)})
+    return rows
+
+
+def _read_plan(run: Path, problems: list[str]) -> list[str] | None:
+    """Names of the stages that the recipe asks for, in order; None where nobody wrote them down."""
+    path = run / PLAN_FILE
+    if not path.is_file():
+        return None
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        plan = None
+    if isinstance(plan, list) and plan and all(isinstance(name, str) for name in plan):
+        return plan
+    problems.append(f"{PLAN_FILE} is no list of stages; the page shows what it found, and cannot tell what is missing.")
+    return None
+
+
+def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Stage to manifest, in the order in which stages finished."""
+    folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
+    # Names with a dot in front are work folders of stages under way.
+    manifests = {name: _read_json(run / name / MANIFEST, problems) for name in folders if name[0] != "."}
+    return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
+
+
+def _read_scores(run: Path, plan: list[str] | None, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(benchmark, model) to its scores; models in the order of `MODEL_NAMES`, then the rounds."""
+    rank = {model: str(place) for place, model in enumerate(MODEL_NAMES)}
+    found = {
+        (path.parts[-2], path.parts[-3]): path
+        for path in run.glob(f"eval/*/*/{BENCHMARK_SCORES}")
+        if plan is None or path.parent.relative_to(run).as_posix() in plan
+    }
+    # The length puts round-10 after round-9.
+    order = sorted(found, key=lambda pair: (pair[0], len(rank.get(pair[1], pair[1])), rank.get(pair[1], pair[1])))
+    return {pair: _read_json(found[pair], problems) for pair in order}
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    texts = [path.read_text(encoding="utf-8", errors="replace")] if path.is_file() else []
+    return next(iter(_parse(texts, path, problems)), {})
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return _parse(filter(str.strip, lines), path, problems)
+
+
+def _parse(texts: Iterable[str], path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """JSON objects; a killed run may leave a torn line, which the page mentions and the rest survives."""
+    rows, torn = [], 0
+    for text in texts:
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            torn += 1
+    if torn:
+        problems.append(f"{'/'.join(path.parts[-3:])}: {torn} unreadable JSON object(s) left out.")
+    return rows

@@ -1,0 +1,91 @@
+"""Numbers and names as text, for charts, tables and sentences alike."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+MISSING = "\N{EN DASH}"
+TEXT_LENGTH = 1200
+MODEL_NAMES = {"base": "M0, base model", "sft": "M1, after phase-1 SFT", "baseline-sft": "SFT, same epochs"}
+COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
+
+
+def model_name(model: str) -> str:
+    """
+    >>> model_name("base"), model_name("round-2")
+    ('M0, base model', 'WMSS, round 2')
+    """
+    return MODEL_NAMES.get(model) or re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
+
+
+def in_prose(model: str) -> str:
+    """A model's name inside a sentence, where its comma would mislead.
+
+    >>> in_prose("baseline-sft")
+    'SFT (same epochs)'
+    """
+    name, comma, rest = model_name(model).partition(", ")
+    return f"{name} ({rest})" if comma else name
+
+
+def colour(model: str) -> str:
+    return COLOURS.get(model, "blue")
+
+
+def number(value: Any) -> Any:
+    """The value if it is a finite number, else None, so that NaN becomes a gap and never a point."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def percent(value: Any) -> str:
+    return MISSING if number(value) is None else f"{100 * value:.1f}%"
+
+
+def score(row: dict[str, Any]) -> str:
+    """Accuracy in words, with its interval if there is one."""
+    if None in (row["low"], row["high"]):
+        return percent(row["accuracy"])
+    return f"{percent(row['accuracy'])} (95% interval {100 * row['low']:.1f} to {100 * row['high']:.1f})"
+
+
+def duration(seconds: Any) -> str:
+    """Seconds for people.
+
+    >>> duration(31.24), duration(312), duration(7380)
+    ('31.2 s', '5 min 12 s', '2 h 03 min')
+    """
+    if number(seconds) is None:
+        return MISSING
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{seconds:.1f} s"
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def plain(value: Any) -> str:
+    """A counter of any shape as one short text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
+    if isinstance(value, bool | str | list):
+        return str(value)
+    return MISSING if number(value) is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
+    """A text, or the last message of a conversation, cut to a length."""
+    if isinstance(value, list):
+        value = mapping(value[-1]).get("content") if value else ""
+    text = "" if value is None else str(value)
+    return text if len(text) <= length else text[:length].rstrip() + " …"
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a dict, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (number, percent, duration, plain, shorten, colour, model_name)
+}
+"""What the template may call."""

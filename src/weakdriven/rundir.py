@@ -1,0 +1,316 @@
+"""The run directory: each stage is computed in a work folder and renamed into place whole, with its manifest.
+
+A stage's key hashes its settings and the keys of its inputs, so it is known before anything runs: a finished stage
+with the same key is skipped, and one whose key changed runs again and says which setting or input moved.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+
+RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
+MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
+EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.jsonl", "active.jsonl"
+SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
+LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
+
+Compute = Callable[[Path, Path], dict[str, Any]]
+"""Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that is finished, or will be before anyone reads its path."""
+
+    name: str
+    path: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    name: str
+    reason: str
+    """Why it has to run; empty when it is done."""
+
+
+class Progress:
+    """What a run tells the person watching; this one says nothing."""
+
+    def plan(self, planned: list["Planned"]) -> None: ...
+    def begin(self, stage: str, reason: str) -> None: ...
+    def skip(self, stage: str) -> None: ...
+    def update(self, done: int, total: int, **facts: float) -> None: ...
+    def end(self, stage: str, seconds: float) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """Runs stages in a directory, or (with `dry`) only finds out which would run and why."""
+
+    root: Path
+    seed: int = 42
+    dry: bool = False
+    progress: Progress = field(default_factory=Progress)
+    planned: list[Planned] = field(default_factory=list)
+
+    def stage(
+        self,
+        name: str,
+        compute: Compute,
+        *,
+        settings: dict[str, Any],
+        inputs: dict[str, str],
+        execution: dict[str, Any] | None = None,
+    ) -> Stage:
+        """Compute stage `name` unless it is done.
+
+        Args:
+            settings: What decides the result; part of the key.
+            inputs: Name and key of everything that is read; part of the key.
+            execution: Settings that change speed or memory and not the result, such as a micro-batch size.
+        """
+        settings = json.loads(json.dumps(settings))
+        stage = Stage(name, self.root / name, digest({"settings": settings, "inputs": inputs}))
+        if name in (entry.name for entry in self.planned):
+            return stage  # a later round reads what an earlier one has computed
+        reason = self._why(stage, settings, inputs)
+        self.planned.append(Planned(name, reason))
+        if self.dry:
+            return stage
+        if not reason:
+            self.progress.skip(name)
+            return stage
+        self.progress.begin(name, reason)
+        begin = time.monotonic()
+        work, out, resumed = self._work_folder(stage)
+        _reset_peak_memory()
+        counters = compute(work, out)
+        seconds = time.monotonic() - begin
+        manifest = {
+            "stage": name,
+            "key": stage.key,
+            "settings": settings,
+            "execution": execution or {},
+            "inputs": inputs,
+            "versions": library_versions(),
+            "seed": self.seed,
+            "wall_seconds": round(seconds, 3),
+            "peak_memory_bytes": _peak_memory(),
+            "finished": now(),
+            "resumed": resumed,
+            "counters": counters,
+        }
+        write_json(out / MANIFEST, manifest)
+        _publish(out, stage.path)
+        shutil.rmtree(work.parent, ignore_errors=True)
+        self.progress.end(name, seconds)
+        return stage
+
+    def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str]) -> str:
+        try:
+            old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return "not run yet"
+        except (OSError, ValueError):
+            return "its manifest cannot be read"
+        if old["key"] == stage.key:
+            return ""
+        changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
+        changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
+        return ", ".join(changes) or "its key changed"
+
+    def _work_folder(self, stage: Stage) -> tuple[Path, Path, int]:
+        """Work and output folders; what an interrupted try at the same key left in the work folder is kept."""
+        home = self.root / WORK / stage.name.replace("/", "--")
+        state_file = home / "state.json"
+        state = json.loads(state_file.read_text()) if state_file.exists() else {}
+        if state.get("key") != stage.key:
+            shutil.rmtree(home, ignore_errors=True)
+            state = {"key": stage.key, "tries": 0}
+        work, out = home / "work", home / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
+        out.mkdir()
+        write_json(state_file, {**state, "tries": state["tries"] + 1})
+        return work, out, state["tries"]
+
+
+@contextmanager
+def claimed(root: Path, recipe_name: str, recipe_text: str) -> Iterator[None]:
+    """Hold the run directory of a recipe, made if need be; refuse one that belongs to another recipe or process.
+
+    If the recipe turns out to be wrong before any stage of a new run is finished, no trace is left.
+    """
+    existed = root.exists()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{root} is or lies under a file; give a directory as --output.") from None
+    run_file = root / RUN_FILE
+    is_new = not run_file.exists()
+    if not is_new:
+        owner = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
+        if owner != recipe_name:
+            raise UserError(
+                f"{root} holds a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
+            )
+    elif any(path.name != WORK for path in root.iterdir()):
+        raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
+    (root / WORK).mkdir(exist_ok=True)
+    with (root / WORK / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
+        if not run_file.exists():
+            write_json(
+                run_file, {"recipe": recipe_name, "weakdriven": library_versions()["weakdriven"], "created": now()}
+            )
+        write_text(root / RECIPE_FILE, recipe_text)
+        try:
+            yield
+        except UserError:
+            if is_new and not list(root.glob(f"**/{MANIFEST}")):
+                shutil.rmtree(root)
+                if existed:
+                    root.mkdir()
+            raise
+
+
+def digest(value: Any) -> str:
+    """Hash of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path) -> str:
+    digester = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digester.update(block)
+    return digester.hexdigest()[:32]
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file that a stage finished."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Whole rows of a file whose writer may have been killed; a torn last line is cut off the file."""
+    rows, good = [], 0
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                rows.append(json.loads(line))
+                good += len(line)
+        os.truncate(path, good)
+    return rows
+
+
+def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sync_tree(folder: Path) -> None:
+    """Make sure that what was written survives a power cut."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _publish(out: Path, target: Path) -> None:
+    """Put a finished folder in place; an older result is moved aside first and removed last."""
+    sync_tree(out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    old = out.with_name("replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(out, target)
+    sync(target.parent)
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in [*new, *(key for key in old if key not in new)]:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield prefix + key, before, after
+
+
+def _reset_peak_memory() -> None:
+    """Start the peak afresh for this stage where the kernel allows it (Linux)."""
+    with suppress(OSError):  # else the peak covers the whole process, which is still an upper bound
+        Path("/proc/self/clear_refs").write_text("5")
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_memory() -> int:
+    """Peak bytes of this stage: device memory on CUDA, resident memory otherwise."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,52 @@
+"""Runs that several tests look at; the embedded model and problems, cut down to seconds."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from pathlib import Path
+
+import pytest
+
+from weakdriven.recipe import Recipe, load_recipe
+from weakdriven.rundir import Planned, Progress
+
+SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
+
+
+class Recorder(Progress):
+    """Remembers which stages ran, why, and which were skipped."""
+
+    def __init__(self):
+        self.ran: dict[str, str] = {}
+        self.skipped: list[str] = []
+        self.planned: list[Planned] = []
+
+    def plan(self, planned):
+        self.planned = planned
+
+    def begin(self, stage, reason):
+        self.ran[stage] = reason
+
+    def skip(self, stage):
+        self.skipped.append(stage)
+
+
+def small_recipe(*overrides: str) -> Recipe:
+    return load_recipe("demo", [*SMALL, *overrides])
+
+
+def run_small(root: Path, *overrides: str) -> Recorder:
+    from weakdriven.pipeline.run import run_recipe
+
+    recorder = Recorder()
+    run_recipe(small_recipe(*overrides), root, recorder)
+    return recorder
+
+
+@pytest.fixture(scope="session")
+def two_round_run(tmp_path_factory) -> tuple[Path, Recorder]:
+    """A finished run of two rounds and its recorder."""
+    root = tmp_path_factory.mktemp("runs") / "two-rounds"
+    return root, run_small(root, "joint.rounds=2")

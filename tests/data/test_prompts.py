@@ -1,0 +1,127 @@
+"""System prompts and chat templates: the text that a model sees."""
+
+import pytest
+
+from helpers import embedded_tokenizer
+from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
+from weakdriven.errors import UserError
+
+ASK = [{"role": "user", "content": "1+1?"}]
+
+
+def plain(template=None):
+    tokenizer = embedded_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = template
+    return Renderer(tokenizer, "math", "plain")
+
+
+def gemma():
+    tokenizer = embedded_tokenizer()
+    tokenizer.bos_token = "<|endoftext|>"
+    give_chat_template(tokenizer, "gemma", "some/model")
+    return tokenizer
+
+
+@pytest.mark.parametrize("domain, style", sorted(SYSTEM_PROMPTS))
+def test_domain_and_style_choose_the_system_prompt(domain, style):
+    system = SYSTEM_PROMPTS[domain, style]
+    assert Renderer(embedded_tokenizer(), domain, style).prompt(ASK) == (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_every_domain_has_a_prompt_of_its_own_in_both_styles():
+    assert len(set(SYSTEM_PROMPTS.values())) == 6
+    assert all(("<think>" in text) == (style == "tagged") for (_, style), text in SYSTEM_PROMPTS.items())
+
+
+@pytest.mark.parametrize("domain", ["math", "code", "logic"])
+def test_plain_style_adds_no_system_prompt(domain):
+    prompt = Renderer(embedded_tokenizer(), domain, "plain").prompt(ASK)
+    assert prompt == "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("style", ["tagged", "tag-free", "plain"])
+def test_a_system_prompt_of_the_row_is_kept(style):
+    prompt = Renderer(embedded_tokenizer(), "math", style).prompt([{"role": "system", "content": "Mine."}, *ASK])
+    assert prompt.startswith("<|im_start|>system\nMine.<|im_end|>\n<|im_start|>user\n1+1?")
+    assert prompt.count("<|im_start|>system") == 1
+
+
+def test_the_messages_of_a_row_are_left_as_they_were():
+    messages = list(ASK)
+    Renderer(embedded_tokenizer(), "math", "tagged").prompt(messages)
+    assert messages == ASK
+
+
+@pytest.mark.parametrize(
+    "template, end",
+    [
+        (None, "<|im_end|>"),
+        ("{% for m in messages %}[{{ m['content'] }}]{% endfor %}\n\n", "]"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", "<|im_end|>"),  # nothing follows: the tokenizer's end
+    ],
+)
+def test_the_end_of_turn_is_what_the_template_writes_after_a_reply(template, end):
+    assert plain(template).end_of_turn == end
+
+
+def test_generation_stops_at_the_end_of_turn_and_at_the_end_of_text():
+    assert plain().stop_ids() == [2]
+    renderer = plain("{% for m in messages %}{{ m['content'] }}<|im_start|>{% endfor %}")
+    assert renderer.stop_ids() == [1, 2]
+
+
+def test_the_gemma_template_renders_two_turns_with_a_system_message():
+    messages = [
+        {"role": "system", "content": " Be brief. "},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2+2? "},
+    ]
+    text = gemma().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|endoftext|><start_of_turn>user\nBe brief.\n\n1+1?<end_of_turn>\n"
+        "<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\n2+2?<end_of_turn>\n"
+        "<start_of_turn>model\n"
+    )
+
+
+def test_the_gemma_template_without_system_message_starts_with_the_user():
+    text = gemma().apply_chat_template(ASK, tokenize=False)
+    assert text == "<|endoftext|><start_of_turn>user\n1+1?<end_of_turn>\n"
+
+
+def test_the_gemma_template_ends_turns_for_the_renderer_too():
+    renderer = Renderer(gemma(), "math", "tag-free")
+    assert renderer.end_of_turn == "<end_of_turn>"
+    assert f"user\n{SYSTEM_PROMPTS['math', 'tag-free']}\n\n1+1?<end_of_turn>" in renderer.prompt(ASK)
+
+
+def test_a_tokenizer_without_template_is_an_error_that_names_the_remedy():
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match=r"tokenizer of some/model has no chat template; set chat_template .*gemma"):
+        give_chat_template(tokenizer, None, "some/model")
+
+
+def test_a_tokenizer_keeps_its_own_template_unless_the_recipe_names_one():
+    tokenizer = embedded_tokenizer()
+    before = tokenizer.chat_template
+    give_chat_template(tokenizer, None, "some/model")
+    assert tokenizer.chat_template == before
+
+
+def test_a_template_file_replaces_the_template(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}<{{ m['role'] }}>é {{ m['content'] }}{% endfor %}", encoding="utf-8")
+    tokenizer = embedded_tokenizer()
+    give_chat_template(tokenizer, str(file), "some/model")
+    assert Renderer(tokenizer, "math", "plain").prompt(ASK) == "<user>é 1+1?"
+
+
+def test_a_template_that_is_neither_file_nor_shipped_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"none.jinja is neither a file nor one of the shipped templates \(gemma\)"):
+        give_chat_template(embedded_tokenizer(), str(tmp_path / "none.jinja"), "some/model")

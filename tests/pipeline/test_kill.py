@@ -1,0 +1,70 @@
+"""A run that is killed, again and again, ends with the weights of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import SMALL
+
+KILL_WHEN = [
+    "data/manifest.json",
+    ".work/sft/work/checkpoints/checkpoint-2/optimizer.pt",  # in the middle of writing a checkpoint
+    ".work/sft/work/checkpoints/checkpoint-4/complete",
+    ".work/entropy--sft/work/scores.jsonl",
+    ".work/round-1--strong/work/checkpoints/checkpoint-2/complete",
+    "round-1/strong/manifest.json",
+    ".work/baselines--sft/work/checkpoints/checkpoint-8/complete",
+    ".work/eval--sft--arithmetic/work/completions.jsonl",
+]
+"""The run is killed as soon as one of these files is there; the next try runs to the next one."""
+
+
+def start(root: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from weakdriven.cli import main; main()", "run", "demo", *SMALL]
+    command += ["selection.batch_tokens=1024", "eval.batch_size=4", "--quiet", "--output", str(root)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(root: Path) -> str:
+    process = start(root)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+@pytest.mark.slow
+def test_final_weights_after_any_number_of_kills_equal_the_uninterrupted_ones(tmp_path):
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    finish(calm)
+    kills = 0
+    for landmark in KILL_WHEN:
+        process = start(stormy)
+        while process.poll() is None and not (stormy / landmark).exists():
+            time.sleep(0.005)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= len(KILL_WHEN) - 1, "a stage can be quicker than the look-out, but not several"
+    table = finish(stormy)
+    assert "WMSS" in table and "report.html" in table
+
+    for model in ("sft", "round-1/strong", "baselines/sft"):
+        one, two = (load_file(root / model / "model.safetensors") for root in (calm, stormy))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one), f"{model} differs"
+    for file in ("round-1/active/active.jsonl", "round-1/strong/metrics.jsonl"):
+        assert (calm / file).read_text() == (stormy / file).read_text()
+    for path in calm.glob("eval/*/*/scores.json"):
+        assert path.read_text() == (stormy / path.relative_to(calm)).read_text()
+    resumed = [json.loads(path.read_text())["resumed"] for path in stormy.glob("**/manifest.json")]
+    assert sum(resumed) >= 3, "most kills came in the middle of a stage"
