@@ -1,6 +1,7 @@
 """WD-DS: two entropy columns -> sampling probabilities -> the active set. N = examples."""
 
 import logging
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,10 @@ def align_scores(
     for name, scores in (("weak", weak), ("strong", strong)):
         by_id = {score["id"]: score["entropy"] for score in scores}
         if len(by_id) != len(scores):
-            raise UserError(f"The {name} model's scores hold an id twice; remove its entropy folder and run again.")
+            [(twice, _)] = Counter(score["id"] for score in scores).most_common(1)
+            raise UserError(
+                f"The {name} model's scores hold id {twice!r} twice; remove its entropy folder and run again."
+            )
         if missing := [i for i in ids if i not in by_id]:
             raise UserError(f"The {name} model's scores lack {len(missing)} examples (first: id {missing[0]!r}).")
         column = np.array([by_id[i] for i in ids])

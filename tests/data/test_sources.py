@@ -57,7 +57,6 @@ def test_fields_without_a_meaning_of_their_own_are_kept_as_meta():
         {"question": "q"},
         {"prompt": "q", "completion": None},
         {"prompt": "q", "completion": " \n"},
-        {"prompt": "q", "completion": 7},
         {"prompt": "q", "completion": []},
         {"messages": [*ASK, {"role": "assistant", "content": ""}]},
         {"messages": [{"role": "assistant", "content": "2"}, *ASK]},
@@ -74,15 +73,27 @@ def test_a_row_without_completion_is_an_error_naming_the_row(row, tmp_path):
     "row",
     [
         {"messages": []},
-        {"messages": None},
         {"prompt": [], "completion": "2"},
-        {"prompt": None, "completion": "2"},
-        {"prompt": [{"role": "user", "content": 5}], "completion": "2"},
+        {"prompt": "", "completion": "2"},
         {"messages": [{"role": "assistant", "content": "2"}]},
     ],
 )
 def test_a_row_without_prompt_is_an_error_naming_the_row(row):
-    with pytest.raises(UserError, match="f, row 3: the prompt is empty or not text"):
+    with pytest.raises(UserError, match="f, row 3: the prompt is empty"):
+        as_example(row, 3, "f")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": None},
+        {"prompt": None, "completion": "2"},
+        {"prompt": [{"role": "user", "content": 5}], "completion": "2"},
+        {"prompt": "q", "completion": 7},
+    ],
+)
+def test_a_row_that_is_not_text_is_an_error_naming_the_row(row):
+    with pytest.raises(UserError, match="f, row 3: expected text or messages with role and content, found"):
         as_example(row, 3, "f")
 
 
@@ -128,8 +139,8 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
         ("a.jsonl", b"", "there is no row to train on"),
         ("a.jsonl", b"\n \n", "there is no row to train on"),
         ("a.jsonl.gz", b"plain text\n", "cannot be read: Not a gzipped file"),
-        ("a.jsonl.gz", gzip.compress(b'{"question": "q", "solution": "s"}\n' * 9)[:-12], "cannot be read"),
-        ("a.jsonl.gz", gzip.compress(b"{}\n")[:10] + b"\xff" * 20, "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(json.dumps(GOOD).encode(), mtime=0)[:-12], "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:10] + b"\xff" * 20, "cannot be read"),
         ("a.json", b"[{]", "is not JSON"),
         ("a.json", b'{"question": "q"}', "expected a list of rows, found dict"),
         ("a.json", b'[{"question": "q", "solution": "s"}, 3]', "row 2: expected an object .* found int"),

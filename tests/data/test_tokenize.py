@@ -121,5 +121,5 @@ def test_prompts_that_leave_no_room_can_be_dropped_and_are_counted(tmp_path):
 
 
 def test_dropping_every_row_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="Every prompt is longer than data.max_length=8"):
+    with pytest.raises(UserError, match=r"Every prompt is longer than data.max_length=8"):
         write(tmp_path, EXAMPLES, max_length=8, long_prompts="drop")

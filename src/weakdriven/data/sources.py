@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
 
 EMBEDDED = "embedded:arithmetic"
+GOLD_FIELDS = ("answer", "gold", "reference_answer")
 Message = dict[str, str]
 
 
@@ -51,30 +53,37 @@ def as_example(row: dict[str, Any], number: int, path: str) -> Example:
     """Read one row in whichever of the known forms it has; `number` counts from 1 and stands in for a missing id."""
     where = f"{path}, row {number}"
     if "messages" in row:
-        *prompt, last = row["messages"] or [{}]
-        completion = last.get("content") if last.get("role") == "assistant" else None
-        used = {"messages"}
-    elif "prompt" in row:
-        prompt, completion, used = row["prompt"], row.get("completion"), {"prompt", "completion"}
-        if isinstance(completion, list):
-            completion = completion[0].get("content") if completion else None
-    elif "question" in row:
-        prompt, completion, used = row["question"], row.get("solution"), {"question", "solution"}
+        turns, used = _messages(row["messages"], where), {"messages"}
+        prompt, replies = turns[:-1], turns[-1:]
+    elif "prompt" in row or "question" in row:
+        ask, reply = ("prompt", "completion") if "prompt" in row else ("question", "solution")
+        used = {ask, reply}
+        prompt = _messages(row[ask], where, role="user")
+        replies = _messages(row[reply], where, role="assistant") if row.get(reply) else []
     else:
         raise UserError(
             f"{where}: found the fields {', '.join(row) or 'none'}; expected messages, prompt and completion, "
             "or question and solution."
         )
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    if not prompt or not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in prompt):
-        raise UserError(f"{where}: the prompt is empty or not text; every row needs one.")
-    if not isinstance(completion, str) or not completion.strip():
+    if not prompt or not any(message["content"].strip() for message in prompt):
+        raise UserError(f"{where}: the prompt is empty; every row needs one.")
+    if len(replies) != 1 or replies[0]["role"] != "assistant" or not replies[0]["content"].strip():
         raise UserError(f"{where}: there is no completion to learn from; remove the row or give it one.")
-    gold = next((row[key] for key in ("answer", "gold", "reference_answer") if row.get(key) is not None), None)
-    meta = {k: v for k, v in row.items() if k not in used | {"id", "answer", "gold", "reference_answer"}}
-    messages = [{"role": m["role"], "content": m["content"]} for m in prompt]
-    return Example(str(row.get("id", number)), messages, completion, None if gold is None else str(gold), meta)
+    identity = number if row.get("id") is None else row["id"]
+    gold = next((str(row[key]) for key in GOLD_FIELDS if row.get(key) is not None), None)
+    meta = {key: value for key, value in row.items() if key not in used | {"id", *GOLD_FIELDS}}
+    return Example(str(identity), prompt, replies[0]["content"], gold, meta)
+
+
+def _messages(value: Any, where: str, role: str = "") -> list[Message]:
+    """A conversation, or a bare text as the one message of `role`."""
+    if role and isinstance(value, str):
+        value = [{"role": role, "content": value}]
+    fields = ("role", "content")
+    turns: list[Any] = value if isinstance(value, list) else [None]
+    if not all(isinstance(turn, dict) and all(isinstance(turn.get(f), str) for f in fields) for turn in turns):
+        raise UserError(f"{where}: expected text or messages with role and content, found {json.dumps(value)[:80]}.")
+    return [{field: turn[field] for field in fields} for turn in turns]
 
 
 def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:
@@ -106,7 +115,7 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
                     yield _object(json.loads(line), file, number)
         except json.JSONDecodeError as error:
             raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
-        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_model as load_weights
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -123,22 +123,13 @@ def save_pair(pair: WeakStrongPair, folder: Path) -> None:
 def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
     """Read what `save_pair` wrote back into the same architecture; anything missing or left over is an error."""
     for model, place in ((pair.strong, folder), (pair.weak, folder / WEAK_FOLDER)):
-        shards = sorted(place.glob("*.safetensors"))
-        if not shards:
-            raise UserError(f"{place} holds no weights; the checkpoint is incomplete, remove it and run again.")
-        if len(shards) == 1:
-            load_weights(model, str(shards[0]))
-        else:
-            _load_shards(model, shards)
-
-
-def _load_shards(model: PreTrainedModel, shards: list[Path]) -> None:
-    from safetensors.torch import load_file
-
-    left = {name for name, _ in model.named_parameters()}
-    for shard in shards:
-        weights = load_file(shard)
-        model.load_state_dict(weights, strict=False)
-        left -= weights.keys()
-    if left:
-        raise UserError(f"{shards[0].parent} lacks the weight {sorted(left)[0]}; the checkpoint is incomplete.")
+        left, extra = {name for name, _ in model.named_parameters()}, set()
+        for shard in sorted(place.glob("*.safetensors")):
+            weights = load_file(shard)
+            extra.update(model.load_state_dict(weights, strict=False).unexpected_keys)
+            left -= weights.keys()
+        if left or extra:
+            raise UserError(
+                f"The checkpoint {place} does not fit: {len(left)} weights are missing and {len(extra)} too many "
+                f"(first: {sorted(left | extra)[0]}). Remove it and run again."
+            )

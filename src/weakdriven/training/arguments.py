@@ -11,16 +11,18 @@ from weakdriven.recipe import Recipe, TrainSettings
 
 
 def training_order(rows: int, *, epochs: int, batch_size: int, seed: int) -> np.ndarray:
-    """Row numbers in training order: each epoch a fresh shuffle cut to whole batches, or one smaller batch.
+    """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
-    Fixing the order here makes the number of steps exact (METHODS: floor(rows / batch), at least 1) and lets a
-    killed run go on by skipping what it has seen.
+    Fixing the order here makes the number of steps exact (METHODS: floor(rows / batch) an epoch, at least 1) and lets
+    a killed run go on by skipping what it has seen. Fewer rows than one batch make one batch of all epochs together.
 
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
     16
     """
-    keep = max(rows // batch_size * batch_size, min(rows, batch_size))
-    return np.concatenate([np.random.default_rng([seed, epoch]).permutation(rows)[:keep] for epoch in range(epochs)])
+    order = [np.random.default_rng([seed, epoch]).permutation(rows) for epoch in range(epochs)]
+    if rows < batch_size:
+        return np.concatenate(order)[:batch_size]
+    return np.concatenate([epoch[: rows // batch_size * batch_size] for epoch in order])
 
 
 def training_arguments(settings: TrainSettings, recipe: Recipe, *, rows: int, folder: Path) -> SFTConfig:

@@ -1,0 +1,187 @@
+"""Which models are found, loaded and refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CohereConfig, Gemma2Config, Gemma3Config, GraniteConfig, Qwen3Config, T5Config
+
+from helpers import embedded_tokenizer
+from weakdriven.errors import UserError
+from weakdriven.models.load import (
+    EMBEDDED,
+    check_model,
+    fingerprint,
+    load_model,
+    load_tokenizer,
+    locate_model,
+    refuse_different_tokenizers,
+    vocabulary_rows,
+)
+
+BASE = locate_model(EMBEDDED)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the embedded model that a test may spoil."""
+    return shutil.copytree(BASE, tmp_path / "copy")
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_model_is_found_as_embedded_or_as_a_folder():
+    assert (BASE / "config.json").is_file()
+    assert locate_model(str(BASE)) == BASE
+
+
+@pytest.mark.parametrize("source", ["/nowhere/model", "./nowhere", "~/nowhere/x", "just-a-name", "a/b/c", "embedded:x"])
+def test_a_source_that_is_neither_folder_nor_hub_id_is_an_error(source):
+    with pytest.raises(UserError, match=r"There is no model folder .*owner/name.* or embedded:base") as error:
+        locate_model(source)
+    assert source in str(error.value)
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_an_error():
+    with pytest.raises(UserError, match="nobody/nothing is neither a folder here nor a model that the Hub gives"):
+        locate_model("nobody/nothing")
+
+
+def test_a_folder_without_configuration_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder without config.json"):
+        locate_model(str(tmp_path))
+
+
+def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision():
+    check_model(BASE)
+    assert load_model(BASE, precision="fp32").dtype == load_model(BASE, precision="bf16-mixed").dtype == torch.float32
+    assert load_model(BASE, precision="bf16").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (T5Config(), "is an encoder-decoder model"),
+        (Gemma2Config(), "gemma2 changes its logits after the head .final_logit_softcapping"),
+        (GraniteConfig(logits_scaling=8.0), "granite changes its logits after the head .logits_scaling"),
+        (CohereConfig(), "cohere changes its logits after the head .logit_scale"),
+        (Gemma3Config(), "is a multimodal checkpoint .gemma3"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_models_that_would_be_mixed_wrongly_are_refused(config, message, tmp_path):
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=message):
+        check_model(tmp_path)
+
+
+@pytest.mark.parametrize("config", [Gemma2Config(final_logit_softcapping=None), GraniteConfig(), Qwen3Config()])
+def test_models_whose_logits_are_what_the_head_gives_are_accepted(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    check_model(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(copy):
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"holds no .safetensors weights"):
+        check_model(copy)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "never-heard-of"}'])
+def test_a_configuration_that_cannot_be_read_is_refused(copy, text):
+    (copy / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"The configuration of .* cannot be read"):
+        check_model(copy)
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused_by_name(copy):
+    change_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(UserError, match=r"lacks 1 weights of Qwen3ForCausalLM .first: model.layers.1.mlp.up_proj"):
+        load_model(copy, precision="fp32")
+
+
+def test_a_torn_weights_file_is_an_error(copy):
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"The model in .* cannot be loaded"):
+        load_model(copy, precision="fp32")
+
+
+def test_a_torn_tokenizer_is_an_error(copy):
+    (copy / "tokenizer.json").write_text('{"model":')
+    with pytest.raises(UserError, match=r"The tokenizer of .* cannot be loaded"):
+        load_tokenizer(copy)
+
+
+def test_a_tokenizer_without_padding_pads_with_its_end_token(copy):
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    del config["pad_token"]
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(copy)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
+
+
+def test_equal_tokenizers_are_accepted(copy):
+    refuse_different_tokenizers(BASE, copy)
+
+
+def test_a_tokenizer_with_one_more_token_is_refused_with_the_difference(copy):
+    tokenizer = embedded_tokenizer()
+    tokenizer.add_tokens(["weakdriven"])
+    tokenizer.save_pretrained(copy)
+    with pytest.raises(UserError, match=r"Cannot mix logits: .*448 tokens.*449 tokens.* differ in 1 entries"):
+        refuse_different_tokenizers(BASE, copy)
+
+
+def test_tokenizers_that_number_their_tokens_differently_are_refused(copy):
+    tree = json.loads((copy / "tokenizer.json").read_text())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
+    (copy / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="differ in 4 entries"):
+        refuse_different_tokenizers(BASE, copy)
+
+
+def test_models_with_different_vocabulary_rows_are_refused(copy):
+    change_config(copy, vocab_size=512)
+    assert vocabulary_rows(copy) == 512
+    with pytest.raises(UserError, match="weak has 448 vocabulary rows, strong has 512"):
+        refuse_different_tokenizers(BASE, copy)
+
+
+def test_a_copied_model_has_the_same_fingerprint(copy):
+    assert fingerprint(copy) == fingerprint(BASE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: change_weights(folder, lambda weights: weights["model.norm.weight"].add_(1e-3)),
+        lambda folder: change_config(folder, rms_norm_eps=1e-5),
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"),
+        lambda folder: (folder / "tokenizer_config.json").unlink(),
+    ],
+    ids=["weight", "configuration", "chat template", "tokenizer"],
+)
+def test_the_fingerprint_changes_with_what_decides_the_outputs(copy, change):
+    change(copy)
+    assert fingerprint(copy) != fingerprint(BASE)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trainer_state.json", "metrics.jsonl"])
+def test_the_fingerprint_does_not_change_with_bookkeeping(copy, name):
+    (copy / name).write_text("{}")
+    assert fingerprint(copy) == fingerprint(BASE)
