@@ -167,7 +167,7 @@ def test_a_saved_pair_without_a_weights_file_is_an_error(lost, tmp_path):
     pair = make_pair()
     save_pair(pair, tmp_path)
     (tmp_path / lost / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="does not fit: .* weights are missing"):
+    with pytest.raises(UserError, match=r"does not fit: .* weights are missing"):
         load_pair_weights(pair, tmp_path)
 
 
