@@ -10,8 +10,12 @@ import torch
 from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
+    PhiConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2Config,
@@ -23,6 +27,8 @@ from weakdriven.data.tokenize import IGNORE
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3": Gemma3TextConfig, "qwen2": Qwen2Config}
+OTHERS = {"gemma2": Gemma2Config, "granite": GraniteConfig, "cohere": CohereConfig, "phi": PhiConfig}
+"""Families that may cap, scale or shift their logits after the head."""
 VOCABULARY = 64
 
 
@@ -56,7 +62,8 @@ def tiny_model(family: str = "qwen3", *, seed: int = 0, width: int = 16, tied: b
     if family == "qwen2":
         del sizes["head_dim"]
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(FAMILIES[family](**(sizes | changes)), dtype=torch.float32)
+    config = (FAMILIES | OTHERS)[family](**(sizes | changes))
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def token_rows(count: int, *, seed: int = 0) -> Dataset:

@@ -216,6 +216,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("selection.repair=-1", "selection.repair: Input should be greater than or equal to 0, found -1."),
         ("data.max_length=4", "data.max_length: Input should be greater than or equal to 8, found 4."),
         ("seed=-1", "seed: Input should be greater than or equal to 0, found -1."),
+        ("seed=4294967296", "seed: Input should be less than 4294967296, found 4294967296."),
         ("data.domain=chess", "data.domain: Input should be 'math', 'code' or 'logic', found \"chess\"."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aqua]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
@@ -242,6 +243,10 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             "selection: consolidation, difficulty and repair are all 0",
         ),
         (["selection.enabled=false", "joint.enabled=false"], "selection.enabled and joint.enabled are both false"),
+        (
+            ["joint.strong_weight=0", "joint.weak=frozen"],
+            "joint.strong_weight 0 with a frozen weak model trains nothing",
+        ),
         (["method=sft", "sft.model=ready"], "sft.model gives a ready M1, but method sft trains from the base"),
         (["method=sft", "baselines=[sft]"], "method sft is itself the SFT baseline; remove baselines"),
     ],

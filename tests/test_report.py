@@ -23,6 +23,10 @@ PLAN = ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1
 PLAN += [f"eval/{model}/arithmetic" for model in ("base", "sft", "round-1", "baseline-sft")]
 
 
+def write_plan(run: Path, names: list[str], **keys: str) -> None:
+    write_json(run / PLAN_FILE, {name: keys.get(name, "ab12") for name in names})
+
+
 def put(path: Path, value: Any) -> None:
     """A list becomes JSON lines, a text stays as it is, the rest becomes JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +46,7 @@ def start(run: Path, examples: int = 60, steps: int = 40, recipe: str = "demo") 
     rng = random.Random(7)
     put(run / "run.json", {"recipe": recipe, "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"})
     put(run / "recipe.yaml", RECIPE)
-    write_json(run / PLAN_FILE, PLAN)
+    write_plan(run, PLAN)
     rows = [{"id": f"train-{i}", "prompt": [{"role": "user", "content": f"What is {i} + 2?"}]} for i in range(examples)]
     put(run / "data/examples.jsonl", [{**row, "completion": "4", "gold": "4", "meta": {}} for row in rows])
     manifest(run, "data", 1, examples=examples)
@@ -142,7 +146,7 @@ def test_text_from_a_run_is_never_markup(tmp_path: Path) -> None:
     put(tmp_path / "data/examples.jsonl", [evil_row])
     manifest(tmp_path, "data", 1, **{EVIL: EVIL, "more": {EVIL: [EVIL]}})
     (tmp_path / "eval/sft/arithmetic").rename(tmp_path / "eval/sft/<script>x")
-    write_json(tmp_path / PLAN_FILE, [*PLAN, "eval/sft/<script>x", EVIL])
+    write_plan(tmp_path, [*PLAN, "eval/sft/<script>x", EVIL])
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(1)") >= 6
@@ -206,14 +210,16 @@ def test_the_verdict_says_no_more_than_the_intervals(tmp_path: Path, wmss: int, 
     start(tmp_path)
     for model, correct in (("round-1", wmss), ("baseline-sft", control)):
         put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores([True] * correct + [False] * (100 - correct)))
+        manifest(tmp_path, f"eval/{model}/arithmetic", 50)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert f"On arithmetic, WMSS (round 1) scores {wmss}.0%" in page and words in page
 
 
 def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
     start(tmp_path)
-    put(tmp_path / "eval/round-1/arithmetic/scores.json", scores([True, False]))
-    put(tmp_path / "eval/baseline-sft/arithmetic/scores.json", scores([True, False], version=2))
+    for model, version in (("round-1", 1), ("baseline-sft", 2)):
+        put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores([True, False], version=version))
+        manifest(tmp_path, f"eval/{model}/arithmetic", 50)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "not comparable" in page and "overlap" not in page
 
@@ -221,7 +227,7 @@ def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
 def test_a_second_round_pairs_the_two_models_before_it(tmp_path: Path) -> None:
     finish(tmp_path)
     second = ["entropy/round-1", "round-2/active", "round-2/strong", "eval/round-2/arithmetic"]
-    write_json(tmp_path / PLAN_FILE, [*PLAN, *second])
+    write_plan(tmp_path, [*PLAN, *second])
     data = load_run(tmp_path)
     assert [(one["weak"], one["strong"]) for one in data["rounds"]] == [("base", "sft"), ("sft", "round-1")]
     waiting = [stage["name"] for stage in data["stages"] if stage["status"] == "not run yet"]
@@ -231,7 +237,7 @@ def test_a_second_round_pairs_the_two_models_before_it(tmp_path: Path) -> None:
 def test_what_an_older_recipe_left_stands_in_the_stage_table_and_nowhere_else(tmp_path: Path) -> None:
     finish(tmp_path)
     left = ["entropy/sft", "round-1/active", "round-1/strong", "eval/round-1/arithmetic"]
-    write_json(tmp_path / PLAN_FILE, [name for name in PLAN if name not in left])
+    write_plan(tmp_path, [name for name in PLAN if name not in left])
     data = load_run(tmp_path)
     assert [one["name"] for one in data["stages"] if one["status"] == "from an older recipe"] == left
     assert data["rounds"] == []
@@ -242,7 +248,29 @@ def test_what_an_older_recipe_left_stands_in_the_stage_table_and_nowhere_else(tm
     assert all(page.count(name) == 1 for name in left)
 
 
-@pytest.mark.parametrize("text", [None, "", "[", "{}", "[]", "[1]"])
+def test_a_result_of_older_settings_is_out_of_date_and_counts_nowhere(tmp_path: Path) -> None:
+    finish(tmp_path)
+    write_plan(tmp_path, PLAN, sft="cd34", **{"eval/round-1/arithmetic": "cd34"})
+    data = load_run(tmp_path)
+    stale = [one["name"] for one in data["stages"] if one["status"] == "out of date"]
+    assert stale == ["sft", "eval/round-1/arithmetic"]
+    assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
+    assert data["metrics"]["sft"] == []
+    page = write_report(tmp_path).read_text(encoding="utf-8").replace("<wbr>", "")
+    assert "No WMSS model has been evaluated yet" in page and "<td>WMSS, round 1</td>" not in page
+    assert 'class="curve green"' not in page and 'class="curve orange dashed"' in page
+    for stage in stale:
+        assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>out of date", page)
+
+
+def test_scores_without_a_manifest_count_nowhere(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "eval/round-1/arithmetic/manifest.json").unlink()
+    assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
+    assert "No WMSS model has been evaluated yet" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", [None, "", "[", "{}", "[]", "[1]", '["data", "sft"]'])
 def test_without_a_readable_plan_the_stages_on_disk_count(tmp_path: Path, text: str | None) -> None:
     finish(tmp_path)
     (tmp_path / PLAN_FILE).unlink()

@@ -2,6 +2,9 @@
 
 import errno
 
+WRITE_FAILURES = ("No space left on device", "inline_container", "PytorchStreamWriter")
+"""How safetensors (from Rust) and torch.save tell of a full disk: without an errno."""
+
 
 class UserError(Exception):
     """Says what was found, what was expected and what to do next."""
@@ -13,9 +16,14 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     number = getattr(error, "errno", None)
     place = getattr(error, "filename", None) or "the output directory"
-    # safetensors reports I/O errors from Rust with no errno
-    if number == errno.ENOSPC or "No space left on device" in str(error):
+    if number == errno.ENOSPC or any(words in str(error) for words in WRITE_FAILURES):
         return f"The disk is full while writing {place}; free some space and run again, nothing finished is lost."
-    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"{place} cannot be written ({error.strerror}); choose a writable --output."  # pyright: ignore
+    if isinstance(error, OSError) and number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{place} cannot be written ({error.strerror}); choose a writable --output."
+    if type(error).__name__ == "OutOfMemoryError":
+        return (
+            "The GPU ran out of memory; halve micro_batch_size (training), selection.batch_tokens (entropy) or "
+            "eval.batch_size, or set gradient_checkpointing: true, and run again: these change no result, so what is "
+            "finished is kept."
+        )
     return None

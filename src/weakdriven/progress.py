@@ -21,13 +21,26 @@ def _facts(facts: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
 
 
+class Pace:
+    """Work per second since the first report, so that what an earlier try did does not count as speed."""
+
+    def __init__(self):
+        self.first: tuple[int, float] | None = None
+
+    def rate(self, done: int) -> float:
+        now = time.monotonic()
+        self.first = self.first or (done, now)
+        return (done - self.first[0]) / max(now - self.first[1], 1e-6)
+
+
 class PlainProgress(Progress):
     """One line when a stage starts, ends or is skipped, and one every ten seconds in between."""
 
     def __init__(self, console: Console, every_seconds: float = 10.0):
         self.console, self.every = console, every_seconds
         self.count = self.place = 0
-        self.stage, self.begun, self.told = "", 0.0, 0.0
+        self.told = 0.0
+        self.pace = Pace()
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -37,7 +50,7 @@ class PlainProgress(Progress):
 
     def begin(self, stage: str, reason: str) -> None:
         self.place += 1
-        self.stage, self.begun, self.told = stage, time.monotonic(), time.monotonic()
+        self.told, self.pace = time.monotonic(), Pace()
         self._say(f"[{self.place}/{self.count}] {stage}: {reason}")
 
     def skip(self, stage: str) -> None:
@@ -45,10 +58,10 @@ class PlainProgress(Progress):
         self._say(f"[{self.place}/{self.count}] {stage}: done before")
 
     def update(self, done: int, total: int, **facts: float) -> None:
-        if time.monotonic() - self.told < self.every:
+        rate = self.pace.rate(done)
+        if time.monotonic() - self.told < self.every or not rate:
             return
         self.told = time.monotonic()
-        rate = done / (self.told - self.begun)
         self._say(f"    {done}/{total}  {rate:.1f}/s  {(total - done) / rate:.0f} s left  {_facts(facts)}")
 
     def end(self, stage: str, seconds: float) -> None:
@@ -75,7 +88,7 @@ class TerminalProgress(Progress):
         self._draw()
 
     def begin(self, stage: str, reason: str) -> None:
-        self.running, self.begun = stage, time.monotonic()
+        self.running, self.pace = stage, Pace()
         self.lines[stage] = f"  ▸ {stage}  ({reason})"
         for task in self.bar.task_ids:
             self.bar.remove_task(task)
@@ -87,7 +100,7 @@ class TerminalProgress(Progress):
         self._draw()
 
     def update(self, done: int, total: int, **facts: float) -> None:
-        rate = f"{done / max(time.monotonic() - self.begun, 1e-6):.1f}/s"
+        rate = f"{self.pace.rate(done):.1f}/s"
         self.bar.update(self.task, completed=done, total=total, rate=rate, facts=_facts(facts))
         self._draw()
 
@@ -103,9 +116,15 @@ class TerminalProgress(Progress):
         self.console.print(Text(text))
 
     def _draw(self) -> None:
-        parts: list[Text | Bar] = []
-        for name, line in self.lines.items():
-            parts.append(Text(line, style="bold" if name == self.running else ""))
+        """As many lines as the terminal has room for, with the running stage always among them."""
+        names, room = list(self.lines), max(self.console.height - 4, 3)
+        middle = names.index(self.running) if self.running else len(names) - 1
+        first = max(0, min(middle - room // 2, len(names) - room))
+        parts: list[Text | Bar] = [Text(f"  … {first} above", style="dim")] if first else []
+        for name in names[first : first + room]:
+            parts.append(Text(self.lines[name], style="bold" if name == self.running else ""))
             if name == self.running:
                 parts.append(self.bar)
+        if (below := len(names) - first - room) > 0:
+            parts.append(Text(f"  … {below} below", style="dim"))
         self.live.update(Group(*parts))

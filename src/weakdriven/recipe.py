@@ -181,7 +181,7 @@ class Recipe(Settings):
     """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
-    seed: int = Field(default=42, ge=0)
+    seed: int = Field(default=42, ge=0, lt=2**32)
     """Seeds the order of the data, the draw and every random number."""
     report_to: list[str] = []
     """Trackers of transformers' Trainer, such as wandb or tensorboard."""
@@ -194,6 +194,8 @@ class Recipe(Settings):
             raise ValueError(
                 "selection.enabled and joint.enabled are both false, which leaves only SFT; use method: sft instead"
             )
+        if self.joint.strong_weight == 0 and self.joint.weak == "frozen":
+            raise ValueError("joint.strong_weight 0 with a frozen weak model trains nothing; change one of them")
         if self.method == "sft" and self.sft.model:
             raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
         if self.method == "sft" and self.baselines:

@@ -24,6 +24,7 @@ from typing import Any
 from weakdriven.errors import UserError
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
+OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.jsonl", "active.jsonl"
 SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
@@ -45,6 +46,7 @@ class Stage:
 @dataclass(frozen=True)
 class Planned:
     name: str
+    key: str
     reason: str
     """Why it has to run; empty when it is done."""
 
@@ -92,7 +94,7 @@ class Run:
         if name in (entry.name for entry in self.planned):
             return stage  # a later round reads what an earlier one has computed
         reason = self._why(stage, settings, inputs)
-        self.planned.append(Planned(name, reason))
+        self.planned.append(Planned(name, stage.key, reason))
         if self.dry:
             return stage
         if not reason:
@@ -100,61 +102,80 @@ class Run:
             return stage
         self.progress.begin(name, reason)
         begin = time.monotonic()
-        work, out, resumed = self._work_folder(stage)
+        home = self.root / WORK / name.replace("/", "--")
+        if _key(home / "out") != stage.key:  # else a kill came between the last byte and the rename
+            facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
+            self._compute(stage, home, compute, facts)
+        _publish(home / "out", stage.path)
+        shutil.rmtree(home, ignore_errors=True)
+        self.progress.end(name, time.monotonic() - begin)
+        return stage
+
+    def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
+        begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
         _reset_peak_memory()
-        counters = compute(work, out)
-        seconds = time.monotonic() - begin
+        counters = compute(home / "work", home / "out")
         manifest = {
-            "stage": name,
+            "stage": stage.name,
             "key": stage.key,
-            "settings": settings,
-            "execution": execution or {},
-            "inputs": inputs,
+            **facts,
             "versions": library_versions(),
             "seed": self.seed,
-            "wall_seconds": round(seconds, 3),
+            "wall_seconds": round(seconds_before + time.monotonic() - begin, 3),
             "peak_memory_bytes": _peak_memory(),
             "finished": now(),
-            "resumed": resumed,
+            "resumed": tries,
             "counters": counters,
         }
-        write_json(out / MANIFEST, manifest)
-        _publish(out, stage.path)
-        shutil.rmtree(work.parent, ignore_errors=True)
-        self.progress.end(name, seconds)
-        return stage
+        sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
+        write_json(home / "out" / MANIFEST, manifest)
 
     def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str]) -> str:
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
+            if old["key"] == stage.key:
+                return ""
+            changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
+            changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
         except FileNotFoundError:
             return "not run yet"
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return "its manifest cannot be read"
-        if old["key"] == stage.key:
-            return ""
-        changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
-        changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
         return ", ".join(changes) or "its key changed"
 
-    def _work_folder(self, stage: Stage) -> tuple[Path, Path, int]:
-        """Work and output folders; what an interrupted try at the same key left in the work folder is kept."""
-        home = self.root / WORK / stage.name.replace("/", "--")
-        state_file = home / "state.json"
-        state = json.loads(state_file.read_text()) if state_file.exists() else {}
-        if state.get("key") != stage.key:
-            shutil.rmtree(home, ignore_errors=True)
-            state = {"key": stage.key, "tries": 0}
-        work, out = home / "work", home / "out"
-        shutil.rmtree(out, ignore_errors=True)
-        work.mkdir(parents=True, exist_ok=True)
-        out.mkdir()
-        write_json(state_file, {**state, "tries": state["tries"] + 1})
-        return work, out, state["tries"]
+
+def _start_try(home: Path, key: str) -> tuple[int, float]:
+    """Make the folders `work` and `out`; returns how many tries at this key came before and the seconds they took.
+
+    What an interrupted try left in `work` is kept if it was at the same key.
+    """
+    try:
+        state = json.loads((home / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        state = {}
+    if state.get("key") != key:
+        shutil.rmtree(home, ignore_errors=True)
+        state = {"key": key, "tries": 0, "seconds": 0.0}
+    else:  # a killed try cannot say how long it took, but its newest file can
+        last = max(path.stat().st_mtime for path in home.rglob("*"))
+        state["seconds"] += max(last - state["begun"], 0.0)
+    shutil.rmtree(home / "out", ignore_errors=True)
+    for name in ("work", "out"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    write_json(home / "state.json", {**state, "tries": state["tries"] + 1, "begun": time.time()})
+    return state["tries"], state["seconds"]
+
+
+def _key(folder: Path) -> str | None:
+    """Key of the stage that was finished in this folder, if one was."""
+    try:
+        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @contextmanager
-def claimed(root: Path, recipe_name: str, recipe_text: str) -> Iterator[None]:
+def claimed(root: Path, recipe_name: str) -> Iterator[None]:
     """Hold the run directory of a recipe, made if need be; refuse one that belongs to another recipe or process.
 
     If the recipe turns out to be wrong before any stage of a new run is finished, no trace is left.
@@ -167,12 +188,8 @@ def claimed(root: Path, recipe_name: str, recipe_text: str) -> Iterator[None]:
     run_file = root / RUN_FILE
     is_new = not run_file.exists()
     if not is_new:
-        owner = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
-        if owner != recipe_name:
-            raise UserError(
-                f"{root} holds a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
-            )
-    elif any(path.name != WORK for path in root.iterdir()):
+        _refuse_other_owner(run_file, recipe_name)
+    elif any(path.name not in OUR_FILES and not path.name.endswith(PART) for path in root.iterdir()):
         raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
     with (root / WORK / "lock").open("w") as lock:
@@ -180,19 +197,31 @@ def claimed(root: Path, recipe_name: str, recipe_text: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
-        if not run_file.exists():
-            write_json(
-                run_file, {"recipe": recipe_name, "weakdriven": library_versions()["weakdriven"], "created": now()}
-            )
-        write_text(root / RECIPE_FILE, recipe_text)
+        if is_new:
+            version = library_versions()["weakdriven"]
+            write_json(run_file, {"recipe": recipe_name, "weakdriven": version, "created": now()})
         try:
             yield
         except UserError:
             if is_new and not list(root.glob(f"**/{MANIFEST}")):
-                shutil.rmtree(root)
-                if existed:
-                    root.mkdir()
+                shutil.rmtree(root / WORK)
+                for name in (RUN_FILE, RECIPE_FILE, PLAN_FILE):
+                    (root / name).unlink(missing_ok=True)
+                if not existed:
+                    root.rmdir()
             raise
+
+
+def _refuse_other_owner(run_file: Path, recipe_name: str) -> None:
+    try:
+        owner = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{run_file} cannot be read; give another --output.") from None
+    if owner != recipe_name:
+        raise UserError(
+            f"{run_file.parent} holds a run of recipe {owner!r}, not {recipe_name!r}; "
+            "give another --output or remove it."
+        )
 
 
 def digest(value: Any) -> str:
@@ -230,14 +259,15 @@ def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    part = path.with_name(path.name + PART)
+    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -278,7 +308,6 @@ def now() -> str:
 
 def _publish(out: Path, target: Path) -> None:
     """Put a finished folder in place; an older result is moved aside first and removed last."""
-    sync_tree(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     old = out.with_name("replaced")
     shutil.rmtree(old, ignore_errors=True)

@@ -66,9 +66,11 @@ def selection_probabilities(
     return weight_N / weight_N.sum()
 
 
-def draw_active(probabilities_N: np.ndarray, *, seed: int, multiplier: float = 1.0, dedup: bool = True) -> np.ndarray:
+def draw_active(
+    probabilities_N: np.ndarray, *, seed: int | list[int], multiplier: float = 1.0, dedup: bool = True
+) -> np.ndarray:
     """Row numbers drawn with replacement, sorted; without repeats if `dedup`."""
-    count = round(multiplier * len(probabilities_N))
+    count = draws(probabilities_N, multiplier)
     drawn = np.random.default_rng(seed).choice(len(probabilities_N), size=count, p=probabilities_N)
     return np.unique(drawn) if dedup else np.sort(drawn)
 
@@ -113,7 +115,7 @@ def selection_counters(
     other = selection_probabilities(
         weak_entropy_N, strong_entropy_N, formula="official" if formula == "paper" else "paper", **weights
     )
-    draws, p = round(multiplier * len(probabilities_N)), probabilities_N
+    p, count = probabilities_N, draws(probabilities_N, multiplier)
     change_N = strong_entropy_N - weak_entropy_N
     return {
         "examples": len(p),
@@ -124,8 +126,8 @@ def selection_counters(
         "p_max": p.max().item(),
         "p_cv": (p.std() / p.mean()).item(),
         "effective_sample_size": (1 / (p**2).sum()).item(),
-        "expected_unique": expected_unique(p, draws) / draws,
-        "realised_unique": len(np.unique(active)) / draws,
+        "expected_unique": expected_unique(p, count) / count,
+        "realised_unique": len(np.unique(active)) / count,
         "falling": int((change_N < 0).sum()),
         "equal": int((change_N == 0).sum()),
         "rising": int((change_N > 0).sum()),
@@ -134,9 +136,13 @@ def selection_counters(
     }
 
 
-def expected_unique(probabilities_N: np.ndarray, draws: int) -> float:
-    """Expected number of different rows among `draws` draws with replacement."""
-    return float((1 - (1 - probabilities_N) ** draws).sum())
+def draws(probabilities_N: np.ndarray, multiplier: float) -> int:
+    return max(round(multiplier * len(probabilities_N)), 1)
+
+
+def expected_unique(probabilities_N: np.ndarray, count: int) -> float:
+    """Expected number of different rows among `count` draws with replacement."""
+    return float((1 - (1 - probabilities_N) ** count).sum())
 
 
 def rank_correlation(a_N: np.ndarray, b_N: np.ndarray) -> float | None:

@@ -17,7 +17,9 @@ def plain(template=None):
 
 
 def gemma():
+    """A tokenizer that, like Gemma's, has the marks of its template as special tokens."""
     tokenizer = embedded_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
     tokenizer.bos_token = "<|endoftext|>"
     give_chat_template(tokenizer, "gemma", "some/model")
     return tokenizer
@@ -59,18 +61,55 @@ def test_the_messages_of_a_row_are_left_as_they_were():
     "template, end",
     [
         (None, "<|im_end|>"),
-        ("{% for m in messages %}[{{ m['content'] }}]{% endfor %}\n\n", "]"),
-        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", "<|im_end|>"),  # nothing follows: the tokenizer's end
+        ("{% for m in messages %}[{{ m['content'] }}]<|im_start|>\n\n{% endfor %}", "]<|im_start|>"),
+        ("{% for m in messages %}{{ m['content'] }}<|endoftext|><|im_end|>{% endfor %}", "<|endoftext|>"),
     ],
 )
-def test_the_end_of_turn_is_what_the_template_writes_after_a_reply(template, end):
+def test_the_end_of_turn_is_what_the_template_writes_after_a_reply_up_to_its_first_special_token(template, end):
     assert plain(template).end_of_turn == end
 
 
+@pytest.mark.parametrize("after", ["", "]\n\n", "\n\n### User:"])
+def test_a_template_without_a_special_token_after_the_reply_ends_turns_with_the_end_of_text(after):
+    renderer = plain("{% for m in messages %}{{ m['content'] }}" + after + "{% endfor %}")
+    assert (renderer.end_of_turn, renderer.stop_ids) == ("<|im_end|>", [2])
+
+
 def test_generation_stops_at_the_end_of_turn_and_at_the_end_of_text():
-    assert plain().stop_ids() == [2]
+    assert plain().stop_ids == [2]
     renderer = plain("{% for m in messages %}{{ m['content'] }}<|im_start|>{% endfor %}")
-    assert renderer.stop_ids() == [1, 2]
+    assert renderer.stop_ids == [1, 2]
+
+
+def test_a_template_that_leaves_out_the_reply_is_an_error():
+    renderer = plain("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}<|im_end|>{% endfor %}")
+    for look in (lambda: renderer.end_of_turn, renderer.check):
+        with pytest.raises(UserError, match="leaves out the assistant's reply"):
+            look()
+
+
+NO_SYSTEM = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
+{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "template, style, message",
+    [
+        ("{% for m in messages %}{{ m['content'] }}", "plain", "cannot be used with style 'plain': .*endfor"),
+        (NO_SYSTEM, "tagged", "cannot be used with style 'tagged': no system role here"),
+    ],
+    ids=["syntax error", "no system role"],
+)
+def test_a_template_that_cannot_render_is_an_error_before_any_work(template, style, message):
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=message):
+        Renderer(tokenizer, "math", style).check()
+
+
+@pytest.mark.parametrize("template", [None, NO_SYSTEM])
+def test_a_template_that_renders_what_the_style_asks_for_passes_the_check(template):
+    plain(template).check()
 
 
 def test_the_gemma_template_renders_two_turns_with_a_system_message():
@@ -97,6 +136,7 @@ def test_the_gemma_template_without_system_message_starts_with_the_user():
 def test_the_gemma_template_ends_turns_for_the_renderer_too():
     renderer = Renderer(gemma(), "math", "tag-free")
     assert renderer.end_of_turn == "<end_of_turn>"
+    assert renderer.stop_ids == [2, renderer.tokenizer.convert_tokens_to_ids("<end_of_turn>")]
     assert f"user\n{SYSTEM_PROMPTS['math', 'tag-free']}\n\n1+1?<end_of_turn>" in renderer.prompt(ASK)
 
 
@@ -122,6 +162,9 @@ def test_a_template_file_replaces_the_template(tmp_path):
     assert Renderer(tokenizer, "math", "plain").prompt(ASK) == "<user>é 1+1?"
 
 
-def test_a_template_that_is_neither_file_nor_shipped_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"none.jinja is neither a file nor one of the shipped templates \(gemma\)"):
-        give_chat_template(embedded_tokenizer(), str(tmp_path / "none.jinja"), "some/model")
+@pytest.mark.parametrize("name", ["none.jinja", "folder.jinja", "binary.jinja"])
+def test_a_template_that_is_neither_a_readable_file_nor_shipped_is_an_error(name, tmp_path):
+    (tmp_path / "folder.jinja").mkdir()
+    (tmp_path / "binary.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=rf"{name} is neither a readable file nor one of the shipped .*\(gemma\)"):
+        give_chat_template(embedded_tokenizer(), str(tmp_path / name), "some/model")

@@ -114,6 +114,28 @@ def test_a_row_of_the_wrong_shape_is_an_error_naming_the_row(row):
         as_example(row, 3, "f")
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        GOOD | {"question": "half \ud83d"},
+        GOOD | {"solution": "half \ude00"},
+        {"messages": [*ASK, {"role": "assistant", "content": "half \ud83d"}]},
+        {"messages": [{"role": "half \ud83d", "content": "1+1?"}, {"role": "assistant", "content": "2"}]},
+    ],
+    ids=["prompt", "completion", "messages", "role"],
+)
+def test_half_a_surrogate_pair_is_an_error_naming_the_row(row, tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [GOOD, row])
+    with pytest.raises(UserError, match="row 2: the text holds half a surrogate pair") as error:
+        load_examples(path)
+    assert str(error.value).startswith(path)
+
+
+def test_a_whole_surrogate_pair_is_text(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [GOOD | {"solution": "\N{GRINNING FACE}"}])
+    assert load_examples(path)[0].completion == "\N{GRINNING FACE}"
+
+
 def test_unknown_fields_are_an_error_that_lists_them_and_what_is_expected():
     with pytest.raises(UserError, match=r"f, row 3: found the fields text, label; expected messages, prompt and"):
         as_example({"text": "a", "label": 1}, 3, "f")
@@ -123,6 +145,14 @@ def test_unknown_fields_are_an_error_that_lists_them_and_what_is_expected():
 def test_a_missing_file_is_an_error(name, tmp_path):
     with pytest.raises(UserError, match="there is no such data file"):
         load_examples(str(tmp_path / name))
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_rows(tmp_path / "a.jsonl", [GOOD])
+    assert load_examples("~/a.jsonl") == [Example("1", ASK, "2")]
+    with pytest.raises(UserError, match=r"^~/b: there is no such data file"):
+        load_examples("~/b")
 
 
 def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
@@ -141,7 +171,8 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
         ("a.jsonl.gz", b"plain text\n", "cannot be read: Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(json.dumps(GOOD).encode(), mtime=0)[:-12], "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:10] + b"\xff" * 20, "cannot be read"),
-        ("a.json", b"[{]", "is not JSON"),
+        ("a.json", b"[{]", "cannot be read as JSON"),
+        ("a.json", b'["\xff"]', "cannot be read as JSON"),
         ("a.json", b'{"question": "q"}', "expected a list of rows, found dict"),
         ("a.json", b'[{"question": "q", "solution": "s"}, 3]', "row 2: expected an object .* found int"),
         ("a.json", b"[]", "there is no row to train on"),

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CohereConfig, Gemma2Config, Gemma3Config, GraniteConfig, Qwen3Config, T5Config
+from transformers import Gemma3Config, T5Config
 
-from helpers import embedded_tokenizer
+from helpers import FAMILIES, embedded_tokenizer, tiny_model
 from weakdriven.errors import UserError
 from weakdriven.models.load import (
     EMBEDDED,
@@ -73,25 +73,54 @@ def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision(
     "config, message",
     [
         (T5Config(), "is an encoder-decoder model"),
-        (Gemma2Config(), "gemma2 changes its logits after the head .final_logit_softcapping"),
-        (GraniteConfig(logits_scaling=8.0), "granite changes its logits after the head .logits_scaling"),
-        (CohereConfig(), "cohere changes its logits after the head .logit_scale"),
         (Gemma3Config(), "is a multimodal checkpoint .gemma3"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_models_that_would_be_mixed_wrongly_are_refused(config, message, tmp_path):
+def test_models_of_another_kind_are_refused_by_their_configuration(config, message, tmp_path):
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match=message):
         check_model(tmp_path)
 
 
-@pytest.mark.parametrize("config", [Gemma2Config(final_logit_softcapping=None), GraniteConfig(), Qwen3Config()])
-def test_models_whose_logits_are_what_the_head_gives_are_accepted(config, tmp_path):
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("gemma2", {"initializer_range": 3.0}),  # logits of some tens, where the cap of 30 bends
+        ("granite", {"logits_scaling": 8.0}),
+        ("cohere", {}),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_models_that_cap_or_scale_their_logits_are_refused(family, changes, precision, tmp_path):
+    tiny_model(family, **changes).save_pretrained(tmp_path)
     check_model(tmp_path)
+    with pytest.raises(UserError, match=rf"(?i){family}ForCausalLM changes its logits after the head") as error:
+        load_model(tmp_path, precision=precision)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_model_whose_head_has_a_bias_is_refused(tmp_path):
+    tiny_model("phi", tied=False).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="PhiForCausalLM has no plain output head"):
+        load_model(tmp_path, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        *((family, {}) for family in FAMILIES),
+        ("gemma2", {"initializer_range": 3.0, "final_logit_softcapping": None}),
+        ("granite", {"logits_scaling": 1.0}),
+        ("cohere", {"logit_scale": 1.0}),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_models_whose_logits_are_what_the_head_gives_are_accepted(family, changes, precision, tmp_path):
+    tiny_model(family, **changes).save_pretrained(tmp_path)
+    check_model(tmp_path)
+    load_model(tmp_path, precision=precision)
 
 
 def test_a_folder_without_weights_is_refused(copy):
@@ -185,3 +214,15 @@ def test_the_fingerprint_changes_with_what_decides_the_outputs(copy, change):
 def test_the_fingerprint_does_not_change_with_bookkeeping(copy, name):
     (copy / name).write_text("{}")
     assert fingerprint(copy) == fingerprint(BASE)
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_known_by_its_commit(tmp_path):
+    folder = shutil.copytree(BASE, tmp_path / "models--owner--name" / "snapshots" / "0123abcd")
+    assert fingerprint(folder) == "0123abcd"
+
+
+def test_a_folder_of_ones_own_called_snapshots_is_known_by_its_content(tmp_path):
+    folder = shutil.copytree(BASE, tmp_path / "snapshots" / "0123abcd")
+    assert fingerprint(folder) == fingerprint(BASE)
+    change_config(folder, rms_norm_eps=1e-5)
+    assert fingerprint(folder) != fingerprint(BASE)

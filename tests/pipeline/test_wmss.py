@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_manifest_holds_what_a_reader_needs_to_trust_a_stage(two_round_run):
     root, _ = two_round_run
     record = manifest(root, "round-1/strong")
     assert record["settings"]["strong_weight"] == 0.5 and record["settings"]["weak"] == "joint"
-    assert record["seed"] == 42 and record["versions"]["torch"] == torch.__version__
+    assert record["seed"] == 42 and record["versions"]["torch"] == metadata.version("torch")
     assert record["wall_seconds"] > 0 and record["peak_memory_bytes"] > 1e8
     active = manifest(root, "round-1/active")["counters"]
     assert record["counters"]["steps"] == max(active["active"] // 16, 1)

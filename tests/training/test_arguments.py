@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from weakdriven.recipe import DataSettings, Recipe, TrainSettings
 from weakdriven.training.arguments import training_arguments, training_order
@@ -9,8 +10,13 @@ from weakdriven.training.arguments import training_arguments, training_order
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 
 
-def order(rows, *, epochs=1, batch_size=4, seed=0):
-    return training_order(rows, epochs=epochs, batch_size=batch_size, seed=seed).tolist()
+def order(rows, *, epochs=1, batch_size=4, seed=0, phase=0):
+    return training_order(rows, epochs=epochs, batch_size=batch_size, seed=seed, phase=phase).tolist()
+
+
+def arguments(folder, *, rows=80, epochs=1, stage="sft", **settings):
+    settings = TrainSettings(**({"batch_size": 8} | settings))
+    return training_arguments(settings, RECIPE, rows=rows, epochs=epochs, stage=stage, folder=folder)
 
 
 @pytest.mark.parametrize("batch_size, steps", [(512, 218), (256, 436)])
@@ -24,9 +30,12 @@ def test_an_epoch_is_cut_to_whole_batches(rows, batch_size, kept, epochs):
     assert len(order(rows, batch_size=batch_size, epochs=epochs)) == kept * epochs
 
 
-@pytest.mark.parametrize("rows, epochs, kept", [(3, 1, 3), (3, 2, 4), (1, 3, 3)])
-def test_fewer_rows_than_a_batch_make_one_step(rows, epochs, kept):
-    assert len(order(rows, batch_size=4, epochs=epochs)) == kept
+@pytest.mark.parametrize("rows, epochs", [(3, 1), (3, 2), (1, 3)])
+def test_fewer_rows_than_a_batch_are_all_seen_in_every_epoch(rows, epochs, tmp_path):
+    epoch_orders = np.split(np.array(order(rows, batch_size=8, epochs=epochs)), epochs)
+    assert [sorted(epoch) for epoch in epoch_orders] == [list(range(rows))] * epochs
+    made = arguments(tmp_path, rows=rows, epochs=epochs)
+    assert made.per_device_train_batch_size * made.gradient_accumulation_steps == rows  # one step an epoch
 
 
 @pytest.mark.parametrize("rows", [8, 10])
@@ -42,25 +51,48 @@ def test_epochs_leave_out_different_rows_and_have_different_orders():
     assert len({frozenset(epoch) for epoch in epochs}) > 1
 
 
-def test_the_order_depends_on_the_seed_and_on_nothing_else():
-    assert order(100, seed=1) == order(100, seed=1)
+def test_the_order_depends_on_the_seed_and_the_phase_and_on_nothing_else():
+    assert order(100, seed=1, phase=2) == order(100, seed=1, phase=2)
     assert order(100, seed=1) != order(100, seed=2)
+    assert order(100, phase=1) != order(100, phase=2)
     assert order(100, epochs=2)[:100] == order(100)
 
 
-def test_neighbouring_seeds_do_not_share_epochs():
-    assert order(100, epochs=2, seed=1)[100:] != order(100, seed=2)
+def test_neighbouring_seeds_and_phases_do_not_share_epochs():
+    epochs = [
+        tuple(epoch)
+        for seed in (1, 2)
+        for phase in (0, 1, 2)
+        for epoch in np.split(np.array(order(100, epochs=3, seed=seed, phase=phase)), 3)
+    ]
+    assert len(set(epochs)) == len(epochs)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
 def test_a_batch_is_accumulated_from_micro_batches(micro_batch_size, tmp_path):
-    settings = TrainSettings(batch_size=8, micro_batch_size=micro_batch_size)
-    arguments = training_arguments(settings, RECIPE, rows=80, folder=tmp_path)
-    assert arguments.per_device_train_batch_size == micro_batch_size
-    assert arguments.gradient_accumulation_steps == 8 // micro_batch_size
+    made = arguments(tmp_path, micro_batch_size=micro_batch_size)
+    assert made.per_device_train_batch_size == micro_batch_size
+    assert made.gradient_accumulation_steps == 8 // micro_batch_size
 
 
-@pytest.mark.parametrize("ratio, rows, steps", [(0.1, 80, 1), (0.1, 88, 2), (0, 80, 0), (0.5, 3, 1)])
-def test_warm_up_is_a_share_of_the_steps_rounded_up(ratio, rows, steps, tmp_path):
-    settings = TrainSettings(batch_size=8, warmup_ratio=ratio)
-    assert training_arguments(settings, RECIPE, rows=rows, folder=tmp_path).warmup_steps == steps
+@pytest.mark.parametrize("rows, micro, accumulated", [(6, 2, 3), (3, 1, 3), (4, 4, 1), (9, 4, 2)])
+def test_micro_batches_shrink_to_fit_a_batch_of_fewer_rows(rows, micro, accumulated, tmp_path):
+    made = arguments(tmp_path, rows=rows, micro_batch_size=4)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (micro, accumulated)
+
+
+@pytest.mark.parametrize(
+    "ratio, rows, epochs, steps",
+    [(0.1, 80, 1, 1), (0.1, 159, 1, 1), (0.1, 80, 2, 2), (0, 80, 1, 0), (0.9, 8, 1, 0), (0.5, 3, 1, 0), (0.5, 3, 4, 2)],
+)
+def test_warm_up_is_a_share_of_the_steps_rounded_down(ratio, rows, epochs, steps, tmp_path):
+    assert arguments(tmp_path, warmup_ratio=ratio, rows=rows, epochs=epochs).warmup_steps == steps
+
+
+@pytest.mark.parametrize("stage, name", [("sft", "recipe-sft"), ("round-1/strong", "recipe-round-1-strong")])
+def test_a_tracker_shows_the_recipe_and_the_stage(stage, name, tmp_path):
+    assert arguments(tmp_path, stage=stage).run_name == name
+
+
+def test_training_is_on_the_cpu_only_where_there_is_no_gpu(tmp_path):
+    assert arguments(tmp_path).use_cpu == (not torch.cuda.is_available())

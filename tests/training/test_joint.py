@@ -12,10 +12,10 @@ from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.errors import UserError
 from weakdriven.recipe import DataSettings, Recipe, TrainSettings
 from weakdriven.rundir import METRICS, Progress, read_jsonl
-from weakdriven.training.arguments import training_arguments
+from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.joint import WDJTTrainer
-from weakdriven.training.supervised import fit
+from weakdriven.training.supervised import Phase, fit
 
 BATCH, STEPS = 4, 6
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
@@ -53,13 +53,10 @@ def common(folder, *, micro_batch_size=2, callbacks=(), **changes):
         save_steps=2,
         **changes,
     )
-    arguments = training_arguments(settings, RECIPE, rows=len(ROWS), folder=folder / "checkpoints")
-    return {
-        "args": replace(arguments, use_cpu=True),
-        "train_dataset": ROWS,
-        "processing_class": embedded_tokenizer(),
-        "callbacks": [PhaseCallback(folder, Progress()), *callbacks],
-    }
+    made = Phase("round-1/strong", 1, 1, folder, Progress()).prepare(ROWS, settings, RECIPE)
+    made["args"] = replace(made["args"], use_cpu=True)
+    made["callbacks"] += callbacks
+    return {**made, "processing_class": embedded_tokenizer()}
 
 
 def joint(folder, *, strong_weight=0.42, weak_trainable=True, family="qwen3", **options):
@@ -71,7 +68,7 @@ def joint(folder, *, strong_weight=0.42, weak_trainable=True, family="qwen3", **
 
 def trained(folder, **options):
     trainer = joint(folder, **options)
-    fit(trainer, ROWS)
+    fit(trainer)
     return trainer
 
 
@@ -117,7 +114,7 @@ def test_all_weight_on_the_strong_logits_is_plain_sft(tmp_path):
     mixed = trained(tmp_path / "mixed", strong_weight=1.0)
     (tmp_path / "plain").mkdir()
     plain = SFTTrainer(model=tiny_model(seed=1), **common(tmp_path / "plain"))
-    fit(plain, ROWS)
+    fit(plain)
     assert losses(mixed) == pytest.approx(losses(plain), abs=1e-5)
     torch.testing.assert_close(weights(mixed.model.strong), weights(plain.model), rtol=0, atol=1e-5)
     assert_equal(weights(mixed.model.weak), weights(tiny_model(seed=2)))
@@ -148,7 +145,8 @@ def test_the_first_logged_line_equals_a_direct_computation(run):
     _, folder = run
     first = next(read_jsonl(folder / METRICS))
     totals, tokens = {"strong_loss": 0.0, "weak_loss": 0.0}, 0
-    for row in ROWS.select(range(BATCH)):
+    order = training_order(len(ROWS), epochs=1, batch_size=BATCH, seed=RECIPE.seed, phase=1)
+    for row in ROWS.select(order[:BATCH]):
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
         count = (labels[:, 1:] != -100).sum().item()
         tokens += count
@@ -202,18 +200,37 @@ def test_a_weight_that_is_not_a_number_stops_training_at_its_step(branch, tmp_pa
     with torch.no_grad():
         next(getattr(trainer.model, branch).parameters())[5] = math.nan
     with pytest.raises(UserError, match=r"diverged: at step 1 the loss is nan .* Lower learning_rate"):
-        fit(trainer, ROWS)
+        fit(trainer)
 
 
-def test_a_later_divergence_names_its_step_and_keeps_the_checkpoint_before_it(tmp_path):
-    class Poison(TrainerCallback):
-        def on_step_end(self, args, state, control, model, **kwargs):
-            if state.global_step == 3:
-                model.strong.get_input_embeddings().weight.data.fill_(math.nan)
+class Poison(TrainerCallback):
+    """Spoils one weight of a branch at the end of a step."""
 
+    def __init__(self, step, branch="strong", value=math.nan):
+        self.step, self.branch, self.value = step, branch, value
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        if state.global_step == self.step:
+            next(getattr(model, self.branch).parameters()).data[5] = self.value
+
+
+def test_a_later_divergence_names_its_step(tmp_path):
     with pytest.raises(UserError, match="at step 4 the loss is nan"):
-        trained(tmp_path / "run", callbacks=[Poison()])
+        trained(tmp_path / "run", callbacks=[Poison(3)])
     assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
+
+
+@pytest.mark.parametrize("branch, value", [("strong", math.nan), ("weak", math.nan), ("strong", math.inf)])
+def test_a_checkpoint_with_a_weight_that_is_not_finite_is_never_complete(branch, value, run, tmp_path):
+    with pytest.raises(UserError, match=r"diverged: at step 4 a weight is not finite\. Lower learning_rate"):
+        trained(tmp_path / "run", callbacks=[Poison(4, branch, value)])
+    assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
+    assert_equal(both(trained(tmp_path / "run")), both(run[0]))
+
+
+def test_adapters_are_refused(tmp_path):
+    with pytest.raises(UserError, match="peft_config is not supported"):
+        WDJTTrainer(tiny_model(seed=1), tiny_model(seed=2), peft_config=object(), **common(tmp_path))
 
 
 @pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])

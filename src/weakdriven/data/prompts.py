@@ -1,6 +1,7 @@
 """System prompts and chat rendering: the same text for training, entropy, sampling and evaluation."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ SYSTEM_PROMPTS = {
 _SENTINEL = "weakdriven completion goes here"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Renderer:
     """Turns messages into the exact text that a model sees."""
 
@@ -45,21 +46,41 @@ class Renderer:
             messages = [{"role": "system", "content": system}, *messages]
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
-    @property
+    @cached_property
     def end_of_turn(self) -> str:
-        """What the template writes after a reply, without trailing line breaks: the token that ends it.
+        """What ends a reply: the template's text after it, up to its first special token, or else the EOS token.
 
         The reply itself is never passed through the template, because some templates rewrite it (Qwen3 moves
         thinking blocks about) and a model must be trained on the text it will be asked to produce.
         """
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
-        text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
-        return text.split(_SENTINEL)[-1].rstrip() or str(self.tokenizer.eos_token)
+        _, found, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).partition(_SENTINEL)
+        if not found:
+            raise UserError("The chat template leaves out the assistant's reply, so there is nothing to learn from.")
+        ends = [after.find(token) + len(token) for token in self._special_tokens() if token in after]
+        if not ends and self.tokenizer.eos_token is None:
+            raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
+        return after[: min(ends)] if ends else str(self.tokenizer.eos_token)
 
+    def _special_tokens(self) -> list[str]:
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return [*added, *self.tokenizer.all_special_tokens]
+
+    @cached_property
     def stop_ids(self) -> list[int]:
         """Tokens that end generation: the chat end-of-turn and the tokenizer's own end."""
         end = self.tokenizer(self.end_of_turn, add_special_tokens=False)["input_ids"]
         return sorted({end[-1], self.tokenizer.eos_token_id} - {None})  # pyright: ignore
+
+    def check(self) -> None:
+        """Render a prompt and an ending now, so that a broken template is found before any work."""
+        try:
+            self.prompt([{"role": "user", "content": "?"}])
+            self.stop_ids  # noqa: B018
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"The chat template cannot be used with style {self.style!r}: {error}.") from error
 
 
 def give_chat_template(tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str) -> None:
@@ -68,10 +89,10 @@ def give_chat_template(tokenizer: "PreTrainedTokenizerBase", template: str | Non
         tokenizer.chat_template = (resources.files("weakdriven") / "templates" / f"{template}.jinja").read_text()
     elif template is not None:
         try:
-            tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
-        except OSError:
+            tokenizer.chat_template = Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
             raise UserError(
-                f"chat_template: {template} is neither a file nor one of the shipped templates "
+                f"chat_template: {template} is neither a readable file nor one of the shipped templates "
                 f"({', '.join(SHIPPED_TEMPLATES)})."
             ) from None
     elif not tokenizer.chat_template:

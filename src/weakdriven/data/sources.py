@@ -69,10 +69,10 @@ def as_example(row: dict[str, Any], number: int, path: str) -> Example:
         raise UserError(f"{where}: the prompt is empty; every row needs one.")
     if len(replies) != 1 or replies[0]["role"] != "assistant" or not replies[0]["content"].strip():
         raise UserError(f"{where}: there is no completion to learn from; remove the row or give it one.")
-    identity = number if row.get("id") is None else row["id"]
+    identity = str(number if row.get("id") is None else row["id"]).encode(errors="backslashreplace").decode()
     gold = next((str(row[key]) for key in GOLD_FIELDS if row.get(key) is not None), None)
     meta = {key: value for key, value in row.items() if key not in used | {"id", *GOLD_FIELDS}}
-    return Example(str(identity), prompt, replies[0]["content"], gold, meta)
+    return Example(identity, prompt, replies[0]["content"], gold, meta)
 
 
 def _messages(value: Any, where: str, role: str = "") -> list[Message]:
@@ -83,7 +83,12 @@ def _messages(value: Any, where: str, role: str = "") -> list[Message]:
     turns: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(f), str) for f in fields) for turn in turns):
         raise UserError(f"{where}: expected text or messages with role and content, found {json.dumps(value)[:80]}.")
-    return [{field: turn[field] for field in fields} for turn in turns]
+    messages = [{field: turn[field] for field in fields} for turn in turns]
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: the text holds half a surrogate pair, which is not valid Unicode.") from None
+    return messages
 
 
 def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:
@@ -91,7 +96,7 @@ def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:
     if path == EMBEDDED:
         yield from demo_rows(split)
         return
-    file = Path(path)
+    file = Path(path).expanduser()
     if file.is_file():
         if file.suffix == ".parquet":
             yield from _hub_rows("parquet", "train", data_files=str(file))
@@ -107,23 +112,23 @@ def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as lines:
-        number = 0
-        try:
+    number = 0
+    try:
+        with opener(file, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _object(json.loads(line), file, number)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
-        except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
+    except (UnicodeDecodeError, OSError, zlib.error, EOFError) as error:
+        raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
 
 
 def _json_array(file: Path) -> Iterator[dict[str, Any]]:
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}.") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}.") from None
     if not isinstance(rows, list):
         raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}.")
     for number, row in enumerate(rows, start=1):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 LEVELS = (2, 3, 4, 5)
 """Difficulty of a problem: the number of calculations its solution needs."""
 TRAIN_ITEMS, TEST_ITEMS = 3200, 512
+VERSION = 1
+"""Raised when the generated problems change, so that finished runs know."""
 LARGEST = 150
 
 NAMES = ("Mia", "Tom", "Lena", "Ravi", "Noah", "Sara", "Omar", "Ana")

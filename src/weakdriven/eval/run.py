@@ -46,7 +46,7 @@ def evaluate(
         renderer.tokenizer,
         prompts,
         max_new_tokens=max_new_tokens,
-        stop_ids=renderer.stop_ids(),
+        stop_ids=renderer.stop_ids,
         batch_size=batch_size,
         on_batch=keep,
     )

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.errors import UserError
+from weakdriven.models.pair import head, hidden_states
 from weakdriven.rundir import digest, file_digest
 
 EMBEDDED = "embedded:base"
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-UNMIXABLE = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
 DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -39,8 +39,8 @@ def locate_model(source: str) -> Path:
 
 def fingerprint(folder: Path) -> str:
     """Hash of what decides a model's outputs: configuration, weights, tokenizer, chat template."""
-    if folder.parent.name == "snapshots":  # the Hub's cache names the folder after the commit
-        return folder.name
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        return folder.name  # the Hub's cache names the folder after the commit
     files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
     ours = ("manifest.json", "trainer_state.json", "built.json")
     return digest({path.name: file_digest(path) for path in files if path.name not in ours})
@@ -77,7 +77,24 @@ def load_model(
             f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
             "at random; use a complete checkpoint of that architecture."
         )
+    refuse_other_logits(model, folder)
     return model
+
+
+@torch.no_grad()
+def refuse_other_logits(model: PreTrainedModel, folder: Path) -> None:
+    """Mixed loss and entropy read hidden states and head; a model that caps or scales its logits would come out wrong."""
+    ids = torch.arange(8)[None]
+    model.eval()
+    ours = hidden_states(model, {"input_ids": ids, "use_cache": False}) @ head(model).weight.T
+    theirs = model(input_ids=ids, use_cache=False).logits
+    if not theirs.isfinite().all():
+        raise UserError(f"{folder}: the model's logits are not finite; the checkpoint is damaged.")
+    if not torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05 * theirs.float().std().item()):
+        raise UserError(
+            f"{folder}: {type(model).__name__} changes its logits after the head (a cap, a scale), which this version "
+            "does not mix; use a model without it."
+        )
 
 
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
@@ -95,17 +112,12 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
             f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs. "
             "Save its language model as a checkpoint of its own first."
         )
-    for name in UNMIXABLE:
-        if getattr(config, name, None) not in (None, 0, 1):
-            raise UserError(
-                f"{folder}: {config.model_type} changes its logits after the head ({name}), which this version does "
-                "not mix; use a model without it."
-            )
 
 
-def refuse_different_tokenizers(weak: Path, strong: Path) -> None:
+def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Mixing logits only makes sense where token k is the same text for both models."""
-    vocabularies = [load_tokenizer(folder).get_vocab() for folder in (weak, strong)]
+    folders = (weak, strong)
+    vocabularies = [load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab() for folder in folders]
     if vocabularies[0] != vocabularies[1]:
         different = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
         raise UserError(

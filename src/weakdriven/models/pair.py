@@ -30,8 +30,6 @@ class WeakStrongPair(nn.Module):
         weak_trainable: False freezes the weak model: forward only, no gradient, no optimizer state.
     """
 
-    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch and leaves the division to us
-
     def __init__(
         self, *, strong: PreTrainedModel, weak: PreTrainedModel, strong_weight: float = 0.5, weak_trainable: bool = True
     ):

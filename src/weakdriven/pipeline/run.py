@@ -9,16 +9,17 @@ from weakdriven.pipeline.stages import Model, Stages, bind
 from weakdriven.pipeline.wmss import wmss
 from weakdriven.recipe import Recipe, dump_recipe
 from weakdriven.report import write_report
-from weakdriven.rundir import PLAN_FILE, Progress, Run, claimed, write_json
+from weakdriven.rundir import PLAN_FILE, RECIPE_FILE, Progress, Run, claimed, write_json, write_text
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
     """Run what is not done yet; returns the report."""
     transformers_logging.disable_progress_bar()
-    with claimed(root, recipe.name, dump_recipe(recipe)):
+    with claimed(root, recipe.name):
         stages = bind(recipe, Run(root, recipe.seed, dry=True))
         all_stages(stages)
-        write_json(root / PLAN_FILE, [entry.name for entry in stages.run.planned])
+        write_text(root / RECIPE_FILE, dump_recipe(recipe))
+        write_json(root / PLAN_FILE, {entry.name: entry.key for entry in stages.run.planned})
         progress.plan(list(stages.run.planned))
         stages.run = Run(root, recipe.seed, progress=progress)
         try:

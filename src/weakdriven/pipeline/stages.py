@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from transformers import PreTrainedModel
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.sources import EMBEDDED as EMBEDDED_DATA
 from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import load_tokens, write_tokens
+from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, benchmark_source, load_items
 from weakdriven.eval.run import evaluate
@@ -43,7 +46,7 @@ from weakdriven.rundir import (
 )
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
-from weakdriven.training.supervised import save_model, train_supervised
+from weakdriven.training.supervised import Phase, save_model, train_supervised
 
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
@@ -87,27 +90,30 @@ class Stages:
             append_jsonl(out / EXAMPLES, [example.as_row() for example in examples if example.id in kept])
             return {**counters, "rows_read": len(examples)}
 
+        decisive = settings.model_dump(mode="json", exclude={"path", "split"})
         tokenizer_key = digest([self.base.key, self.renderer.tokenizer.chat_template])
-        inputs = {"file": data_key(settings.path), "tokenizer": tokenizer_key}
-        return self.run.stage("data", compute, settings=settings.model_dump(mode="json"), inputs=inputs)
+        inputs = {"rows": data_key(settings.path, settings.split), "tokenizer": tokenizer_key}
+        source = settings.model_dump(mode="json", include={"path", "split"})
+        return self.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source)
 
     def supervised(
-        self, name: str, start: Model, data: Stage, settings: TrainSettings, *, epochs: int, active: Stage | None = None
+        self,
+        name: str,
+        start: Model,
+        data: Stage,
+        settings: TrainSettings,
+        *,
+        epochs: int,
+        active: Stage | None = None,
+        turn: int = 0,
     ) -> Model:
         """Supervised fine-tuning of `start`, on the active set where one is given."""
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            model, tokenizer = self._load(start), self.renderer.tokenizer
-            counters = train_supervised(
-                model,
-                tokenizer,
-                training_rows(data, active),
-                settings,
-                self.recipe,
-                epochs=epochs,
-                work=work,
-                progress=self.run.progress,
-            )
+            model = self._load(start)
+            phase = Phase(name, turn, epochs, work, self.run.progress)
+            rows = training_rows(data, active)
+            counters = train_supervised(model, self.renderer.tokenizer, rows, settings, self.recipe, phase)
             self._save(model, work, out)
             return counters
 
@@ -155,7 +161,7 @@ class Stages:
             weak_N, strong_N = align_scores(next(scores), next(scores), ids)
             probabilities_N = selection_probabilities(weak_N, strong_N, **weights)
             active = draw_active(
-                probabilities_N, seed=self.recipe.seed + turn - 1, multiplier=settings.multiplier, dedup=settings.dedup
+                probabilities_N, seed=[self.recipe.seed, turn], multiplier=settings.multiplier, dedup=settings.dedup
             )
             draws = torch.bincount(torch.from_numpy(active), minlength=len(ids)).tolist()
             columns = zip(ids, probabilities_N.tolist(), draws, strict=True)
@@ -169,7 +175,7 @@ class Stages:
             compute,
             settings={
                 **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens"}),
-                "seed": self.recipe.seed + turn - 1,
+                "seed": [self.recipe.seed, turn],
             },
             inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
         )
@@ -178,18 +184,13 @@ class Stages:
         """WD-JT: weak and strong trained on their mixed logits; the strong one is kept."""
         settings = self.recipe.joint
 
+        name = f"round-{turn}/strong"
+
         def compute(work: Path, out: Path) -> dict[str, Any]:
             strong_model, weak_model = self._load(strong), self._load(weak)
-            counters = train_joint(
-                strong_model,
-                weak_model,
-                self.renderer.tokenizer,
-                training_rows(data, active),
-                settings,
-                self.recipe,
-                work=work,
-                progress=self.run.progress,
-            )
+            phase = Phase(name, turn, settings.epochs, work, self.run.progress)
+            rows, tokenizer = training_rows(data, active), self.renderer.tokenizer
+            counters = train_joint(strong_model, weak_model, tokenizer, rows, settings, self.recipe, phase)
             self._save(strong_model, work, out)
             if settings.save_weak:
                 self._save(weak_model, work, out / WEAK_FOLDER)
@@ -197,7 +198,7 @@ class Stages:
 
         mixing = settings.model_dump(include={"strong_weight", "weak", "save_weak"})
         inputs = keys(weak=weak, strong=strong, data=data, active=active)
-        return self._model_stage(f"round-{turn}/strong", compute, settings, inputs=inputs, also=mixing)
+        return self._model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
     def evaluation(self, model: Model, benchmark: str) -> Stage:
         """One model on one benchmark."""
@@ -219,13 +220,14 @@ class Stages:
 
         key = {"version": entry.version, "max_new_tokens": budget, "limit": settings.limit}
         key |= self.recipe.data.model_dump(include={"domain", "style"})
+        key |= self.recipe.model_dump(include={"precision", "attention"})
         source = benchmark_source(benchmark, settings.data_dir)
         template = digest(self.renderer.tokenizer.chat_template)
         return self.run.stage(
             f"eval/{model.name}/{benchmark}",
             compute,
             settings=key,
-            inputs={**keys(model=model), "items": data_key(source), "chat_template": template},
+            inputs={**keys(model=model), "items": data_key(source, "test"), "chat_template": template},
             execution={"batch_size": settings.batch_size},
         )
 
@@ -259,7 +261,7 @@ class Stages:
             out,
             work=work,
             precision=self.recipe.precision,
-            stop_ids=self.renderer.stop_ids(),
+            stop_ids=self.renderer.stop_ids,
         )
 
 
@@ -276,15 +278,25 @@ def keys(**parts: Model | Stage | None) -> dict[str, str]:
     return {name: part.key for name, part in parts.items() if part is not None}
 
 
-def data_key(path: str) -> str:
-    """Content hash of a local file; the name of an embedded or Hub dataset."""
-    if path == EMBEDDED_DATA or not Path(path).is_file():
-        return path
-    return file_digest(Path(path))
+def data_key(path: str, split: str) -> str:
+    """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
+    if path == EMBEDDED_DATA:
+        return f"{path}@{PROBLEMS_VERSION}/{split}"
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file_digest(file)
+    try:
+        commit = HfApi().dataset_info(path).sha
+    except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
+        commit = "cached"
+    return f"{path}@{commit}/{split}"
 
 
 def bind(recipe: Recipe, run: Run) -> Stages:
-    """Check everything that can be checked before hours are spent: models, tokenizers, template, data, benchmarks."""
+    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage."""
+    if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
+        have = ", ".join(trackers) or "none"
+        raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
     if (devices := torch.cuda.device_count()) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
             f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE "
@@ -298,8 +310,9 @@ def bind(recipe: Recipe, run: Run) -> Stages:
     if recipe.sft.model:
         folder = locate_model(recipe.sft.model)
         check_model(folder, trust_remote_code=recipe.trust_remote_code)
-        refuse_different_tokenizers(base_folder, folder)
+        refuse_different_tokenizers(base_folder, folder, trust_remote_code=recipe.trust_remote_code)
         strong = Model("sft", folder, fingerprint(folder))
     items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in recipe.eval.benchmarks}
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    renderer.check()
     return Stages(recipe, run, Model("base", base_folder, fingerprint(base_folder)), strong, renderer, items)

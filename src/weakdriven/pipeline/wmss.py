@@ -16,7 +16,7 @@ def wmss(stages: Stages, data: Stage) -> list[Model]:
         else:  # all weight on the strong logits is plain SFT, and the weak model need not run
             name = f"round-{turn}/strong"
             epochs = recipe.joint.epochs
-            models.append(stages.supervised(name, strong, data, recipe.joint, epochs=epochs, active=active))
+            models.append(stages.supervised(name, strong, data, recipe.joint, epochs=epochs, active=active, turn=turn))
     return models
 
 

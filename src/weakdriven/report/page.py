@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from weakdriven.report.charts import entropy_scatter, interval_chart, loss_charts
-from weakdriven.report.read import LEFTOVER, load_run
+from weakdriven.report.read import LEFTOVER, STALE, load_run
 from weakdriven.report.words import FILTERS, in_prose, mapping, number, plain, score
 from weakdriven.rundir import REPORT, write_text
 
@@ -36,7 +36,9 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
     wall = {stage["name"]: number(stage["manifest"].get("wall_seconds")) or 0.0 for stage in done}
     return data | {
         "name": str(data["info"].get("recipe") or "unnamed run"),
-        "waiting": [stage["name"] for stage in data["stages"] if stage["status"] in ("unfinished", "not run yet")],
+        "waiting": [
+            stage["name"] for stage in data["stages"] if stage["status"] in ("unfinished", "not run yet", STALE)
+        ],
         "leftover": LEFTOVER,
         "verdict": verdict(data),
         "effort": effort(data),

@@ -21,31 +21,32 @@ from weakdriven.rundir import (
     WORK,
 )
 
-LEFTOVER = "from an older recipe"
+LEFTOVER, STALE = "from an older recipe", "out of date"
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
     """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
     problems: list[str] = []
-    return _accuracy(_read_scores(run, _read_plan(run, problems), problems))
+    current = _current(_read_plan(run, problems), _read_manifests(run, problems))
+    return _accuracy(_read_scores(run, current, problems))
 
 
 def load_run(run: Path) -> dict[str, Any]:
     """Everything the page needs from a run directory."""
     problems: list[str] = []
-    plan = _read_plan(run, problems)
+    plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
+    current = _current(plan, manifests)
 
     def rows(stage: str, file: str) -> list[dict[str, Any]]:
-        return _read_lines(run / stage / file, problems) if plan is None or stage in plan else []
+        return _read_lines(run / stage / file, problems) if current is None or stage in current else []
 
     def column(stage: str, file: str, key: str) -> dict[str, Any]:
         return {str(row.get("id")): row.get(key) for row in rows(stage, file)}
 
     recipe = run / RECIPE_FILE
-    manifests = _read_manifests(run, problems)
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
-    scores = _read_scores(run, plan, problems)
-    numbers = _rounds(plan or [path.relative_to(run).as_posix() for path in run.glob("round-*/strong")])
+    scores = _read_scores(run, current, problems)
+    numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/strong")])
     rounds: list[dict[str, Any]] = [
         {
             "number": t,
@@ -90,9 +91,18 @@ def _rounds(stages: list[str]) -> list[int]:
     return sorted({int(found[1]) for name in stages if (found := re.fullmatch(r"round-([1-9]\d*)/strong", name))})
 
 
-def _status(run: Path, name: str, plan: list[str] | None, manifests: dict[str, Any]) -> str:
+def _current(plan: dict[str, str] | None, manifests: dict[str, Any]) -> set[str] | None:
+    """Stages whose result belongs to the recipe as it is now; None where there is no plan to tell."""
+    if plan is None:
+        return None
+    return {name for name, key in plan.items() if manifests.get(name, {}).get("key") == key}
+
+
+def _status(run: Path, name: str, plan: dict[str, str] | None, manifests: dict[str, Any]) -> str:
     if plan is not None and name not in plan:
         return LEFTOVER
+    if plan is not None and manifests.get(name) and manifests[name].get("key") != plan[name]:
+        return STALE
     begun = (run / name).exists() or (run / WORK / name.replace("/", "--")).exists()
     return "done" if manifests.get(name) else "unfinished" if begun else "not run yet"
 
@@ -108,8 +118,8 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
     return rows
 
 
-def _read_plan(run: Path, problems: list[str]) -> list[str] | None:
-    """Names of the stages that the recipe asks for, in order; None where nobody wrote them down."""
+def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
+    """Names and keys of the stages that the recipe asks for, in order; None where nobody wrote them down."""
     path = run / PLAN_FILE
     if not path.is_file():
         return None
@@ -117,9 +127,9 @@ def _read_plan(run: Path, problems: list[str]) -> list[str] | None:
         plan = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         plan = None
-    if isinstance(plan, list) and plan and all(isinstance(name, str) for name in plan):
+    if isinstance(plan, dict) and plan:
         return plan
-    problems.append(f"{PLAN_FILE} is no list of stages; the page shows what it found, and cannot tell what is missing.")
+    problems.append(f"{PLAN_FILE} names no stages; the page shows what it found, and cannot tell what is missing.")
     return None
 
 
@@ -131,13 +141,13 @@ def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]
     return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 
 
-def _read_scores(run: Path, plan: list[str] | None, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def _read_scores(run: Path, current: set[str] | None, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(benchmark, model) to its scores; models in the order of `MODEL_NAMES`, then the rounds."""
     rank = {model: str(place) for place, model in enumerate(MODEL_NAMES)}
     found = {
         (path.parts[-2], path.parts[-3]): path
         for path in run.glob(f"eval/*/*/{BENCHMARK_SCORES}")
-        if plan is None or path.parent.relative_to(run).as_posix() in plan
+        if current is None or path.parent.relative_to(run).as_posix() in current
     }
     # The length puts round-10 after round-9.
     order = sorted(found, key=lambda pair: (pair[0], len(rank.get(pair[1], pair[1])), rank.get(pair[1], pair[1])))

@@ -10,35 +10,39 @@ from trl.trainer.sft_config import SFTConfig
 from weakdriven.recipe import Recipe, TrainSettings
 
 
-def training_order(rows: int, *, epochs: int, batch_size: int, seed: int) -> np.ndarray:
+def training_order(rows: int, *, epochs: int, batch_size: int, seed: int, phase: int = 0) -> np.ndarray:
     """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
     Fixing the order here makes the number of steps exact (METHODS: floor(rows / batch) an epoch, at least 1) and lets
-    a killed run go on by skipping what it has seen. Fewer rows than one batch make one batch of all epochs together.
+    a killed run go on by skipping what it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of
+    a run see the rows in the same order.
 
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
     16
     """
-    order = [np.random.default_rng([seed, epoch]).permutation(rows) for epoch in range(epochs)]
-    if rows < batch_size:
-        return np.concatenate(order)[:batch_size]
-    return np.concatenate([epoch[: rows // batch_size * batch_size] for epoch in order])
+    keep = rows // min(batch_size, rows) * min(batch_size, rows)
+    shuffles = [np.random.default_rng([seed, phase, epoch]).permutation(rows) for epoch in range(epochs)]
+    return np.concatenate([shuffle[:keep] for shuffle in shuffles])
 
 
-def training_arguments(settings: TrainSettings, recipe: Recipe, *, rows: int, folder: Path) -> SFTConfig:
-    """Arguments for a phase that sees `rows` rows, already in order, once."""
-    steps = max(rows // settings.batch_size, 1)
+def training_arguments(
+    settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
+) -> SFTConfig:
+    """Arguments for `epochs` epochs over `rows` rows that come in order; fewer rows than a batch are one batch."""
+    batch = min(settings.batch_size, rows)
+    micro = math.gcd(batch, settings.micro_batch_size)
+    steps = rows // batch * epochs
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=1,
-        per_device_train_batch_size=settings.micro_batch_size,
-        gradient_accumulation_steps=settings.batch_size // settings.micro_batch_size,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // micro,
         train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.schedule,
-        warmup_steps=math.ceil(settings.warmup_ratio * steps),
+        warmup_steps=int(settings.warmup_ratio * steps),
         weight_decay=settings.weight_decay,
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
@@ -52,6 +56,8 @@ def training_arguments(settings: TrainSettings, recipe: Recipe, *, rows: int, fo
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,
         report_to=list(recipe.report_to),
+        run_name=f"{recipe.name}-{stage.replace('/', '-')}",
+        use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
     )

@@ -4,11 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
 from weakdriven.rundir import METRICS, Progress, append_jsonl, salvage_jsonl, sync_tree, write_text
 
+REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
 COMPLETE = "complete"
 """Written into a checkpoint once all of it is on disk: Trainer itself resumes from half-written ones."""
 
@@ -29,16 +31,16 @@ class PhaseCallback(TrainerCallback):
         if not math.isfinite(logs["loss"]) or not math.isfinite(logs.get("grad_norm", 0.0)):
             raise UserError(
                 f"Training diverged: at step {state.global_step} the loss is {logs['loss']} and the gradient norm "
-                f"{logs.get('grad_norm')}. Lower learning_rate, or try precision fp32 or attention eager; the last "
-                "good checkpoint is kept."
+                f"{logs.get('grad_norm')}. {REMEDY}"
             )
         self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            sync_tree(checkpoint)
-            write_text(checkpoint / COMPLETE, f"{state.global_step}\n")
+        if not all(torch.isfinite(weight).all() for weight in kwargs["model"].parameters()):
+            raise UserError(f"Training diverged: at step {state.global_step} a weight is not finite. {REMEDY}")
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        sync_tree(checkpoint)
+        write_text(checkpoint / COMPLETE, f"{state.global_step}\n")
 
 
 def last_complete_checkpoint(folder: Path) -> Path | None:

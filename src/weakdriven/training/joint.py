@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
+from weakdriven.errors import UserError
 from weakdriven.models.pair import PairOutput, WeakStrongPair, load_pair_weights, save_pair
 from weakdriven.recipe import JointSettings, Recipe
-from weakdriven.rundir import Progress
-from weakdriven.training.arguments import training_arguments
-from weakdriven.training.callbacks import PhaseCallback
-from weakdriven.training.supervised import fit, ordered
+from weakdriven.training.supervised import Phase, fit
 
 
 class WDJTTrainer(SFTTrainer):
@@ -29,7 +27,11 @@ class WDJTTrainer(SFTTrainer):
         weak_trainable: bool = True,
         **kwargs: Any,
     ):
+        if kwargs.get("peft_config") is not None:
+            raise UserError("WDJTTrainer trains whole models; peft_config is not supported by this version.")
         super().__init__(model=model, **kwargs)
+        # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
+        self.model_accepts_loss_kwargs = True
         pair = WeakStrongPair(strong=model, weak=weak_model, strong_weight=strong_weight, weak_trainable=weak_trainable)
         if self.place_model_on_device:
             self._move_model_to_device(weak_model, self.args.device)
@@ -85,20 +87,15 @@ def train_joint(
     dataset: Dataset,
     settings: JointSettings,
     recipe: Recipe,
-    *,
-    work: Path,
-    progress: Progress,
+    phase: Phase,
 ) -> dict[str, Any]:
-    """Train both in place; returns counters. What is in `work` from a killed try is used."""
-    rows = ordered(dataset, settings, epochs=settings.epochs, seed=recipe.seed)
+    """Train both in place; returns counters."""
     trainer = WDJTTrainer(
         strong,
         weak,
         strong_weight=settings.strong_weight,
         weak_trainable=settings.weak == "joint",
-        args=training_arguments(settings, recipe, rows=len(rows), folder=work / "checkpoints"),
-        train_dataset=rows,
         processing_class=tokenizer,
-        callbacks=[PhaseCallback(work, progress)],
+        **phase.prepare(dataset, settings, recipe),
     )
-    return fit(trainer, rows)
+    return fit(trainer)

@@ -1,6 +1,8 @@
 """One model, one label stream: supervised fine-tuning through TRL."""
 
+import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,30 @@ from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 
 
-def ordered(dataset: Dataset, settings: TrainSettings, *, epochs: int, seed: int) -> Dataset:
-    order = training_order(len(dataset), epochs=epochs, batch_size=settings.batch_size, seed=seed)
-    return dataset.select_columns(["input_ids", "labels"]).select(order)
+@dataclass(frozen=True)
+class Phase:
+    """Where and when a training phase runs."""
+
+    stage: str
+    number: int
+    """0 for SFT and controls, t for round t."""
+    epochs: int
+    work: Path
+    """What a killed try left here is used."""
+    progress: Progress
+
+    def prepare(self, dataset: Dataset, settings: TrainSettings, recipe: Recipe) -> dict[str, Any]:
+        """What every trainer takes: the rows in order, the arguments, our callback."""
+        rows, epochs = len(dataset), self.epochs
+        order = training_order(rows, epochs=epochs, batch_size=settings.batch_size, seed=recipe.seed, phase=self.number)
+        folder = self.work / "checkpoints"
+        # its default is a folder in the checkpoints, which go away with the finished stage
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
+        return {
+            "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
+            "train_dataset": dataset.select_columns(["input_ids", "labels"]).select(order),
+            "callbacks": [PhaseCallback(self.work, self.progress)],
+        }
 
 
 def train_supervised(
@@ -26,24 +49,13 @@ def train_supervised(
     dataset: Dataset,
     settings: TrainSettings,
     recipe: Recipe,
-    *,
-    epochs: int,
-    work: Path,
-    progress: Progress,
+    phase: Phase,
 ) -> dict[str, Any]:
-    """Train in place; returns counters. What is in `work` from a killed try is used."""
-    rows = ordered(dataset, settings, epochs=epochs, seed=recipe.seed)
-    trainer = SFTTrainer(
-        model=model,
-        args=training_arguments(settings, recipe, rows=len(rows), folder=work / "checkpoints"),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=[PhaseCallback(work, progress)],
-    )
-    return fit(trainer, rows)
+    """Train in place; returns counters."""
+    return fit(SFTTrainer(model=model, processing_class=tokenizer, **phase.prepare(dataset, settings, recipe)))
 
 
-def fit(trainer: SFTTrainer, rows: Dataset) -> dict[str, Any]:
+def fit(trainer: SFTTrainer) -> dict[str, Any]:
     """Train to the end from the last complete checkpoint, if there is one."""
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
@@ -52,11 +64,9 @@ def fit(trainer: SFTTrainer, rows: Dataset) -> dict[str, Any]:
         if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
             shutil.rmtree(leftover)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trainable(trainer.model)}
-
-
-def trainable(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+    rows: Any = trainer.train_dataset
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
+    return {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
 
 
 def save_model(
@@ -71,6 +81,7 @@ def save_model(
     """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; and the metrics."""
     if precision == "bf16-mixed":
         model.to(torch.bfloat16)  # pyright: ignore
+    model.config.use_cache = True  # Trainer turns it off in the config it trains with
     generation = model.generation_config
     assert generation is not None
     generation.eos_token_id, generation.pad_token_id = stop_ids, tokenizer.pad_token_id

@@ -1,0 +1,94 @@
+"""What every phase gives its trainer and leaves behind."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven.recipe import DataSettings, JointSettings, Recipe, TrainSettings
+from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.training.arguments import training_order
+from weakdriven.training.callbacks import PhaseCallback
+from weakdriven.training.joint import train_joint
+from weakdriven.training.supervised import Phase, save_model, train_supervised
+
+RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
+ROWS = token_rows(10)
+SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    """Where a stage of a run works; what a phase sets for trackers is undone."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
+    folder = tmp_path / "run" / ".work" / "sft" / "work"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def phase(work, *, stage="sft", number=0, epochs=1):
+    return Phase(stage, number, epochs, work, Progress())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_phase_gives_its_trainer_the_rows_in_its_own_order(number, work):
+    given = phase(work, number=number, epochs=2).prepare(ROWS, TrainSettings(**SMALL), RECIPE)
+    order = training_order(10, epochs=2, batch_size=4, seed=RECIPE.seed, phase=number)
+    assert given["train_dataset"].to_list() == [ROWS[int(row)] for row in order]
+    assert given["args"].output_dir == str(work / "checkpoints")
+    assert [type(callback) for callback in given["callbacks"]] == [PhaseCallback]
+
+
+def test_a_trainer_sees_nothing_of_a_row_but_ids_and_labels(work):
+    rows = ROWS.add_column("truncated", [False] * len(ROWS))
+    given = phase(work).prepare(rows, TrainSettings(**SMALL), RECIPE)
+    assert given["train_dataset"].column_names == ["input_ids", "labels"]
+
+
+def test_trackers_write_where_the_run_keeps_them(work):
+    phase(work, stage="round-1/strong").prepare(ROWS, TrainSettings(**SMALL), RECIPE)
+    run = work.parents[2]
+    assert run.name == "run"
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(run / "trackers" / "round-1" / "strong")
+
+
+@pytest.mark.parametrize("rows, epochs, steps", [(10, 1, 2), (10, 2, 4), (3, 1, 1), (3, 2, 2)])
+def test_both_kinds_of_training_count_steps_rows_and_parameters(rows, epochs, steps, work):
+    model, dataset = tiny_model(seed=1), token_rows(rows)
+    size = sum(weight.numel() for weight in model.parameters())
+    expected = {"steps": steps, "rows": steps * min(rows, 4)}
+    settings = TrainSettings(**SMALL)
+    counted = train_supervised(model, embedded_tokenizer(), dataset, settings, RECIPE, phase(work, epochs=epochs))
+    assert counted == {**expected, "parameters": size}
+    assert [row["step"] for row in read_jsonl(work / METRICS)] == list(range(1, steps + 1))
+    other = work.with_name("other")
+    other.mkdir()
+    for weak, parts in (("joint", 2), ("frozen", 1)):
+        strong, settings = tiny_model(seed=1), JointSettings(**SMALL, weak=weak)
+        at = phase(other / weak, stage="round-1/strong", number=1, epochs=epochs)
+        at.work.mkdir()
+        counted = train_joint(strong, tiny_model(seed=2), embedded_tokenizer(), dataset, settings, RECIPE, at)
+        assert counted == {**expected, "parameters": parts * size}
+
+
+def test_a_phase_of_one_step_learns_at_the_full_rate(work):
+    settings = TrainSettings(**SMALL, warmup_ratio=0.5)
+    train_supervised(tiny_model(), embedded_tokenizer(), token_rows(3), settings, RECIPE, phase(work))
+    assert [row["learning_rate"] for row in read_jsonl(work / METRICS)] == [SMALL["learning_rate"]]
+
+
+@pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16-mixed", torch.bfloat16)])
+def test_a_saved_model_generates_with_a_cache_and_stops_where_it_was_told(precision, dtype, work, tmp_path):
+    model, tokenizer, out = tiny_model(), embedded_tokenizer(), tmp_path / "out"
+    (work / METRICS).write_text("{}\n")
+    model.config.use_cache = False  # as training leaves it
+    save_model(model, tokenizer, out, work=work, precision=precision, stop_ids=[1, 2])
+    config = json.loads((out / "config.json").read_text())
+    assert config["use_cache"] is True
+    loaded = type(model).from_pretrained(out)
+    assert loaded.dtype == dtype
+    assert loaded.generation_config.eos_token_id == [1, 2]
+    assert all(torch.equal(value, weights(model)[name]) for name, value in weights(loaded).items())
+    assert (out / METRICS).is_file() and (out / "tokenizer.json").is_file()
