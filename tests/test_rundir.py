@@ -140,6 +140,17 @@ def test_a_new_result_replaces_the_older_one_whole(tmp_path):
     assert sorted(path.name for path in (tmp_path / "part/one").iterdir()) == ["manifest.json", "new.txt"]
 
 
+def test_a_result_that_a_kill_kept_from_its_place_is_put_there_without_computing(tmp_path):
+    home = tmp_path / ".work/part--one"
+    for change, calls in (({}, 0), ({"settings": {}}, 1)):  # the same key, another one
+        stage(tmp_path, Work())
+        home.mkdir()
+        (tmp_path / "part/one").rename(home / "out")
+        work = Work()
+        assert stage(tmp_path, work, **change).ran == {"part/one": "not run yet"}
+        assert len(work.found) == calls and stage(tmp_path, work, **change).ran == {} and not home.exists()
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"\xff", b'{"key": "k"}', b'{"key": 1, "settings": []}'])
 def test_a_stage_whose_manifest_cannot_be_read_runs_again(tmp_path, text):
     stage(tmp_path, Work())

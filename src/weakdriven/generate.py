@@ -27,22 +27,23 @@ def generate(
     on_batch: Callable[[list[int], list[Completion]], None],
 ) -> None:
     """Complete every prompt; `on_batch` gets the prompts' positions and their completions, shortest prompts first."""
-    model.eval()
-    model.generation_config = GenerationConfig()  # unset values of the one below would be taken from here
     ids = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
     pad = tokenizer.pad_token_id
-    # a fresh one: penalties or beams in the checkpoint's own would make "greedy" mean something else for each model
-    greedy = GenerationConfig(
-        do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, eos_token_id=stop_ids, pad_token_id=pad
-    )
-    for begin in range(0, len(order), batch_size):
-        rows = order[begin : begin + batch_size]
-        width = max(len(ids[row]) for row in rows)
-        padded = torch.tensor([[pad] * (width - len(ids[row])) + ids[row] for row in rows], device=model.device)
-        mask = torch.tensor([[0] * (width - len(ids[row])) + [1] * len(ids[row]) for row in rows], device=model.device)
-        output = model.generate(input_ids=padded, attention_mask=mask, generation_config=greedy)  # pyright: ignore
-        on_batch(rows, [_completion(tokenizer, new, stop_ids) for new in output[:, width:].tolist()])  # pyright: ignore
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=stop_ids, pad_token_id=pad)
+    # penalties or beams in the checkpoint's own config would make "greedy" mean something else for each model
+    own, model.generation_config = model.generation_config, greedy
+    model.eval()
+    try:
+        for begin in range(0, len(order), batch_size):
+            rows = order[begin : begin + batch_size]
+            width = max(len(ids[row]) for row in rows)
+            padded = torch.tensor([[pad] * (width - len(ids[row])) + ids[row] for row in rows], device=model.device)
+            mask = torch.tensor([[0] * (width - len(ids[row])) + [1] * len(ids[row]) for row in rows]).to(model.device)
+            output = model.generate(input_ids=padded, attention_mask=mask)  # pyright: ignore[reportCallIssue]
+            on_batch(rows, [_completion(tokenizer, new, stop_ids) for new in output[:, width:].tolist()])
+    finally:
+        model.generation_config = own
 
 
 def _completion(tokenizer: PreTrainedTokenizerBase, new: list[int], stop_ids: list[int]) -> Completion:

@@ -122,7 +122,8 @@ class TerminalProgress(Progress):
         first = max(0, min(middle - room // 2, len(names) - room))
         parts: list[Text | Bar] = [Text(f"  … {first} above", style="dim")] if first else []
         for name in names[first : first + room]:
-            parts.append(Text(self.lines[name], style="bold" if name == self.running else ""))
+            style = "bold" if name == self.running else ""
+            parts.append(Text(self.lines[name], style=style, no_wrap=True, overflow="ellipsis"))
             if name == self.running:
                 parts.append(self.bar)
         if (below := len(names) - first - room) > 0:

@@ -114,7 +114,12 @@ class Run:
     def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
         begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
         _reset_peak_memory()
-        counters = compute(home / "work", home / "out")
+        try:
+            counters = compute(home / "work", home / "out")
+        except UserError:
+            if not any((home / "work").iterdir()):
+                shutil.rmtree(home)
+            raise
         manifest = {
             "stage": stage.name,
             "key": stage.key,
@@ -180,7 +185,7 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
 
     If the recipe turns out to be wrong before any stage of a new run is finished, no trace is left.
     """
-    existed = root.exists()
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -189,7 +194,7 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
     is_new = not run_file.exists()
     if not is_new:
         _refuse_other_owner(run_file, recipe_name)
-    elif any(path.name not in OUR_FILES and not path.name.endswith(PART) for path in root.iterdir()):
+    elif any(path.name.removesuffix(PART) not in OUR_FILES for path in root.iterdir()):
         raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
     with (root / WORK / "lock").open("w") as lock:
@@ -207,8 +212,8 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
                 shutil.rmtree(root / WORK)
                 for name in (RUN_FILE, RECIPE_FILE, PLAN_FILE):
                     (root / name).unlink(missing_ok=True)
-                if not existed:
-                    root.rmdir()
+                for folder in made:
+                    folder.rmdir()
             raise
 
 

@@ -2,15 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from conftest import SMALL
+from conftest import SMALL, run_small
 from weakdriven.cli import main
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
+from weakdriven.rundir import read_jsonl
 
 ROW = {"id": "a", "question": "What is 1 + 1?", "solution": "1 + 1 = 2. The answer is \\boxed{2}.", "answer": "2"}
 
@@ -32,6 +37,10 @@ def refused(monkeypatch, capsys, tmp_path):
         return errors
 
     return run
+
+
+SHORT = ["method=sft", "baselines=[]", "eval.benchmarks=[]", "data.limit=4"]
+"""A run of a second or two."""
 
 
 def write_rows(path: Path, *rows: dict) -> str:
@@ -64,6 +73,59 @@ def test_duplicate_ids(refused, tmp_path):
     assert "id 'a' stands in rows 1 and 2" in refused(write_rows(tmp_path / "rows.jsonl", ROW, ROW))
 
 
+def test_a_data_file_that_is_a_folder(refused, tmp_path):
+    (tmp_path / "rows.jsonl").mkdir()
+    assert "rows.jsonl: there is no such data file" in refused(f"data.path={tmp_path / 'rows.jsonl'}")
+
+
+def test_a_data_file_that_is_not_what_its_name_says(refused, tmp_path):
+    (tmp_path / "rows.jsonl.gz").write_text(json.dumps(ROW))
+    assert "rows.jsonl.gz, line 1 cannot be read: Not a gzipped file" in refused(f"data.path={tmp_path}/rows.jsonl.gz")
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="root reads every file unless setpriv takes that from it")
+def test_a_data_file_without_the_right_to_read_it(tmp_path):
+    data = write_rows(tmp_path / "rows.jsonl", ROW)
+    (tmp_path / "rows.jsonl").chmod(0)
+    command = [sys.executable, "-c", "from weakdriven.cli import main; main()", "run", "demo", data]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "rows.jsonl" in done.stderr and "cannot be read" in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists(), "something was left behind"
+
+
+@pytest.mark.parametrize("field", ["question", "solution"])
+def test_a_row_with_half_a_surrogate_pair(refused, tmp_path, field):
+    bad = ROW | {"id": "b"} | {field: "half of a pair: \ud83d"}
+    text = refused(write_rows(tmp_path / "rows.jsonl", ROW, bad))
+    assert "row 2" in text and "half a surrogate pair, which is not valid Unicode" in text
+
+
+def test_half_a_surrogate_pair_outside_the_text_to_learn_is_no_mistake(tmp_path):
+    row = ROW | {field: "half of a pair: \ud83d" for field in ("id", "answer", "note")}
+    run_small(tmp_path / "run", *SHORT, write_rows(tmp_path / "rows.jsonl", row))
+    [kept] = read_jsonl(tmp_path / "run/data/examples.jsonl")
+    assert kept["id"] == "half of a pair: \\ud83d" and kept["gold"] == kept["meta"]["note"] == row["note"]
+
+
+def test_a_benchmark_item_with_half_a_surrogate_pair(refused, tmp_path):
+    items = [ROW | {"id": str(i), "question": f"What is {i} + 1? \ud83d"} for i in range(30)]
+    write_rows(tmp_path / "aime2025.jsonl", *items)
+    text = refused(*SHORT, "eval.benchmarks=[aime2025]", f"eval.data_dir={tmp_path}", "eval.limit=1")
+    assert "row 1" in text and "half a surrogate pair, which is not valid Unicode" in text
+
+
+def test_a_parquet_file_with_a_date_column_is_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [ROW | {"id": str(i), "when": datetime(2026, 11, i + 1)} for i in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    run_small(tmp_path / "run", *SHORT, f"data.path={tmp_path / 'rows.parquet'}")
+    dates = [row["meta"]["when"] for row in read_jsonl(tmp_path / "run/data/examples.jsonl")]
+    assert dates == [f"2026-11-0{i + 1} 00:00:00" for i in range(4)]
+
+
 def test_a_prompt_longer_than_max_length(refused, tmp_path):
     long = ROW | {"question": "What is 1 + 1? " * 60}
     text = refused(write_rows(tmp_path / "rows.jsonl", long), "data.max_length=64")
@@ -90,6 +152,26 @@ def test_a_tokenizer_without_a_chat_template(refused, tmp_path):
     assert "has no chat template; set chat_template in the recipe" in text
 
 
+def test_a_chat_template_with_a_syntax_error(refused, tmp_path):
+    (tmp_path / "chat.jinja").write_text("{% if %}")
+    text = refused(f"chat_template={tmp_path / 'chat.jinja'}")
+    assert "The chat template cannot be used with style 'plain': Expected an expression" in text
+
+
+def test_a_chat_template_that_is_not_utf_8(refused, tmp_path):
+    (tmp_path / "chat.jinja").write_bytes(b"\xff\xfe")
+    text = refused(f"chat_template={tmp_path / 'chat.jinja'}")
+    assert "chat.jinja is neither a readable file nor one of the shipped templates (gemma)" in text
+
+
+def test_a_chat_template_that_refuses_the_system_prompt_of_the_style(refused, tmp_path):
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
+    rest = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(refuses + rest)
+    text = refused(f"chat_template={tmp_path / 'chat.jinja'}", "data.style=tagged")
+    assert "The chat template cannot be used with style 'tagged': No system role" in text
+
+
 def test_an_output_directory_of_another_recipe(refused, tmp_path):
     root = tmp_path / "taken"
     root.mkdir()
@@ -113,6 +195,37 @@ def test_a_misspelt_setting(refused):
     assert "Did you mean selection.difficulty?" in refused("selection.dificulty=1")
 
 
+def test_a_tracker_that_is_not_installed(refused):
+    assert "report_to: nonsense is not a tracker installed here" in refused("report_to=[nonsense]")
+
+
+def test_a_seed_that_numpy_does_not_take(refused):
+    assert "seed: Input should be less than 4294967296, found 4294967296" in refused("seed=4294967296")
+
+
+def test_so_few_draws_that_one_row_is_left_is_no_mistake(tmp_path):
+    run_small(tmp_path, "selection.multiplier=0.01", "data.limit=32", "baselines=[]", "eval.benchmarks=[]")
+    assert sum(row["draws"] for row in read_jsonl(tmp_path / "round-1/active/active.jsonl")) == 1
+    counters = json.loads((tmp_path / "round-1/strong/manifest.json").read_text())["counters"]
+    assert counters["steps"] == counters["rows"] == 1
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("finished") / "run"
+    run_small(root, *SHORT)
+    return root
+
+
+@pytest.mark.parametrize("mistake", ["model=./nowhere", "data.path=missing.jsonl"])
+def test_a_refused_recipe_leaves_a_finished_run_as_it_was(refused, finished, tmp_path, mistake):
+    root = tmp_path / "run"
+    shutil.copytree(finished, root)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    refused(*SHORT, mistake, output=root)
+    assert [path.name for path in before if path.read_bytes() != before[path]] == []
+
+
 def test_a_benchmark_without_its_data(refused):
     assert "Benchmark gsm8k needs eval.data_dir" in refused("eval.benchmarks=[gsm8k]")
 
@@ -131,10 +244,11 @@ needs_mounts = pytest.mark.skipif(not NAMESPACES, reason="this kernel lets no on
 
 
 @needs_mounts
-def test_a_full_disk(tmp_path):
+@pytest.mark.parametrize("size", ["3m", "8m", "14m"])  # full in the weights, the optimizer, the second checkpoint
+def test_a_full_disk(tmp_path, size):
     root = tmp_path / "disk"
     root.mkdir()
-    done = run_where(root, f"mount -t tmpfs -o size=3m tmpfs {root}")
+    done = run_where(root, f"mount -t tmpfs -o size={size} tmpfs {root}", "sft.save_steps=2")
     assert done.returncode == 2, done.stderr
     assert "The disk is full" in done.stderr and "Traceback" not in done.stderr
 

@@ -83,12 +83,17 @@ def _messages(value: Any, where: str, role: str = "") -> list[Message]:
     turns: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(f), str) for f in fields) for turn in turns):
         raise UserError(f"{where}: expected text or messages with role and content, found {json.dumps(value)[:80]}.")
-    messages = [{field: turn[field] for field in fields} for turn in turns]
+    for turn in turns:
+        refuse_broken_text(turn["content"], where)
+    return [{field: turn[field] for field in fields} for turn in turns]
+
+
+def refuse_broken_text(text: str, where: str) -> None:
+    """JSON can hold half a surrogate pair; no tokenizer takes it."""
     try:
-        json.dumps(messages, ensure_ascii=False).encode()
+        text.encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: the text holds half a surrogate pair, which is not valid Unicode.") from None
-    return messages
 
 
 def read_rows(path: str, split: str = "train") -> Iterator[dict[str, Any]]:

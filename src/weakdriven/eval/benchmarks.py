@@ -7,7 +7,7 @@ answer as text); `level` is optional.
 from dataclasses import dataclass
 from pathlib import Path
 
-from weakdriven.data.sources import EMBEDDED, read_rows
+from weakdriven.data.sources import EMBEDDED, read_rows, refuse_broken_text
 from weakdriven.demo.problems import TEST_ITEMS
 from weakdriven.errors import UserError
 
@@ -60,6 +60,7 @@ def load_items(name: str, data_dir: str | None) -> list[Item]:
         for key in ("id", "question", "answer"):
             if row.get(key) in (None, ""):
                 raise UserError(f"{source}, row {number}: the field {key!r} is missing; benchmark items need it.")
+            refuse_broken_text(str(row[key]), f"{source}, row {number}")
         level = row.get("level")
         items.append(
             Item(str(row["id"]), str(row["question"]), str(row["answer"]), None if level is None else str(level))

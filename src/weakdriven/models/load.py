@@ -83,7 +83,7 @@ def load_model(
 
 @torch.no_grad()
 def refuse_other_logits(model: PreTrainedModel, folder: Path) -> None:
-    """Mixed loss and entropy read hidden states and head; a model that caps or scales its logits would come out wrong."""
+    """Mixed loss and entropy read hidden states and head, which is wrong for a model that caps or scales its logits."""
     ids = torch.arange(8)[None]
     model.eval()
     ours = hidden_states(model, {"input_ids": ids, "use_cache": False}) @ head(model).weight.T

@@ -18,11 +18,13 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
     with claimed(root, recipe.name):
         stages = bind(recipe, Run(root, recipe.seed, dry=True))
         all_stages(stages)
-        write_text(root / RECIPE_FILE, dump_recipe(recipe))
-        write_json(root / PLAN_FILE, {entry.name: entry.key for entry in stages.run.planned})
-        progress.plan(list(stages.run.planned))
+        planned = stages.run.planned
+        progress.plan(planned)
         stages.run = Run(root, recipe.seed, progress=progress)
         try:
+            stages.data()  # reads every row, so that a bad one is found before an older run here is touched
+            write_text(root / RECIPE_FILE, dump_recipe(recipe))
+            write_json(root / PLAN_FILE, {entry.name: entry.key for entry in planned})
             all_stages(stages)
         finally:
             progress.close()

@@ -284,7 +284,10 @@ def data_key(path: str, split: str) -> str:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
     file = Path(path).expanduser()
     if file.is_file():
-        return file_digest(file)
+        try:
+            return file_digest(file)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
         commit = HfApi().dataset_info(path).sha
     except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded

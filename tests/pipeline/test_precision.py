@@ -1,0 +1,69 @@
+"""The pipeline in each precision, with checkpointed activations and with less data than a batch."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import run_small
+from weakdriven.models.load import locate_model
+
+TRAINED = ("sft", "round-1/strong")
+
+
+@cache
+def base_weights() -> dict[str, torch.Tensor]:
+    return load_file(locate_model("embedded:base") / "model.safetensors")
+
+
+def weights(root: Path, model: str) -> dict[str, torch.Tensor]:
+    return load_file(root / model / "model.safetensors")
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of every single weight."""
+    assert one.keys() == other.keys()
+    return torch.cat([(one[name].float() - other[name].float()).abs().flatten() for name in one])
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
+def test_bf16_runs_end_to_end_and_saves_finite_bf16_weights_that_have_learnt(tmp_path, precision):
+    run_small(tmp_path / "run", f"precision={precision}", "data.limit=32", "eval.limit=8", "baselines=[]")
+    start = {name: weight.bfloat16() for name, weight in base_weights().items()}
+    for model in TRAINED:
+        trained = weights(tmp_path / "run", model)
+        assert {weight.dtype for weight in trained.values()} == {torch.bfloat16}
+        assert all(weight.isfinite().all() for weight in trained.values())
+        assert all(not torch.equal(trained[name], start[name]) for name in start)
+        config = json.loads((tmp_path / "run" / model / "config.json").read_text())
+        assert config["use_cache"] is True and config["dtype"] == "bfloat16"
+        steps = [json.loads(line) for line in (tmp_path / "run" / model / "metrics.jsonl").read_text().splitlines()]
+        assert steps and all(math.isfinite(row["loss"]) for row in steps)
+    scores = json.loads((tmp_path / "run/eval/round-1/arithmetic/scores.json").read_text())
+    assert scores["items"] == 8
+
+
+def test_checkpointed_activations_give_the_same_weights_and_micro_batches_the_same_but_for_rounding(tmp_path):
+    """Micro-batches add up in another order; AdamW turns that into 1e-4 for the few weights with hardly a gradient."""
+    checkpointing, micro = "gradient_checkpointing=true", "micro_batch_size=4"
+    for name, settings in {"plain": [], "checkpointed": [checkpointing], "small": [checkpointing, micro]}.items():
+        overrides = [f"{phase}.{setting}" for phase in ("sft", "joint") for setting in settings]
+        run_small(tmp_path / name, "data.limit=32", "baselines=[]", "eval.benchmarks=[]", *overrides)
+    for model in TRAINED:
+        plain, checkpointed, small = (weights(tmp_path / name, model) for name in ("plain", "checkpointed", "small"))
+        assert difference(plain, base_weights()).mean() > 1e-3
+        assert difference(plain, checkpointed).max() == 0
+        assert difference(plain, small).mean() < 1e-7 and difference(plain, small).quantile(0.999) < 1e-6
+        assert json.loads((tmp_path / "checkpointed" / model / "config.json").read_text())["use_cache"] is True
+
+
+def test_less_data_than_a_batch_is_one_step_an_epoch_and_still_trains(tmp_path):
+    run_small(tmp_path, "data.limit=8", "eval.benchmarks=[]")
+    for model, steps in (("sft", 1), ("round-1/strong", 1), ("baselines/sft", 2)):
+        counters = json.loads((tmp_path / model / "manifest.json").read_text())["counters"]
+        assert counters["steps"] == steps
+        assert difference(weights(tmp_path, model), base_weights()).mean() > 1e-3
