@@ -84,7 +84,7 @@ def _messages(value: Any, where: str, role: str = "") -> list[Message]:
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(f), str) for f in fields) for turn in turns):
         raise UserError(f"{where}: expected text or messages with role and content, found {json.dumps(value)[:80]}.")
     for turn in turns:
-        refuse_broken_text(turn["content"], where)
+        refuse_broken_text(turn["role"] + turn["content"], where)
     return [{field: turn[field] for field in fields} for turn in turns]
 
 
