@@ -226,3 +226,8 @@ def test_a_folder_of_ones_own_called_snapshots_is_known_by_its_content(tmp_path)
     assert fingerprint(folder) == fingerprint(BASE)
     change_config(folder, rms_norm_eps=1e-5)
     assert fingerprint(folder) != fingerprint(BASE)
+
+
+def test_the_probe_leaves_the_chosen_attention_as_it_was():
+    model = load_model(locate_model("embedded:base"), precision="fp32", attention="flex_attention")
+    assert model.config._attn_implementation == "flex_attention"

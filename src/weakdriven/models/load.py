@@ -86,8 +86,13 @@ def refuse_other_logits(model: PreTrainedModel, folder: Path) -> None:
     """Mixed loss and entropy read hidden states and head, which is wrong for a model that caps or scales its logits."""
     ids = torch.arange(8)[None]
     model.eval()
+    own: Any = model.config._attn_implementation
+    if own not in ("eager", "sdpa"):  # flash attention runs neither on the CPU, where we are, nor in float32
+        model.set_attn_implementation("sdpa")
     ours = hidden_states(model, {"input_ids": ids, "use_cache": False}) @ head(model).weight.T
     theirs = model(input_ids=ids, use_cache=False).logits
+    if own != model.config._attn_implementation:
+        model.set_attn_implementation(own)
     if not theirs.isfinite().all():
         raise UserError(f"{folder}: the model's logits are not finite; the checkpoint is damaged.")
     if not torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05 * theirs.float().std().item()):
