@@ -67,9 +67,6 @@ class PlainProgress(Progress):
     def end(self, stage: str, seconds: float) -> None:
         self._say(f"    done in {seconds:.1f} s")
 
-    def note(self, text: str) -> None:
-        self._say(text)
-
 
 class TerminalProgress(Progress):
     """All stages with ticks; a bar with rate, time left, loss and learning rate under the one that runs."""
@@ -111,9 +108,6 @@ class TerminalProgress(Progress):
 
     def close(self) -> None:
         self.live.stop()
-
-    def note(self, text: str) -> None:
-        self.console.print(Text(text))
 
     def _draw(self) -> None:
         """As many lines as the terminal has room for, with the running stage always among them."""

@@ -82,7 +82,8 @@ def _messages(value: Any, where: str, role: str = "") -> list[Message]:
     fields = ("role", "content")
     turns: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(f), str) for f in fields) for turn in turns):
-        raise UserError(f"{where}: expected text or messages with role and content, found {json.dumps(value)[:80]}.")
+        found = json.dumps(value, default=str)[:80]
+        raise UserError(f"{where}: expected text or messages with role and content, found {found}.")
     for turn in turns:
         refuse_broken_text(turn["role"] + turn["content"], where)
     return [{field: turn[field] for field in fields} for turn in turns]
