@@ -8,6 +8,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 from weakdriven.recipe import Recipe, load_recipe
 from weakdriven.rundir import Planned, Progress

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from weakdriven.losses.entropy import token_entropy, token_entropy_reference
+from weakdriven.losses.head import Head
 
 ROWS = torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0], [3, 1.25, 0.25, -0.5]])
 
@@ -53,3 +54,23 @@ def test_half_precision_logits_are_summed_in_float32():
     entropy, nll = token_entropy(hidden.bfloat16(), head.bfloat16(), target)
     assert entropy.dtype == nll.dtype == torch.float32
     torch.testing.assert_close(entropy, token_entropy(hidden, head, target)[0], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("options", [{"scale": 0.125}, {"cap": 2.0}, {"bias_V": True}, {"scale": 3.0, "cap": 2.0}])
+def test_a_head_that_scales_caps_or_shifts_is_taken_whole(options):
+    hidden, weight, target = random_case(13, 3, 33)
+    bias = torch.linspace(-2, 2, 33) if options.get("bias_V") else None
+    head = Head(weight, **options | {"bias_V": bias})
+    entropy, nll = token_entropy(hidden, head, target, chunk=4)
+    logits = (hidden.double() @ weight.double().T + (0 if bias is None else bias.double())) * options.get("scale", 1)
+    if "cap" in options:
+        logits = options["cap"] * (logits / options["cap"]).tanh()
+    p = logits.softmax(-1)
+    torch.testing.assert_close(entropy.double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(nll.double(), F.cross_entropy(logits, target, reduction="none"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e3])
+def test_entropy_does_not_move_with_a_shift_of_all_logits(shift):
+    entropy, _ = token_entropy(ROWS + shift, torch.eye(4), torch.zeros(3, dtype=torch.long))
+    assert entropy.tolist() == pytest.approx([0.3106389, 1.1378989, 0.6992252], abs=1e-6 if shift == 0 else 2e-4)

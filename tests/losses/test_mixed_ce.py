@@ -1,207 +1,335 @@
-"""Mixed cross-entropy against METHODS 1.4 and against a dense float64 computation."""
+"""Mixed cross-entropy, by each implementation: the numbers of METHODS 1.4, the formulas of section 9, and float64."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
-from weakdriven.losses.mixed_ce import (
-    IGNORE,
-    mixed_cross_entropy,
-    mixed_cross_entropy_reference,
-    mixed_cross_entropy_with_statistics,
-)
+from loss_cases import Problem, Way, assert_solves, every_fast_way, every_way, problem, tiles
+from weakdriven.losses.mixed_ce import mixed_cross_entropy, mixed_cross_entropy_reference
 
-STRONG, WEAK = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0]
+STRONG, WEAK, MIXED = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0], [3, 1.25, 0.25, -0.5]
 P_STRONG, P_WEAK = [0.930370, 0.046320, 0.017040, 0.006269], [0.508907, 0.308668, 0.113552, 0.068873]
 P_MIXED = [0.788706, 0.137057, 0.050420, 0.023817]
-TARGET = torch.tensor([0])
-SHAPES = [(64, 32, 32, 128), (7, 5, 3, 33), (1, 1, 1, 2), (13, 3, 8, 17)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+quick = settings(deadline=None, derandomize=True, database=None)
+rows = st.lists(st.floats(-8, 8, width=32), min_size=3, max_size=6)
+weights = st.floats(0.01, 0.99)
 
 
-def near(values, tolerance=2e-6):
+def near(values, tolerance=1e-6):
     return pytest.approx(values, abs=tolerance)
 
 
-def fixture(strong_weight, strong=STRONG, weak=WEAK):
-    """Loss, statistics and logit gradients of the fixture: identity heads make hidden states the logits."""
-    logits = [torch.tensor([row], requires_grad=True) for row in (strong, weak)]
-    loss, statistics = mixed_cross_entropy_with_statistics(
-        logits[0], torch.eye(4), logits[1], torch.eye(4), TARGET, strong_weight=strong_weight
-    )
-    gradients = [gradient[0].tolist() for gradient in torch.autograd.grad(loss, logits)]
-    return loss.item(), statistics, *gradients
+def logits_problem(strong, weak, target=0, **options):
+    """Identity heads, so that hidden states are logits and their gradients are those of the logits."""
+    heads = [torch.eye(len(strong))] * 2
+    hidden = [torch.tensor([row], dtype=torch.float32, requires_grad=True) for row in (strong, weak)]
+    tensors = (hidden[0], heads[0], None, hidden[1], heads[1], None)
+    return Problem(tensors, torch.tensor([target]), **options)
 
 
-def dense(inputs, target, strong_weight):
-    """The definition, in float64."""
-    strong, strong_head, weak, weak_head = inputs
-    mixed = strong_weight * strong @ strong_head.T + (1 - strong_weight) * weak @ weak_head.T
-    return F.cross_entropy(mixed, target, ignore_index=IGNORE, reduction="sum")
+def solve(way, strong=STRONG, weak=WEAK, **options):
+    """Loss, statistics as numbers, and the gradient by each branch's logits (None: it did not run)."""
+    loss, statistics, gradients = logits_problem(strong, weak, **options).solve(way)
+    by_logit = [None if g is None else g[0].tolist() for g in gradients[::3]]
+    return loss.item(), statistics._replace(**{k: v.item() for k, v in statistics._asdict().items()}), *by_logit
 
 
-def random_inputs(T, D, E, V, *, seed=0, dtype=torch.float32):
-    draw = torch.Generator().manual_seed(seed)
-    inputs = [torch.randn(s, generator=draw).to(dtype).requires_grad_() for s in [(T, D), (V, D), (T, E), (V, E)]]
-    return inputs, torch.randint(V, (T,), generator=draw)
+def distributions(way, strong, weak, target, strong_weight):
+    """P_mix, P_strong and P_weak as the gradients show them: dL/dz = P - onehot(y)."""
+    hit = torch.nn.functional.one_hot(torch.tensor(target), len(strong)).double()
+    found = []
+    for share in (strong_weight, 1.0, 0.0):
+        _, _, by_strong, by_weak = solve(way, strong, weak, target=target, strong_weight=share)
+        gradient = torch.tensor(by_weak).double() if share == 0 else torch.tensor(by_strong).double() / share
+        found.append(gradient + hit)
+    return found
 
 
-def in_float64(inputs):
-    return [x.detach().double().requires_grad_() for x in inputs]
-
-
-def assert_equals_dense(inputs, target, strong_weight, chunk, rtol=1e-4, atol=1e-4):
-    got = mixed_cross_entropy(*inputs, target, strong_weight=strong_weight, chunk=chunk)
-    exact = in_float64(inputs)
-    want = dense(exact, target, strong_weight)
-    torch.testing.assert_close(got.double(), want, rtol=rtol, atol=atol)
-    gradients = zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, exact), strict=True)
-    for mine, true in gradients:
-        torch.testing.assert_close(mine.double(), true, rtol=rtol, atol=atol)
+# METHODS 1.4
 
 
 @pytest.mark.parametrize(
     "strong_weight, loss", [(1, 0.0721724), (0, 0.6754903), (0.5, 0.2373613), (0.42, 0.2842146), (0.9, 0.0921606)]
 )
-def test_the_loss_of_the_fixture_is_the_published_one(strong_weight, loss):
-    assert fixture(strong_weight)[0] == near(loss, 1e-6)
-    dense_loss = mixed_cross_entropy_reference(
-        torch.tensor([STRONG]), torch.tensor([WEAK]), TARGET, strong_weight=strong_weight
-    )
-    assert dense_loss.item() == near(loss, 1e-6)
+@every_way
+def test_the_loss_of_the_fixture_is_the_published_one(way, strong_weight, loss):
+    assert solve(way, strong_weight=strong_weight)[0] == near(loss)
 
 
-def test_each_branch_of_the_fixture_gets_half_of_the_mixed_gradient():
-    _, _, strong, weak = fixture(0.5)
-    assert strong == weak == near([-0.105647, 0.068528, 0.025210, 0.011908])
-    assert [2 * g for g in strong] == near([-0.211294, 0.137057, 0.050420, 0.023817])
+@pytest.mark.parametrize("strong_weight, loss", [(1, 0.0721724), (0.5, 0.2373613), (0.42, 0.2842146)])
+def test_two_lines_on_dense_logits_give_the_published_loss(strong_weight, loss):
+    logits = torch.tensor([STRONG]), torch.tensor([WEAK])
+    got = mixed_cross_entropy_reference(*logits, torch.tensor([0]), strong_weight=strong_weight)
+    assert got.item() == near(loss)
+
+
+@every_way
+def test_probabilities_of_the_fixture_are_the_published_ones(way):
+    found = distributions(way, STRONG, WEAK, 0, 0.5)
+    assert [p.tolist() for p in found] == [near(P_MIXED), near(P_STRONG), near(P_WEAK)]
+    mixed, strong, _ = found
+    assert (mixed / strong)[1:].tolist() == near([2.958881, 2.958881, 3.799278], 2e-5)
+    assert (0.5 * mixed / strong)[1:].tolist() == near([1.479, 1.479, 1.900], 5e-4)
+    assert (1 - strong[0].item(), 1 - mixed[0].item()) == near((0.0696295, 0.2112938))
+
+
+@every_way
+def test_margins_of_the_fixture_are_the_published_ones(way):
+    mixed, strong, weak = ((p[0] / p[1:]).log().tolist() for p in distributions(way, STRONG, WEAK, 0, 0.5))
+    assert strong == near([3, 4, 5], 2e-5)
+    assert weak == near([0.5, 1.5, 2], 2e-5)
+    assert mixed == near([1.75, 2.75, 3.5], 2e-5)
+
+
+@every_way
+def test_statistics_of_the_fixture_are_the_published_ones(way):
+    statistics = solve(way)[1]
+    assert statistics.mixed_loss == near(0.2373613)
+    assert (statistics.strong_loss, statistics.weak_loss) == near((0.0721724, 0.6754903))
+    assert (statistics.mixed_probability, statistics.strong_probability) == near((P_MIXED[0], P_STRONG[0]))
+    entropies = statistics.strong_entropy, statistics.weak_entropy, statistics.mixed_entropy
+    assert entropies == near((0.3106389, 1.1378989, 0.6992252))
+    assert statistics.margin_tokens == 1
 
 
 @pytest.mark.parametrize(
     "strong_weight, strong, weak",
     [
-        (1, [-0.069630, 0.046320, 0.017040, 0.006269], [0, 0, 0, 0]),
-        (0, [0, 0, 0, 0], [p - (k == 0) for k, p in enumerate(P_WEAK)]),
-        (0.42, [-0.103906, 0.067090, 0.024681, 0.012134], None),
-        (0.9, None, None),
+        (1, [-0.069630, 0.046320, 0.017040, 0.006269], None),
+        (0, None, [p - (k == 0) for k, p in enumerate(P_WEAK)]),
+        (0.5, [-0.105647, 0.068528, 0.025210, 0.011908], [-0.105647, 0.068528, 0.025210, 0.011908]),
+        (0.42, [-0.103906, 0.067090, 0.024681, 0.012134], [58 / 42 * g for g in (-0.103906, 0.067090, 0.024681)]),
     ],
 )
-def test_branch_gradients_of_the_fixture_are_in_the_ratio_of_their_weights(strong_weight, strong, weak):
-    _, _, got_strong, got_weak = fixture(strong_weight)
-    if strong is not None:
-        assert got_strong == near(strong)
-    if weak is not None:
-        assert got_weak == near(weak)
-    assert [(1 - strong_weight) * g for g in got_strong] == near([strong_weight * g for g in got_weak], 1e-7)
-    mixed = [strong_weight * s + (1 - strong_weight) * w for s, w in zip(STRONG, WEAK, strict=True)]
-    residual = torch.tensor(mixed, dtype=torch.float64).softmax(0) - torch.eye(4, dtype=torch.float64)[0]
-    assert got_strong == near((strong_weight * residual).tolist(), 1e-6)
+@every_way
+def test_branch_gradients_of_the_fixture_are_the_published_ones(way, strong_weight, strong, weak):
+    _, _, by_strong, by_weak = solve(way, strong_weight=strong_weight)
+    assert by_strong is None if strong is None else by_strong[: len(strong)] == near(strong)
+    assert by_weak is None if weak is None else by_weak[: len(weak)] == near(weak, 2e-6)
 
 
-def test_probabilities_of_the_fixture_follow_from_the_gradients():
-    """dL/dz = P - onehot(y), so each branch's gradient shows a whole distribution."""
-    mixed = [2 * g + (k == 0) for k, g in enumerate(fixture(0.5)[2])]
-    strong = [g + (k == 0) for k, g in enumerate(fixture(1)[2])]
-    weak = [g + (k == 0) for k, g in enumerate(fixture(0)[3])]
-    assert (mixed, strong, weak) == (near(P_MIXED), near(P_STRONG), near(P_WEAK))
-    assert [m / s for m, s in zip(mixed[1:], strong[1:], strict=True)] == near([2.958881, 2.958881, 3.799278], 2e-5)
-    assert (1 - strong[0], 1 - mixed[0]) == near((0.0696295, 0.2112938), 1e-6)
+@pytest.mark.parametrize("strong_weight", [0.42, 0.5, 0.9])
+@every_way
+def test_each_branch_gets_its_share_of_the_mixed_residual(way, strong_weight):
+    mixed = strong_weight * torch.tensor(STRONG) + (1 - strong_weight) * torch.tensor(WEAK)
+    residual = mixed.double().softmax(0) - torch.eye(4, dtype=torch.float64)[0]
+    _, _, by_strong, by_weak = solve(way, strong_weight=strong_weight)
+    assert by_strong == near((strong_weight * residual).tolist(), 2e-7)
+    assert by_weak == near(((1 - strong_weight) * residual).tolist(), 2e-7)
 
 
-def test_statistics_of_the_fixture_are_the_published_ones():
-    statistics = fixture(0.5)[1]
-    assert statistics.strong_loss.item() == near(0.0721724, 1e-6)
-    assert statistics.weak_loss.item() == near(0.6754903, 1e-6)
-    assert statistics.mixed_probability.item() == near(P_MIXED[0])
-    assert statistics.strong_probability.item() == near(P_STRONG[0])
-    assert not any(value.requires_grad for value in statistics)
+@every_way
+def test_the_mean_is_over_tokens_and_not_over_sequences(way):
+    logits = torch.tensor([STRONG, WEAK, MIXED, STRONG], device=way.device)
+    target, eye = torch.zeros(4, dtype=torch.long, device=way.device), torch.eye(4, device=way.device)
+    options = {"implementation": way.implementation}
+    total = mixed_cross_entropy(logits, eye, logits, eye, target, **options).item()
+    mean = mixed_cross_entropy(logits, eye, logits, eye, target, reduction="mean", **options).item()
+    assert (total / 4, mean) == near((0.2642991, 0.2642991))
+    sequences = [
+        mixed_cross_entropy(logits[s], eye, logits[s], eye, target[s], reduction="mean", **options).item()
+        for s in (slice(0, 1), slice(1, 4))
+    ]
+    assert sum(sequences) / 2 == near(0.2002569)
 
 
-@pytest.mark.parametrize("weak, holds, negative_mass", [(WEAK, 1, 0.2112938), ([3.0, -4, -4, -4], 0, 0.0131288)])
-def test_the_margin_condition_is_told_from_its_violation(weak, holds, negative_mass):
-    statistics = fixture(0.5, weak=weak)[1]
-    assert statistics.margin_tokens.item() == holds
-    assert 1 - statistics.mixed_probability.item() == near(negative_mass, 1e-6)
+# Section 9, formula 1
 
 
-def test_sums_over_tokens_give_the_token_mean_and_not_the_sequence_mean():
-    mixed = [3, 1.25, 0.25, -0.5]
-    rows = torch.tensor([STRONG, WEAK, mixed, STRONG])
-    loss = mixed_cross_entropy(rows, torch.eye(4), rows, torch.eye(4), torch.zeros(4, dtype=torch.long))
-    assert loss.item() / 4 == near(0.2642991, 1e-6)
-    assert abs(loss.item() / 4 - 0.2002569) > 0.05
+@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.7}, {"caps": (3.0, 2.0), "scales": (0.3, 2.0)}])
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_finite_differences_agree_with_every_gradient(implementation, options):
+    way = Way(implementation, "cpu")
+    case = problem(5, 3, 4, 11, dtype=torch.float64, strong_weight=0.42, biases=(True, True), **options)
+    with tiles(2):
+        loss, statistics, gradients = case.solve(way)
+        assert loss.dtype == statistics.mixed_entropy.dtype == torch.float64
+        for i, gradient in enumerate(gradients):
+            draw = torch.Generator().manual_seed(i)
+            step = 1e-5 * torch.randn(gradient.shape, generator=draw, dtype=torch.float64)
+            ends = []
+            for sign in (1, -1):
+                moved = list(case.tensors)
+                moved[i] = moved[i].detach() + sign * step
+                ends.append(case._replace(tensors=tuple(moved)).solve(way)[0].item())
+            slope = (ends[0] - ends[1]) / 2
+            assert slope == pytest.approx((gradient * step).sum().item(), rel=1e-6, abs=1e-11)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 1024])
-@pytest.mark.parametrize("strong_weight", [0.0, 0.42, 1.0])
-@pytest.mark.parametrize("T, D, E, V", SHAPES)
-def test_chunked_equals_dense_float64_in_value_and_all_four_gradients(T, D, E, V, strong_weight, chunk):
-    inputs, target = random_inputs(T, D, E, V)
-    assert_equals_dense(inputs, target, strong_weight, chunk)
-    if T > 1:
-        assert_equals_dense(inputs, target.masked_fill(torch.arange(T) % 3 == 0, IGNORE), strong_weight, chunk)
+# Formula 2
 
 
-sizes = st.integers(1, 9)
+@every_fast_way
+@settings(quick, max_examples=12)
+@given(rows, weights, st.integers(0, 99))
+def test_log_odds_and_margins_of_the_mix_are_the_convex_combination(way, strong, strong_weight, seed):
+    draw = torch.Generator().manual_seed(seed)
+    strong = [z / 4 for z in strong]  # so that no probability is lost to rounding
+    weak = (2 * torch.randn(len(strong), generator=draw)).tolist()
+    y = seed % len(strong)
+    mixed, of_strong, of_weak = ((p[y] / p).log() for p in distributions(way, strong, weak, y, strong_weight))
+    want = strong_weight * of_strong + (1 - strong_weight) * of_weak
+    assert mixed.tolist() == near(want.tolist(), 2e-3)
+    margins = [torch.tensor(z)[y] - torch.tensor(z) for z in (strong, weak)]
+    assert mixed.tolist() == near((strong_weight * margins[0] + (1 - strong_weight) * margins[1]).tolist(), 2e-3)
 
 
-@settings(deadline=None, max_examples=50, derandomize=True, database=None)
-@given(sizes, sizes, sizes, st.integers(2, 20), st.floats(0, 1), st.integers(1, 10), st.integers(0, 999))
-def test_any_shape_chunk_and_weight_equals_dense_and_keeps_the_theorems(T, D, E, V, strong_weight, chunk, seed):
-    inputs, target = random_inputs(T, D, E, V, seed=seed)
-    target[seed % T] = target[seed % T] if seed % 2 else IGNORE
-    assert_equals_dense(inputs, target, strong_weight, chunk)
-    mixed, statistics = mixed_cross_entropy_with_statistics(*inputs, target, strong_weight=strong_weight, chunk=chunk)
+@pytest.mark.parametrize("shift", [(30.0, 0.0), (0.0, -30.0), (30.0, -20.0)], ids=["strong", "weak", "both"])
+@every_way
+def test_shifting_the_logits_of_a_branch_by_a_constant_changes_nothing(way, shift):
+    plain = problem(3, 5, 4, 23, strong_weight=0.42, strong_anchor=0.3)
+    tensors = list(plain.tensors)
+    tensors[2], tensors[5] = torch.full((23,), shift[0]), torch.full((23,), shift[1])
+    shifted = plain._replace(tensors=tuple(tensors))
+    want, got = plain.solve(way), shifted.solve(way)
+    torch.testing.assert_close(got[:2], want[:2], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(got[2], want[2], rtol=1e-4, atol=2e-5)
+
+
+# Formula 3: Theorem 1 and where it ends
+
+
+@every_fast_way
+@settings(quick, max_examples=12)
+@given(rows, weights, st.integers(0, 99))
+def test_weak_margins_no_larger_than_strong_ones_can_only_lower_the_target(way, strong, strong_weight, seed):
+    y = seed % len(strong)
+    rise = 6 * torch.rand(len(strong), generator=torch.Generator().manual_seed(seed))
+    rise[y] = 0
+    weak = (torch.tensor(strong) + rise - 3).tolist()
+    statistics = solve(way, strong, weak, target=y, strong_weight=strong_weight)[1]
+    assert statistics.margin_tokens == 1
+    assert statistics.mixed_probability <= statistics.strong_probability * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    "weak, holds, negative_mass", [(WEAK, 1, 0.2112938), ([3.0, -4, -4, -4], 0, 0.0131288), ([2.0, -3, -3, 1], 0, None)]
+)
+@every_way
+def test_the_margin_condition_is_told_from_its_violation(way, weak, holds, negative_mass):
+    statistics = solve(way, weak=weak)[1]
+    assert statistics.margin_tokens == holds
+    if negative_mass is not None:
+        assert 1 - statistics.mixed_probability == near(negative_mass)
+
+
+@every_way
+def test_where_margins_go_both_ways_only_the_hard_negative_is_amplified(way):
+    weak = [2.0, -3, -3, 1]
+    mixed, strong, of_weak = distributions(way, STRONG, weak, 0, 0.5)
+    smaller = (of_weak[0] / of_weak) < (strong[0] / strong)
+    assert smaller.nonzero()[:, 0].tolist() == [3]
+    assert (mixed / strong)[1:].tolist() == near([0.366, 0.604, 7.359], 1e-3)
+
+
+@every_way
+def test_two_equal_models_meet_the_margin_condition_on_every_token(way):
+    case = problem(4, 5, 5, 23)
+    same = case._replace(tensors=case.tensors[:3] * 2)
+    assert same.solve(way)[1].margin_tokens == 4
+
+
+# Formula 6
+
+
+@every_way
+def test_the_mixed_loss_of_the_fixture_lies_below_the_mixture_of_losses(way):
+    loss, statistics, *_ = solve(way)
+    assert loss <= 0.5 * statistics.strong_loss + 0.5 * statistics.weak_loss == near(0.3738313)
+
+
+@every_fast_way
+@settings(quick, max_examples=12)
+@given(rows, rows, weights, st.integers(0, 2))
+def test_the_mixed_loss_is_convex_in_the_weight(way, strong, weak, strong_weight, target):
+    length = min(len(strong), len(weak))
+    strong, weak = strong[:length], weak[:length]
+    loss, statistics, *_ = solve(way, strong, weak, target=target, strong_weight=strong_weight)
     bound = strong_weight * statistics.strong_loss + (1 - strong_weight) * statistics.weak_loss
-    assert mixed.item() <= bound.item() * (1 + 1e-5) + 1e-5  # cross-entropy is convex in the logits
-    if statistics.margin_tokens.item() == (target != IGNORE).sum():
-        assert statistics.mixed_probability.item() <= statistics.strong_probability.item() + 1e-5
+    assert loss <= bound * (1 + 1e-5) + 1e-5
 
 
-@pytest.mark.parametrize("frozen", [(2, 3), (1, 3), (0, 1), (1,), (0, 2, 3)])
-def test_tensors_that_need_no_gradient_get_none_and_the_others_the_same(frozen):
-    inputs, target = random_inputs(9, 5, 3, 33)
-    mixed_cross_entropy(*inputs, target, strong_weight=0.42, chunk=4).backward()
-    some = [x.detach().clone().requires_grad_(i not in frozen) for i, x in enumerate(inputs)]
-    mixed_cross_entropy(*some, target, strong_weight=0.42, chunk=4).backward()
-    for i, (whole, part) in enumerate(zip(inputs, some, strict=True)):
-        if i in frozen:
-            assert part.grad is None
-        else:
-            assert torch.equal(part.grad, whole.grad)
+# Formula 8
 
 
-@pytest.mark.parametrize("chunk", [3, 64])
-def test_bfloat16_inputs_stay_close_to_float64(chunk):
-    inputs, target = random_inputs(32, 16, 16, 64, dtype=torch.bfloat16)
-    assert_equals_dense(inputs, target, 0.5, chunk, rtol=0.05, atol=0.1)
-    loss = mixed_cross_entropy(*inputs, target, chunk=chunk)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(dense(in_float64(inputs), target, 0.5).item(), rel=5e-3)
-    assert {g.dtype for g in torch.autograd.grad(loss, inputs)} == {torch.bfloat16}
+@every_way
+def test_one_step_of_gradient_descent_moves_logits_and_loss_as_predicted(way):
+    before, _, by_strong, by_weak = solve(way)
+    strong, weak = (
+        [z - 0.1 * g for z, g in zip(*both, strict=True)] for both in ((STRONG, by_strong), (WEAK, by_weak))
+    )
+    step = [new - old for new, old in zip(strong, STRONG, strict=True)]
+    assert step == near([0.010565, -0.006853, -0.002521, -0.001191])
+    square = sum((2 * g) ** 2 for g in by_strong)
+    assert square == near(0.0665390)
+    squares = [sum(g * g for g in gradient) for gradient in (by_strong, by_weak)]
+    assert (-0.1 * sum(squares), -0.1 * squares[0]) == near((-0.0033270, -0.0016635), 1e-7)
+    assert solve(way, strong, weak)[0] - before == near(-0.0033058, 3e-7)
 
 
-def test_the_loss_is_zero_with_zero_gradients_when_every_target_is_ignored():
-    inputs, target = random_inputs(5, 4, 3, 7)
-    loss = mixed_cross_entropy(*inputs, torch.full_like(target, IGNORE))
-    assert loss.item() == 0
-    assert all(
-        x.shape == g.shape and not g.any() for x, g in zip(inputs, torch.autograd.grad(loss, inputs), strict=True)
+# Any problem
+
+
+@st.composite
+def problems(draw, longest=6):
+    size, share = st.integers(1, 9), st.sampled_from([0.0, 0.42, 1.0])
+    flag = st.booleans()
+    return problem(
+        draw(st.integers(0, longest)),
+        draw(size),
+        draw(size),
+        draw(st.integers(1, 40)),
+        seed=draw(st.integers(0, 999)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        extra=draw(st.sampled_from([(0, 0), (3, 0), (0, 2)])),
+        biases=(draw(flag), draw(flag)),
+        needs=draw(st.sampled_from([63, 63, 0]) | st.integers(0, 63)),
+        strong_weight=draw(share | st.floats(0, 1)),
+        strong_anchor=draw(st.just(0.0) | st.floats(0, 2)),
+        scales=(draw(st.sampled_from([1.0, 0.125, 0.3, 4.0])), draw(st.sampled_from([1.0, 0.125, 0.3, 4.0]))),
+        caps=(draw(st.sampled_from([None, 3.0, 30.0])), draw(st.sampled_from([None, 3.0, 30.0]))),
     )
 
 
-def test_the_value_is_the_same_without_gradients():
-    inputs, target = random_inputs(9, 5, 3, 33)
-    with_gradients = mixed_cross_entropy(*inputs, target, chunk=4)
-    with torch.no_grad():
-        without = mixed_cross_entropy(*inputs, target, chunk=4)
-    assert torch.equal(with_gradients.detach(), without)
-    assert with_gradients.requires_grad and not without.requires_grad
+chunks = st.integers(1, 7)
 
 
-def test_backward_scales_with_what_the_loss_is_divided_by():
-    inputs, target = random_inputs(9, 5, 3, 33)
-    whole = torch.autograd.grad(mixed_cross_entropy(*inputs, target), inputs)
-    seventh = torch.autograd.grad(mixed_cross_entropy(*inputs, target) / 7, inputs)
-    torch.testing.assert_close([7 * g for g in seventh], list(whole))
+@every_way
+@settings(quick, max_examples=120)
+@given(st.data())
+def test_any_problem_in_any_tiles_is_solved_as_in_float64(way, data):
+    case = data.draw(problems(longest=3 if way == ("triton", "cpu") else 9))
+    with tiles(data.draw(chunks), data.draw(chunks)):
+        assert_solves(way, case)
+
+
+@every_way
+@settings(quick, max_examples=40)
+@given(st.data())
+def test_branches_of_different_precision_are_computed_in_the_wider_one(way, data):
+    case = data.draw(problems(longest=2))
+    of_strong, of_weak = data.draw(st.permutations(DTYPES))[:2]
+    assume(all(case.runs))
+    moved = [
+        x if x is None else x.detach().to(of_strong if i < 3 else of_weak).requires_grad_(x.requires_grad)
+        for i, x in enumerate(case.tensors)
+    ]
+    assert_solves(way, case._replace(tensors=tuple(moved)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_fast_way
+def test_a_master_head_in_float32_over_narrow_hidden_states_gets_float32_gradients(way, dtype):
+    case = problem(3, 5, 4, 23, biases=(True, True), strong_weight=0.42)
+    moved = list(case.tensors)
+    moved[0], moved[3] = (moved[i].detach().to(dtype).requires_grad_() for i in (0, 3))
+    narrow = case._replace(tensors=tuple(moved))
+    want = narrow.exact()
+    loss, _, gradients = narrow.solve(way)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.cpu().double(), want.loss, rtol=1e-5, atol=1e-5)
+    assert [g.dtype for g in gradients] == [dtype, torch.float32, torch.float32] * 2
+    for got, true, scale in zip(gradients, want.gradients, want.scales, strict=True):
+        assert ((got.cpu().double() - true).abs() <= max(2e-5, 2 * torch.finfo(dtype).eps) * scale + 1e-6).all()

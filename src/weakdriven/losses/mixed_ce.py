@@ -1,20 +1,36 @@
-"""Cross-entropy of mixed weak and strong logits (WD-JT), dense for reference and chunked over tokens.
+"""Cross-entropy of mixed weak and strong logits (WD-JT) that never builds them all.
 
-T = supervised tokens, C = tokens in a chunk, D / E = strong / weak width, V = vocabulary.
+T = supervised tokens, R = rows of a tile, D / E = strong / weak width, V = vocabulary.
+
+The logits of a chunk of tokens are computed by the matrix library, turned into their own gradient in place by one
+element-wise pass (torch or Triton), and used up by two more products per branch: six products of T x D x V in all,
+which is as few as there can be. Nothing of size (T, V) exists.
 """
 
-from typing import Any, NamedTuple
+import importlib.util
+import os
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head
+
 IGNORE = -100
+Implementation = Literal["auto", "reference", "chunked", "triton"]
+IMPLEMENTATIONS = get_args(Implementation)
+TILE_BYTES = int(0.73 * 2**30)
+"""Memory for logits on an accelerator."""
+CPU_TILE_BYTES = 2**26
+NO_GRADIENT, SHARED, SEPARATE = 0, 1, 2
 
 
 class MixStatistics(NamedTuple):
-    """Sums over supervised tokens, for logging; they carry no gradient."""
+    """Sums over supervised tokens, for logging; they carry no gradient. NaN for a branch that did not run."""
 
+    mixed_loss: Tensor
     strong_loss: Tensor
     weak_loss: Tensor
     mixed_probability: Tensor
@@ -23,103 +39,414 @@ class MixStatistics(NamedTuple):
     """Sum of P_strong(y)."""
     margin_tokens: Tensor
     """Tokens on which no weak margin exceeds the strong one, so that mixing can only lower P(y) (paper Thm. 1)."""
+    mixed_entropy: Tensor
+    strong_entropy: Tensor
+    weak_entropy: Tensor
 
 
 def mixed_cross_entropy_reference(strong_TV: Tensor, weak_TV: Tensor, target_T: Tensor, *, strong_weight: float):
-    mixed_TV = strong_weight * strong_TV.float() + (1 - strong_weight) * weak_TV.float()
+    mixed_TV = strong_weight * strong_TV + (1 - strong_weight) * weak_TV
     return F.cross_entropy(mixed_TV, target_T, ignore_index=IGNORE, reduction="sum")
 
 
 def mixed_cross_entropy(
     strong_TD: Tensor,
-    strong_head_VD: Tensor,
+    strong_head_VD: Tensor | Head,
     weak_TE: Tensor,
-    weak_head_VE: Tensor,
+    weak_head_VE: Tensor | Head,
     target_T: Tensor,
     *,
     strong_weight: float = 0.5,
-    chunk: int = 1024,
+    reduction: Literal["sum", "mean"] = "sum",
+    implementation: Implementation = "auto",
 ) -> Tensor:
-    """Sum over tokens of -log softmax(strong_weight * z_strong + (1 - strong_weight) * z_weak)[target].
+    """Cross-entropy of softmax(strong_weight * z_strong + (1 - strong_weight) * z_weak) against the targets.
 
-    Peak memory is a few (chunk, V) tensors rather than (T, V). Targets of -100 are skipped.
+    Targets of -100 are left out before anything is computed. Products run in the precision of the hidden states, sums
+    in float32. Heads of different length are mixed over their common rows.
 
     Args:
-        strong_weight: Share of the strong logits, in [0, 1]. Paper: lambda.
+        strong_head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
+        strong_weight: Share of the strong logits, in [0, 1]. At 0 and 1 the branch that does not count is not computed.
+            Paper: lambda.
+        reduction: `sum` over tokens, or `mean` over those that are not ignored.
+        implementation: `triton` (CUDA) and `chunked` (plain torch) hold one tile of logits, `reference` all of them.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
     >>> round(mixed_cross_entropy(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0])).item(), 6)
     0.237361
     """
-    return mixed_cross_entropy_with_statistics(
-        strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight=strong_weight, chunk=chunk
-    )[0]
+    if reduction not in ("sum", "mean"):
+        raise UserError(f"reduction is {reduction!r}; expected 'sum' or 'mean'.")
+    kept = target_T != IGNORE
+    target_T = target_T[kept]
+    strong, weak = _as_head(strong_head_VD), _as_head(weak_head_VE)
+    rows = min(len(strong.weight_VD), len(weak.weight_VD))
+    if len(strong.weight_VD) != len(weak.weight_VD) and len(target_T) and (largest := int(target_T.max())) >= rows:
+        raise UserError(
+            f"Cannot mix logits: target {largest} is outside the {rows} rows that the heads share (strong has "
+            f"{len(strong.weight_VD)}, weak {len(weak.weight_VD)}). Use two models with one vocabulary."
+        )
+    total, _ = mixed_cross_entropy_with_statistics(
+        strong_TD[kept],
+        strong,
+        weak_TE[kept],
+        weak,
+        target_T,
+        strong_weight=strong_weight,
+        implementation=implementation,
+        statistics=False,
+    )
+    return total / len(target_T) if reduction == "mean" else total
 
 
 def mixed_cross_entropy_with_statistics(
-    strong_TD: Tensor,
-    strong_head_VD: Tensor,
-    weak_TE: Tensor,
-    weak_head_VE: Tensor,
+    strong_TD: Tensor | None,
+    strong: Head,
+    weak_TE: Tensor | None,
+    weak: Head,
     target_T: Tensor,
     *,
     strong_weight: float = 0.5,
-    chunk: int = 1024,
+    strong_anchor: float = 0.0,
+    implementation: Implementation = "auto",
+    statistics: bool = True,
 ) -> tuple[Tensor, MixStatistics]:
-    """As `mixed_cross_entropy`, with what is worth logging about the two branches from the same pass."""
-    kept = target_T != IGNORE
-    arguments = (strong_TD[kept], strong_head_VD, weak_TE[kept], weak_head_VE, target_T[kept], strong_weight, chunk)
-    loss, *sums = _ChunkedMix.apply(*arguments)
-    return loss, MixStatistics(*sums)
+    """As `mixed_cross_entropy`, summed, for supervised targets only, with what is worth logging from the same pass.
+
+    Args:
+        strong_TD: Hidden states; those of a branch whose weight is 0 may be None.
+        strong_anchor: Weight of the strong branch's own cross-entropy, added to the mixed one.
+    """
+    if not 0 <= strong_weight <= 1:
+        raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
+    if not 0 <= strong_anchor < float("inf"):
+        raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
+    if implementation not in IMPLEMENTATIONS:
+        raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}.")
+    rows = min(len(strong.weight_VD), len(weak.weight_VD))
+    strong, weak = _first_rows(strong, rows), _first_rows(weak, rows)
+    strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
+    if not strong_runs:  # the weak branch is all there is
+        loss, alone = mixed_cross_entropy_with_statistics(
+            weak_TE, weak, None, weak, target_T, strong_weight=1, implementation=implementation, statistics=statistics
+        )
+        nan = torch.full_like(alone.mixed_loss, torch.nan)
+        return loss, MixStatistics(*alone[:1], nan, *alone[1:2], *alone[3:4], nan, nan, *alone[6:7], nan, *alone[7:8])
+    assert strong_TD is not None
+    if weak_runs and weak_TE is not None and strong_TD.dtype != weak_TE.dtype:  # one tile of logits serves both
+        wide = torch.promote_types(strong_TD.dtype, weak_TE.dtype)
+        strong_TD, weak_TE = strong_TD.to(wide), weak_TE.to(wide)
+    if implementation == "reference":
+        return _reference(
+            strong_TD, strong, weak_TE if weak_runs else None, weak, target_T, strong_weight, strong_anchor
+        )
+    if implementation == "auto":
+        narrow = strong_TD.dtype != torch.float64  # the kernel computes in float32
+        implementation = "triton" if strong_TD.is_cuda and narrow and _has_triton() else "chunked"
+    tensors = [strong_TD, strong.weight_VD, strong.bias_V]
+    tensors += [weak_TE, weak.weight_VD, weak.bias_V] if weak_runs else [None, None, None]
+    loss, statistics_9, *_ = _mixed_ce(
+        *tensors,
+        target_T,
+        strong_weight,
+        strong_anchor,
+        [strong.scale, weak.scale],
+        [strong.cap or 0.0, weak.cap or 0.0],
+        statistics,
+        implementation == "triton",
+        [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors],
+    )
+    return loss, MixStatistics(*statistics_9.unbind())
 
 
-class _ChunkedMix(torch.autograd.Function):
-    """Gradients are taken chunk by chunk in the forward pass, so each logit is computed once and never kept."""
+@torch.library.custom_op("weakdriven::mixed_cross_entropy", mutates_args=())
+def _mixed_ce(
+    strong_TD: Tensor,
+    strong_head_VD: Tensor,
+    strong_bias_V: Tensor | None,
+    weak_TE: Tensor | None,
+    weak_head_VE: Tensor | None,
+    weak_bias_V: Tensor | None,
+    target_T: Tensor,
+    strong_weight: float,
+    strong_anchor: float,
+    scales: list[float],
+    caps: list[float],
+    statistics: bool,
+    triton: bool,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Loss, statistics, and the gradient of each of the first six tensors (empty where none is needed).
 
-    @staticmethod
-    def forward(ctx: Any, strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight, chunk):
-        needs = ctx.needs_input_grad[:4]
-        inputs = (strong_TD, strong_head_VD, weak_TE, weak_head_VE)
-        # heads add up over many chunks, so their sum is kept in float32 whatever the weights are in
-        sums = [
-            torch.zeros_like(x, dtype=torch.float32) if need else None for x, need in zip(inputs, needs, strict=True)
-        ]
-        totals = torch.zeros(6, dtype=torch.float32, device=strong_TD.device)
+    Gradients are taken tile by tile in the forward pass, so that each logit is computed once and never kept. An
+    operator of its own, so that `torch.compile` takes it as a whole.
+    """
+    strong = _Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
+    weak = None
+    if weak_TE is not None and weak_head_VE is not None:
+        weak = _Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
+    gradients, factors = NO_GRADIENT, (1.0, 1.0)
+    if any(needs) and (strong_anchor or any(caps)):
+        gradients = SEPARATE
+    elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
+        gradients, factors = SHARED, (strong_weight * scales[0], (1 - strong_weight) * scales[1])
+    fill = _triton_rows(strong_TD) if triton else mix_rows
+    chunk, tile = _tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
+    chunk = min(chunk, max(len(target_T), 1))
+    tile = min(tile, chunk)
+    strong_CV = strong_TD.new_empty(chunk, len(strong_head_VD))
+    weak_RV = strong_TD.new_empty(tile, len(strong_head_VD)) if weak else None
+    results, strong_logits, weak_logits = [], strong_CV, weak_RV
+    with torch.autocast(strong_TD.device.type, enabled=False):
         for begin in range(0, len(target_T), chunk):
-            part = slice(begin, begin + chunk)
-            strong_CD, weak_CE, target_C1 = strong_TD[part], weak_TE[part], target_T[part, None]
-            strong_CV, weak_CV = (strong_CD @ strong_head_VD.T).float(), (weak_CE @ weak_head_VE.T).float()
-            log_mixed_CV = (strong_weight * strong_CV + (1 - strong_weight) * weak_CV).log_softmax(-1)
-            totals += _chunk_totals(strong_CV, weak_CV, log_mixed_CV, target_C1)
-            if not any(needs):
-                continue
-            gradient_CV = log_mixed_CV.exp_()
-            gradient_CV.scatter_add_(1, target_C1, torch.full_like(target_C1, -1, dtype=gradient_CV.dtype))
-            gradient_CV = gradient_CV.to(strong_TD.dtype)
-            for hidden_CX, head_VX, hidden_sum, head_sum, share in (
-                (strong_CD, strong_head_VD, sums[0], sums[1], strong_weight),
-                (weak_CE, weak_head_VE, sums[2], sums[3], 1 - strong_weight),
-            ):
-                if hidden_sum is not None:
-                    hidden_sum[part] = share * (gradient_CV @ head_VX).float()
-                if head_sum is not None:
-                    head_sum += share * (gradient_CV.T @ hidden_CX).float()
-        ctx.save_for_backward(*(None if s is None else s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)))
-        ctx.mark_non_differentiable(*(rest := totals[1:].unbind()))
-        return totals[0].clone(), *rest
+            end = min(begin + chunk, len(target_T))
+            strong_logits = strong.logits(begin, end, strong_CV)
+            for first in range(begin, end, tile):
+                last = min(first + tile, end)
+                if weak:
+                    weak_logits = weak.logits(first, last, weak_RV)
+                row_results = fill(
+                    strong_logits[first - begin : last - begin],
+                    weak_logits,
+                    target_T[first:last],
+                    strong_weight=strong_weight,
+                    strong_anchor=strong_anchor,
+                    scales=(scales[0], scales[1]),
+                    caps=(caps[0], caps[1]),
+                    statistics=statistics,
+                    gradients=gradients,
+                )
+                results.append(row_results)
+            if gradients:
+                strong.take(strong_logits, begin, end, factors[0])
+            if gradients and weak and weak_logits is not None:
+                weak.take(weak_logits if gradients == SEPARATE else strong_logits, begin, end, factors[1])
+    del strong_CV, weak_RV, strong_logits, weak_logits
+    totals_9 = torch.cat(results).sum(0).to(strong.wide) if results else strong_TD.new_zeros(9, dtype=strong.wide)
+    loss = totals_9[0] + strong_anchor * totals_9[1] if strong_anchor else totals_9[0].clone()
+    nothing = strong_TD.new_empty(0), strong_TD.new_empty(0), strong_TD.new_empty(0)
+    return loss, totals_9, *strong.gradients(), *(weak.gradients() if weak else nothing)
 
-    @staticmethod
-    def backward(ctx: Any, scale, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        gradients = [None if saved is None else scale.to(saved.dtype) * saved for saved in ctx.saved_tensors]
-        return *gradients, None, None, None
+
+@_mixed_ce.register_fake
+def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias_V, target_T, *rest):
+    tensors = (strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias_V)
+    wide = torch.promote_types(strong_TD.dtype, torch.float32)
+    return (
+        strong_TD.new_empty((), dtype=wide),
+        strong_TD.new_empty(9, dtype=wide),
+        *(torch.empty_like(x) if need else strong_TD.new_empty(0) for x, need in zip(tensors, rest[-1], strict=True)),
+    )
 
 
-def _chunk_totals(strong_CV: Tensor, weak_CV: Tensor, log_mixed_CV: Tensor, target_C1: Tensor) -> Tensor:
-    log_mixed_C = log_mixed_CV.gather(1, target_C1)[:, 0]
-    log_strong_C = strong_CV.gather(1, target_C1)[:, 0] - strong_CV.logsumexp(-1)
-    log_weak_C = weak_CV.gather(1, target_C1)[:, 0] - weak_CV.logsumexp(-1)
-    # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
-    difference_CV = weak_CV - strong_CV
-    margin_C = difference_CV.gather(1, target_C1)[:, 0] <= difference_CV.amin(-1)
-    columns = (-log_mixed_C, -log_strong_C, -log_weak_C, log_mixed_C.exp(), log_strong_C.exp(), margin_C.float())
-    return torch.stack([column.sum() for column in columns])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.needs = inputs[-1]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[2:])
+
+
+def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
+    # in place, so that no second copy of the heads' gradients exists; autograd refuses a second backward by itself.
+    # A scale of one dimension keeps its float32; one of none would be rounded to the gradient's precision.
+    scaled = [g.mul_(scale.reshape(1)) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)]
+    return *scaled, *(None,) * 8
+
+
+_mixed_ce.register_autograd(_scale, setup_context=_keep)
+
+
+class _Branch:
+    """One model's hidden states and head inside the operator, and the gradients that add up over tiles."""
+
+    def __init__(self, hidden_TD: Tensor, head_VD: Tensor, bias_V: Tensor | None, needs: list[bool]):
+        self.hidden_TD, self.head_VD = hidden_TD, head_VD.to(hidden_TD.dtype)
+        self.bias_V = None if bias_V is None else bias_V.to(hidden_TD.dtype)
+        self.dtypes = head_VD.dtype, head_VD.dtype if bias_V is None else bias_V.dtype
+        # heads add up over many tiles, so their sum is kept in float32 whatever the weights are in
+        self.wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+        self.hidden_gradient = torch.zeros_like(hidden_TD) if needs[0] else None
+        self.head_sum = torch.empty_like(head_VD, dtype=self.wide) if needs[1] else None
+        self.begun = False
+        self.bias_sum = torch.zeros_like(bias_V, dtype=self.wide) if needs[2] and bias_V is not None else None
+
+    def logits(self, begin: int, end: int, buffer_RV: Tensor | None) -> Tensor:
+        assert buffer_RV is not None
+        hidden_RD, logits_RV = self.hidden_TD[begin:end], buffer_RV[: end - begin]
+        if self.bias_V is None:
+            return torch.mm(hidden_RD, self.head_VD.T, out=logits_RV)
+        return torch.addmm(self.bias_V, hidden_RD, self.head_VD.T, out=logits_RV)
+
+    def take(self, gradient_RV: Tensor, begin: int, end: int, factor: float) -> None:
+        hidden_RD = self.hidden_TD[begin:end]
+        if self.hidden_gradient is not None:
+            into_RD = self.hidden_gradient[begin:end]
+            torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor, out=into_RD)
+        if self.head_sum is not None:
+            self._add_to_head(gradient_RV.T, hidden_RD, factor)
+        if self.bias_sum is not None:
+            self.bias_sum.add_(gradient_RV.sum(0, dtype=self.wide), alpha=factor)
+
+    def _add_to_head(self, gradient_VR: Tensor, hidden_RD: Tensor, factor: float) -> None:
+        into_VD, beta = self.head_sum, float(self.begun)  # the first product overwrites what was never set
+        assert into_VD is not None
+        if hidden_RD.is_cuda and hidden_RD.dtype != self.wide:  # reads bf16, adds in float32
+            torch.addmm(into_VD, gradient_VR, hidden_RD, out_dtype=self.wide, beta=beta, alpha=factor, out=into_VD)
+        else:  # a narrow product of each tile would be rounded once per tile
+            gradient_VR, hidden_RD = gradient_VR.to(self.wide), hidden_RD.to(self.wide)
+            torch.addmm(into_VD, gradient_VR, hidden_RD, beta=beta, alpha=factor, out=into_VD)
+        self.begun = True
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of hidden states, head and bias, each in its own precision; the sums are given up."""
+        nothing = self.hidden_TD.new_empty(0)
+        hidden = nothing if self.hidden_gradient is None else self.hidden_gradient
+        if self.head_sum is not None and not self.begun:  # no token at all
+            self.head_sum.zero_()
+        head = nothing.clone() if self.head_sum is None else self.head_sum.to(self.dtypes[0])
+        bias = nothing.clone() if self.bias_sum is None else self.bias_sum.to(self.dtypes[1])
+        self.head_sum = self.bias_sum = None
+        return hidden, head, bias
+
+
+def mix_rows(
+    strong_RV: Tensor,
+    weak_RV: Tensor | None,
+    target_R: Tensor,
+    *,
+    strong_weight: float,
+    strong_anchor: float,
+    scales: tuple[float, float],
+    caps: tuple[float, float],
+    statistics: bool,
+    gradients: int,
+) -> Tensor:
+    """Loss and statistics of each row, in the order of `MixStatistics`; NaN where not asked for.
+
+    Args:
+        strong_RV: Raw logits. With `gradients` SHARED they become P_mix - onehot(y); with SEPARATE, the gradient of the
+            whole loss by the raw strong logits.
+        weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
+    """
+    place_R1 = target_R[:, None]
+    strong = _capped(strong_RV, scales[0], caps[0])
+    weak = None if weak_RV is None else _capped(weak_RV, scales[1], caps[1])
+    mixed = strong if weak is None else torch.add((1 - strong_weight) * weak, strong, alpha=strong_weight)
+    result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=mixed.dtype, device=mixed.device)
+    mixed_lse_R = mixed.logsumexp(-1)
+    result_R9[:, 0] = mixed_lse_R - mixed.gather(1, place_R1)[:, 0]
+    strong_lse_R = mixed_lse_R if weak is None or not (statistics or strong_anchor) else strong.logsumexp(-1)
+    if statistics or strong_anchor:
+        result_R9[:, 1] = strong_lse_R - strong.gather(1, place_R1)[:, 0]
+    if statistics:
+        result_R9[:, 3:5] = (-result_R9[:, :2]).exp()
+        result_R9[:, 6] = mixed_lse_R - _mean(mixed, mixed_lse_R)
+        result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
+    if statistics and weak is not None:
+        weak_lse_R = weak.logsumexp(-1)
+        result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
+        # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
+        difference = weak - strong
+        result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
+        del difference
+        result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
+    if gradients == NO_GRADIENT:
+        return result_R9
+    hit = torch.full_like(place_R1, -1, dtype=mixed.dtype)
+    residual = mixed.clone() if mixed is strong and gradients == SEPARATE else mixed  # over what is not read again
+    residual.sub_(mixed_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
+    if gradients == SHARED:
+        strong_RV.copy_(residual)
+        return result_R9
+    if weak is not None and weak_RV is not None:
+        weak_RV.copy_(_by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
+    residual.mul_(strong_weight)
+    if strong_anchor:
+        alone = (strong - strong_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
+        residual.add_(alone, alpha=strong_anchor)
+    strong_RV.copy_(_by_raw(residual, strong, scales[0], caps[0]))
+    return result_R9
+
+
+def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
+    """Expected logit under its own softmax; entropy is log-sum-exp minus this."""
+    p_RV = (z_RV - lse_R[:, None]).exp_()
+    total_R = p_RV.sum(-1)  # not quite 1: large logits have a rounded log-sum-exp, and would magnify what is missing
+    return p_RV.mul_(z_RV).sum(-1) / total_R
+
+
+def _capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
+    z_RV = raw_RV.to(torch.promote_types(raw_RV.dtype, torch.float32))
+    z_RV = z_RV if scale == 1 else z_RV * scale
+    return (z_RV / cap).tanh_().mul_(cap) if cap else z_RV
+
+
+def _by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
+    """A factor times the gradient by the raw logits, from that by the capped ones, which are overwritten."""
+    return z_RV.div_(cap).square_().neg_().add_(1).mul_(gradient_RV).mul_(factor) if cap else gradient_RV * factor
+
+
+def _tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradients: int) -> tuple[int, int]:
+    """Rows of strong logits held at a time, and of weak ones: as many as the memory for logits allows.
+
+    Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks pay; weak logits are
+    done with as soon as they are mixed, so theirs may be short where the gradient is shared.
+    """
+    if not triton:  # torch makes float32 copies
+        wide = torch.promote_types(like.dtype, torch.float32).itemsize
+        rows = (TILE_BYTES if like.is_cuda else CPU_TILE_BYTES) // (vocabulary * (2 * like.element_size() + 4 * wide))
+        return max(rows, 1), max(rows, 1)
+    rows = max(TILE_BYTES // (vocabulary * like.element_size()), 2)
+    if not pair:
+        return rows, rows
+    if gradients == SEPARATE:
+        return rows // 2, rows // 2
+    tile = max(rows // 5 // 128 * 128, 1)
+    return max((rows - tile) // 128 * 128, 1), tile
+
+
+def _reference(
+    strong_TD: Tensor, strong: Head, weak_TE: Tensor | None, weak: Head, target_T: Tensor, weight: float, anchor: float
+) -> tuple[Tensor, MixStatistics]:
+    strong_TV = strong.logits(strong_TD)
+    weak_TV = strong_TV if weak_TE is None else weak.logits(weak_TE)
+    loss = mixed_cross_entropy_reference(strong_TV, weak_TV, target_T, strong_weight=weight)
+    if anchor:
+        loss = loss + anchor * F.cross_entropy(strong_TV, target_T, reduction="sum")
+    with torch.no_grad():
+        columns = mix_rows(
+            strong_TV,
+            None if weak_TE is None else weak_TV,
+            target_T,
+            strong_weight=weight,
+            strong_anchor=anchor,
+            scales=(1.0, 1.0),
+            caps=(0.0, 0.0),
+            statistics=True,
+            gradients=NO_GRADIENT,
+        )
+    return loss, MixStatistics(*columns.sum(0).unbind())
+
+
+def _as_head(head: Tensor | Head) -> Head:
+    return head if isinstance(head, Head) else Head(head)
+
+
+def _first_rows(head: Head, rows: int) -> Head:
+    if len(head.weight_VD) == rows:
+        return head
+    return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _triton_rows(strong_TD: Tensor) -> Any:
+    if not strong_TD.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError("implementation='triton' needs tensors on a CUDA device; use 'auto' or 'chunked' elsewhere.")
+    try:
+        from weakdriven.kernels.mixed_ce import mix_rows as triton_rows
+    except ImportError as error:
+        raise UserError("implementation='triton' needs triton; pip install triton, or use 'chunked'.") from error
+    return triton_rows

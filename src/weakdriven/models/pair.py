@@ -5,12 +5,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
+from weakdriven.losses.mixed_ce import (
+    IGNORE,
+    Implementation,
+    MixStatistics,
+    mixed_cross_entropy_with_statistics,
+)
+from weakdriven.models.adapters import load_adapter_weights
+from weakdriven.models.head import causal_lm, head, hidden_states
 
 WEAK_FOLDER = "weak"
 
@@ -26,27 +34,39 @@ class WeakStrongPair(nn.Module):
     """Runs both models on the same batch and takes cross-entropy on their mixed logits.
 
     Args:
-        strong_weight: Share of the strong logits, in [0, 1]. Paper: lambda.
+        strong_weight: Share of the strong logits, in [0, 1]; may be changed between steps. Paper: lambda. A model whose
+            share is 0 for the whole training is not run.
         weak_trainable: False freezes the weak model: forward only, no gradient, no optimizer state.
+        strong_anchor: Weight of the strong model's own cross-entropy, added to the mixed one.
+        vocabulary: Tokens of the one tokenizer that serves both; needed where the heads are padded differently.
+        implementation: Of the loss: `auto`, `triton`, `chunked` or `reference`.
     """
 
     def __init__(
-        self, *, strong: PreTrainedModel, weak: PreTrainedModel, strong_weight: float = 0.5, weak_trainable: bool = True
+        self,
+        *,
+        strong: PreTrainedModel | PeftModel,
+        weak: PreTrainedModel | PeftModel,
+        strong_weight: float = 0.5,
+        weak_trainable: bool = True,
+        strong_anchor: float = 0.0,
+        vocabulary: int | None = None,
+        implementation: Implementation = "auto",
     ):
         super().__init__()
         if not 0 <= strong_weight <= 1:
             raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
-        if strong_weight == 0:
+        if not 0 <= strong_anchor < float("inf"):
+            raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
+        if strong_weight == strong_anchor == 0:
             warnings.warn("strong_weight is 0, so the strong model gets no gradient", stacklevel=2)
-        rows = [len(head(model).weight) for model in (weak, strong)]
-        if rows[0] != rows[1]:
-            raise UserError(
-                f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
-                "Use two checkpoints of one run."
-            )
-        self.strong, self.weak, self.strong_weight = strong, weak, strong_weight
+        refuse_different_heads(strong, weak, vocabulary)
+        self.strong, self.weak = strong, weak
+        self.strong_weight, self.strong_anchor = strong_weight, strong_anchor
+        self.implementation: Implementation = implementation
         self.weak_trainable = weak_trainable
-        weak.requires_grad_(weak_trainable)
+        if not weak_trainable:
+            weak.requires_grad_(False)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -57,29 +77,46 @@ class WeakStrongPair(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        labels: Tensor,
         attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> PairOutput:
-        """Mixed loss summed over supervised tokens, divided by `num_items_in_batch` (by their number if unset)."""
-        target = labels[:, 1:]
-        kept = target != IGNORE
+        """Mixed loss summed over supervised tokens, divided by `num_items_in_batch` (by their number if unset).
+
+        Sequences packed into one row are told apart by `position_ids` that start again, with no `attention_mask`.
+        """
+        if labels is None:
+            raise UserError(
+                "WeakStrongPair got no labels; the mixed loss needs the true tokens (-100: not supervised)."
+            )
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **kwargs}
-        strong_TD = hidden_states(self.strong, inputs)[:, :-1][kept]
+        if position_ids is not None:
+            inputs["position_ids"] = position_ids
+        target = labels[:, 1:]
+        # positions by number, so that the one wait for the GPU is here and not once more for each model
+        place = (target != IGNORE).flatten().nonzero()[:, 0]
+
+        def supervised(model: Any) -> Tensor:
+            return hidden_states(model, inputs)[:, :-1].flatten(0, 1).index_select(0, place)
+
+        strong_TD = supervised(self.strong) if self.strong_weight > 0 or self.strong_anchor > 0 else None
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
-            weak_TE = hidden_states(self.weak, inputs)[:, :-1][kept]
-        mixed_sum, statistics = mixed_cross_entropy_with_statistics(
+            weak_TE = supervised(self.weak) if self.strong_weight < 1 else None
+        total, statistics = mixed_cross_entropy_with_statistics(
             strong_TD,
-            head(self.strong).weight,
+            head(self.strong),
             weak_TE,
-            head(self.weak).weight,
-            target[kept],
+            head(self.weak),
+            target.flatten().index_select(0, place),
             strong_weight=self.strong_weight,
+            strong_anchor=self.strong_anchor,
+            implementation=self.implementation,
         )
-        num_tokens = kept.sum()
+        num_tokens = torch.tensor(len(place), device=target.device)
         items = num_tokens.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        return PairOutput(mixed_sum / items, num_tokens, statistics)
+        return PairOutput(total / items, num_tokens, statistics)
 
     @property
     def config(self) -> Any:
@@ -90,44 +127,61 @@ class WeakStrongPair(nn.Module):
         return self.strong.generation_config
 
     @property
+    def _no_split_modules(self) -> list[str]:
+        """Layers that FSDP shards as one, read by accelerate."""
+        layers = (causal_lm(model)._no_split_modules or [] for model in (self.strong, self.weak))
+        return sorted({name for names in layers for name in names})
+
+    @property
     def is_gradient_checkpointing(self) -> bool:
-        return self.strong.is_gradient_checkpointing
+        return causal_lm(self.strong).is_gradient_checkpointing
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         for model in (self.strong, self.weak):
-            model.gradient_checkpointing_enable(**kwargs)
+            model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
 
 
-def head(model: PreTrainedModel) -> nn.Linear:
-    """The layer that turns hidden states into logits."""
-    layer = model.get_output_embeddings()
-    if not isinstance(layer, nn.Linear) or layer.bias is not None:
-        raise UserError(f"{type(model).__name__} has no plain output head; weak-driven training needs a causal LM.")
-    return layer
-
-
-def hidden_states(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
-    """What the model's head reads, in the head's own precision."""
-    hidden = model.base_model(**inputs).last_hidden_state
-    return hidden.to(head(model).weight.dtype)
+def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:
+    """Heads of one vocabulary may be padded to different lengths; without a tokenizer's word they must be equal."""
+    rows = [len(head(model).weight_VD) for model in (weak, strong)]
+    if rows[0] != rows[1] and (vocabulary is None or vocabulary > min(rows)):
+        known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"
+        raise UserError(
+            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}{known}. "
+            "Use two checkpoints of one run, or two models that share a tokenizer."
+        )
 
 
 def save_pair(pair: WeakStrongPair, folder: Path) -> None:
-    """An ordinary strong checkpoint, with the weak one in a folder inside."""
-    pair.strong.save_pretrained(folder)
-    pair.weak.save_pretrained(folder / WEAK_FOLDER)
+    """An ordinary strong checkpoint, with the weak one in a folder inside; of adapted models the adapters only."""
+    pair.strong.save_pretrained(str(folder))
+    if not _weak_is_bare_base(pair):
+        pair.weak.save_pretrained(str(folder / WEAK_FOLDER))
 
 
 def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
     """Read what `save_pair` wrote back into the same architecture; anything missing or left over is an error."""
-    for model, place in ((pair.strong, folder), (pair.weak, folder / WEAK_FOLDER)):
-        left, extra = {name for name, _ in model.named_parameters()}, set()
-        for shard in sorted(place.glob("*.safetensors")):
-            weights = load_file(shard)
-            extra.update(model.load_state_dict(weights, strict=False).unexpected_keys)
-            left -= weights.keys()
-        if left or extra:
-            raise UserError(
-                f"The checkpoint {place} does not fit: {len(left)} weights are missing and {len(extra)} too many "
-                f"(first: {sorted(left | extra)[0]}). Remove it and run again."
-            )
+    branches = [(pair.strong, folder), (pair.weak, folder / WEAK_FOLDER)]
+    for model, place in branches[: 1 if _weak_is_bare_base(pair) else 2]:
+        if isinstance(model, PeftModel):
+            load_adapter_weights(model, place)
+        else:
+            _load_weights(model, place)
+
+
+def _weak_is_bare_base(pair: WeakStrongPair) -> bool:
+    """A frozen weak model beside an adapter is not written, as the frozen base of the strong one is not."""
+    return isinstance(pair.strong, PeftModel) and not isinstance(pair.weak, PeftModel) and not pair.weak_trainable
+
+
+def _load_weights(model: PreTrainedModel, folder: Path) -> None:
+    left, extra = {name for name, _ in model.named_parameters()}, set()
+    for shard in sorted(folder.glob("*.safetensors")):
+        weights = load_file(shard)
+        extra.update(model.load_state_dict(weights, strict=False).unexpected_keys)
+        left -= weights.keys()
+    if left or extra:
+        raise UserError(
+            f"The checkpoint {folder} does not fit: {len(left)} weights are missing and {len(extra)} too many "
+            f"(first: {sorted(left | extra)[0]}). Remove it and run again."
+        )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.losses.entropy import token_entropy
-from weakdriven.models.pair import head, hidden_states
+from weakdriven.models.head import head, hidden_states
 
 
 def scan_batches(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -56,7 +56,7 @@ def score_batch(model: PreTrainedModel, examples: list[dict[str, Any]]) -> list[
     ids, mask, target = ids.to(device), mask.to(device), labels[:, 1:].to(device)
     kept = target != IGNORE
     hidden = hidden_states(model, {"input_ids": ids, "attention_mask": mask, "use_cache": False})[:, :-1]
-    entropy_T, nll_T = token_entropy(hidden[kept], head(model).weight, target[kept])
+    entropy_T, nll_T = token_entropy(hidden[kept], head(model), target[kept])
     counts = kept.sum(1).tolist()
     return [
         {

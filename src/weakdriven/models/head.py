@@ -1,0 +1,73 @@
+"""What a causal LM's head reads and does, found through transformers' public interfaces."""
+
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head
+
+
+def causal_lm(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The model with a decoder body and a head, inside its adapters if it has any."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model  # pyright: ignore
+
+
+def head(model: PreTrainedModel | PeftModel) -> Head:
+    """The layer that turns hidden states into logits, and what the model does to them afterwards."""
+    inner = causal_lm(model)
+    if getattr(inner.config, "is_encoder_decoder", False):
+        raise UserError(f"{type(inner).__name__} is an encoder-decoder model; weak-driven training needs a causal LM.")
+    layer: Any = inner.get_output_embeddings()
+    if isinstance(layer, BaseTunerLayer):
+        raise UserError(
+            f"An adapter sits on the output head of {type(inner).__name__}, whose weights the mixed loss reads "
+            "directly; leave lm_head out of target_modules."
+        )
+    if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the whole layer
+        layer = layer.modules_to_save[layer.active_adapters[0]]
+    if not isinstance(layer, nn.Linear):
+        raise UserError(f"{type(inner).__name__} has no plain output head; weak-driven training needs a causal LM.")
+    config: Any = inner.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    if divisor := getattr(config, "logits_scaling", None):
+        scale = divisor if config.model_type.startswith("hyperclovax") else 1 / divisor
+    return Head(layer.weight, layer.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) -> Tensor:
+    """What the model's head reads, in the precision that its product is to run in."""
+    hidden = causal_lm(model).base_model(**inputs).last_hidden_state
+    kind = hidden.device.type
+    mixed = torch.is_autocast_enabled(kind)
+    return hidden.to(torch.get_autocast_dtype(kind) if mixed else head(model).weight_VD.dtype)
+
+
+@torch.no_grad()
+def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
+    """Mixed loss and entropy read hidden states and head; a model that computes its logits another way is refused."""
+    inner = causal_lm(model)
+    was_training = model.training
+    model.eval()
+    own: Any = inner.config._attn_implementation
+    if own not in ("eager", "sdpa"):  # flash attention runs neither on the CPU, where we may be, nor in float32
+        inner.set_attn_implementation("eager")  # the one that every model has
+    try:
+        ids = torch.arange(8, device=inner.device)[None]
+        ours = head(model).logits(hidden_states(model, {"input_ids": ids, "use_cache": False})[0])
+        theirs = inner(input_ids=ids, use_cache=False).logits[0].float()
+    finally:
+        if own != inner.config._attn_implementation:
+            inner.set_attn_implementation(own)
+        model.train(was_training)
+    if not theirs.isfinite().all():
+        raise UserError(f"{name}: the model's logits are not finite; the checkpoint is damaged.")
+    if not torch.allclose(ours.float(), theirs, rtol=0.05, atol=0.05 * theirs.std().item()):
+        raise UserError(
+            f"{name}: {type(inner).__name__} computes its logits in a way that this version does not know, so it would "
+            "be mixed wrongly; use a model whose logits are a linear head, capped or scaled at most."
+        )

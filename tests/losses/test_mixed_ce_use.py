@@ -1,0 +1,404 @@
+"""Mixed cross-entropy as people use it: autograd, compilation, autocast, precision, odd heads and bad input."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from loss_cases import CUDA, Problem, Way, assert_solves, every_fast_way, every_way, given_tensors, problem, tiles
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head
+from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy, mixed_cross_entropy_with_statistics
+
+CHUNKED = Way("chunked", "cpu")
+
+
+def dense(tensors, target, strong_weight=0.5, reduction="sum"):
+    strong, strong_head, weak, weak_head = tensors
+    mixed = strong_weight * strong @ strong_head.T + (1 - strong_weight) * weak @ weak_head.T
+    return F.cross_entropy(mixed, target, ignore_index=IGNORE, reduction=reduction)
+
+
+# Targets and reduction
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@every_way
+def test_ignored_targets_are_left_out_of_sum_and_mean(way, reduction):
+    case = problem(6, 5, 4, 23)
+    target = case.target_T.masked_fill(torch.arange(6) % 3 == 0, IGNORE).to(way.device)
+    tensors = given_tensors(case, way.device)
+    options = {"strong_weight": 0.42, "reduction": reduction}
+    got = mixed_cross_entropy(*tensors, target, implementation=way.implementation, **options)
+    want = dense(tensors, target, **options)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, tensors), torch.autograd.grad(want, tensors))
+
+
+@every_way
+def test_the_loss_is_zero_with_zero_gradients_when_every_target_is_ignored(way):
+    case = problem(5, 4, 3, 7)
+    tensors, target = given_tensors(case, way.device), torch.full((5,), IGNORE, device=way.device)
+    loss = mixed_cross_entropy(*tensors, target, implementation=way.implementation)
+    assert loss.item() == 0
+    for x, gradient in zip(tensors, torch.autograd.grad(loss, tensors), strict=True):
+        assert gradient.shape == x.shape and not gradient.any()
+    mean = mixed_cross_entropy(*tensors, target, implementation=way.implementation, reduction="mean")
+    assert mean.isnan() and dense(tensors, target, reduction="mean").isnan()  # as torch has it
+
+
+@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5, "caps": (3.0, None)}])
+@every_way
+def test_no_token_at_all_gives_zeros(way, options):
+    loss, statistics, gradients = problem(0, 4, 3, 7, biases=(True, True), **options).solve(way)
+    assert loss == 0 and not any(statistics)
+    assert all(g is not None and not g.any() for g in gradients)
+    assert [g.numel() for g in gradients] == [0, 28, 7, 0, 21, 7]
+
+
+# Heads
+
+
+@pytest.mark.parametrize("extra", [(3, 0), (0, 3), (2, 5)])
+@every_way
+def test_heads_of_different_length_are_mixed_over_their_common_rows(way, extra):
+    case = problem(4, 5, 4, 23, extra=extra, biases=(True, True))
+    assert_solves(way, case)
+    gradients = case.solve(way)[2]
+    rows = 23 + min(extra)
+    assert all(not g[rows:].any() for g in (gradients[1], gradients[2], gradients[4], gradients[5]))
+    cut = Problem(tuple(x[:rows] if i % 3 else x for i, x in enumerate(case.tensors)), case.target_T)
+    torch.testing.assert_close(case.solve(way)[0], cut.solve(way)[0])
+
+
+@every_way
+def test_a_target_outside_the_common_rows_is_refused(way):
+    case = problem(4, 5, 4, 23, extra=(3, 0))
+    target = case.target_T.clone().to(way.device)
+    tensors = given_tensors(case, way.device)
+    target[1] = 24
+    with pytest.raises(UserError, match=r"target 24 is outside the 23 rows .*strong has 26, weak 23"):
+        mixed_cross_entropy(*tensors, target, implementation=way.implementation)
+    target[1] = IGNORE
+    assert mixed_cross_entropy(*tensors, target, implementation=way.implementation).isfinite()
+
+
+@every_way
+def test_a_bare_weight_is_a_head_that_does_nothing_else(way):
+    case = problem(4, 5, 4, 23)
+    strong, strong_head, weak, weak_head = given_tensors(case, way.device)
+    target, options = case.target_T.to(way.device), {"implementation": way.implementation}
+    bare = mixed_cross_entropy(strong, strong_head, weak, weak_head, target, **options)
+    wrapped = mixed_cross_entropy(strong, Head(strong_head), weak, Head(weak_head), target, **options)
+    halved = mixed_cross_entropy(
+        strong, Head(strong_head, scale=0.5), weak, Head(weak_head, cap=2.0), target, **options
+    )
+    assert torch.equal(bare, wrapped) and not torch.isclose(bare, halved)
+
+
+@every_way
+def test_one_tensor_in_several_places_gets_the_sum_of_its_gradients(way):
+    """Tied embeddings: the head is also what made the hidden states; two branches may share a head, or everything."""
+    case = problem(4, 5, 5, 23)
+    table = case.tensors[1].detach().to(way.device)
+    target = case.target_T.to(way.device)
+    ids = torch.tensor([1, 7, 7, 22], device=way.device)
+
+    def gradient(loss_of, dtype):
+        weight = table.to(dtype).requires_grad_()
+        strong = F.embedding(ids, weight).tanh()
+        return torch.autograd.grad(loss_of(strong, weight, strong * 2, weight), weight)[0]
+
+    got = gradient(
+        lambda *x: mixed_cross_entropy(*x, target, strong_weight=0.42, implementation=way.implementation), torch.float32
+    )
+    want = gradient(lambda *x: dense(x, target, 0.42), torch.float64)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+# Autograd
+
+
+@every_fast_way
+def test_the_gradient_scales_with_what_is_done_to_the_loss_afterwards(way):
+    case = problem(4, 5, 4, 23)
+    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
+    for after in (lambda loss: loss / 7, lambda loss: -3 * loss, lambda loss: loss**2):
+        got = after(mixed_cross_entropy(*tensors, target, implementation=way.implementation))
+        want = after(dense(tensors, target))
+        torch.testing.assert_close(
+            torch.autograd.grad(got, tensors), torch.autograd.grad(want, tensors), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_fast_way
+def test_dividing_the_loss_rounds_a_narrow_gradient_once_only(way, dtype):
+    """By 3.0, whose inverse bfloat16 has only to three digits: the scale itself must not be rounded."""
+    case = problem(4, 5, 4, 23, dtype=dtype)
+    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
+    whole = torch.autograd.grad(mixed_cross_entropy(*tensors, target, implementation=way.implementation), tensors)
+    third = torch.autograd.grad(mixed_cross_entropy(*tensors, target, implementation=way.implementation) / 3, tensors)
+    for mine, other in zip(third, whole, strict=True):
+        assert torch.equal(mine, (other.float() / 3).to(dtype))
+
+
+@every_fast_way
+def test_gradients_add_up_over_calls_as_autograd_adds_them(way):
+    case = problem(4, 5, 4, 23)
+    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
+    for part in (target[:1], target[1:]):
+        rows = slice(0, 1) if len(part) == 1 else slice(1, 4)
+        strong, strong_head, weak, weak_head = tensors
+        mixed_cross_entropy(
+            strong[rows], strong_head, weak[rows], weak_head, part, implementation=way.implementation
+        ).backward()
+    want = torch.autograd.grad(dense(tensors, target), tensors)
+    torch.testing.assert_close(tuple(x.grad for x in tensors), want, rtol=1e-4, atol=1e-5)
+
+
+@every_fast_way
+def test_a_second_backward_is_refused_even_with_a_kept_graph(way):
+    case = problem(4, 5, 4, 23)
+    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
+    loss = mixed_cross_entropy(*tensors, target, implementation=way.implementation)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_way
+def test_statistics_carry_no_gradient(way):
+    case = problem(4, 5, 4, 23)
+    strong, strong_head, weak, weak_head = given_tensors(case, way.device)
+    loss, statistics = mixed_cross_entropy_with_statistics(
+        strong,
+        Head(strong_head),
+        weak,
+        Head(weak_head),
+        case.target_T.to(way.device),
+        implementation=way.implementation,
+    )
+    assert loss.requires_grad and not any(value.requires_grad for value in statistics)
+
+
+@every_fast_way
+def test_nothing_is_read_before_it_is_written(way):
+    """Deterministic algorithms fill new memory with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for T, options in ((3, {}), (3, {"strong_anchor": 0.3, "caps": (3.0, 3.0)}), (0, {})):
+            with tiles(2, 1):
+                assert_solves(way, problem(T, 5, 4, 23, biases=(True, True), **options))
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@every_fast_way
+def test_hidden_states_and_heads_may_be_views_with_any_strides(way):
+    plain = problem(3, 5, 4, 23)
+    strided = [
+        None if x is None else x.detach().T.contiguous().T.requires_grad_() if x.dim() == 2 else x
+        for x in plain.tensors
+    ]
+    assert not strided[0].is_contiguous()
+    case = plain._replace(tensors=tuple(strided))
+    with tiles(2, 1):
+        assert_solves(way, case)
+
+
+# torch.compile and autocast
+
+
+@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5}, {"strong_weight": 1.0}, {"strong_weight": 0.0}])
+def test_compiled_as_one_graph_it_equals_eager(options):
+    case = problem(5, 4, 3, 17)
+    target = case.target_T
+
+    def step(strong, strong_head, weak, weak_head):
+        loss, statistics = mixed_cross_entropy_with_statistics(
+            2 * strong, Head(strong_head, cap=3.0), weak.tanh(), Head(weak_head, scale=0.5), target, **options
+        )
+        return loss / len(target), torch.stack(statistics)
+
+    results = []
+    torch._dynamo.reset()
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        tensors = given_tensors(case)
+        loss, statistics = function(*tensors)
+        loss.backward()
+        results.append((loss.detach(), statistics, [x.grad for x in tensors]))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0, equal_nan=True)
+    assert any(g is not None and g.any() for g in results[0][2])
+
+
+def test_a_compiled_function_around_the_public_one_equals_eager_and_follows_the_targets():
+    case = problem(6, 4, 3, 17)
+
+    def step(strong, strong_head, weak, weak_head, target):
+        return mixed_cross_entropy(strong + 1, strong_head, weak, weak_head, target, reduction="mean") * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager")
+    for ignored in (2, 3):  # the second call has another number of supervised tokens
+        target = case.target_T.masked_fill(torch.arange(6) % ignored == 0, IGNORE)
+        results = []
+        for function in (step, compiled):
+            tensors = given_tensors(case)
+            loss = function(*tensors, target)
+            loss.backward()
+            results.append((loss.detach(), [x.grad for x in tensors]))
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_fast_way
+def test_autocast_around_it_changes_nothing(way, dtype):
+    """Products run in the precision of the hidden states, whatever surrounds them."""
+    case = problem(3, 5, 4, 23, dtype=dtype, biases=(True, False))
+    plain = case.solve(way)
+    with torch.autocast(way.device, torch.bfloat16):
+        around = case.solve(way)
+    assert around[0].dtype == torch.float32
+    torch.testing.assert_close(around, plain, rtol=0, atol=0)
+
+
+# Precision
+
+
+def error(gradients, exact):
+    return [(g.cpu().double() - true).norm().item() for g, true in zip(gradients, exact, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_fast_way
+def test_no_gradient_is_further_from_float64_than_that_of_dense_logits(way, dtype):
+    draw = torch.Generator().manual_seed(0)
+    interpreted = way == ("triton", "cpu")
+    if interpreted and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter cuts float32 to bfloat16 instead of rounding it")
+    T = 24 if interpreted else 512
+    shapes = [(T, 64), (2000, 64), (T, 64), (2000, 64)]
+    tensors = [(torch.randn(shape, generator=draw) * 0.4).to(way.device, dtype).requires_grad_() for shape in shapes]
+    target = torch.randint(2000, (T,), generator=draw).to(way.device)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    true = [g.cpu() for g in torch.autograd.grad(dense(exact, target), exact)]
+    errors = {}
+    for implementation in ("reference", way.implementation):
+        with tiles(max(T // 7, 1)):
+            loss = mixed_cross_entropy(*tensors, target, implementation=implementation)
+        errors[implementation] = error(torch.autograd.grad(loss, tensors), true)
+    ratios = [mine / theirs for mine, theirs in zip(errors[way.implementation], errors["reference"], strict=True)]
+    assert max(ratios) <= 1.05, ratios
+
+
+# Extremes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1e4, -1e4])
+@every_way
+def test_huge_logits_give_exact_finite_losses(way, size, dtype):
+    size = torch.tensor(size, dtype=dtype).item()  # what the dtype has of it
+    hidden = torch.tensor([[size, 0, 0], [0, size, size], [0, 0, 0]], dtype=dtype, device=way.device)
+    eye, target = torch.eye(3, dtype=dtype, device=way.device), torch.tensor([0, 0, 0], device=way.device)
+    strong, weak = (hidden.clone().requires_grad_() for _ in range(2))
+    loss, statistics = mixed_cross_entropy_with_statistics(
+        strong, Head(eye), weak, Head(eye), target, implementation=way.implementation
+    )
+    z = hidden.double()
+    torch.testing.assert_close(loss.double(), F.cross_entropy(z, target, reduction="sum"), rtol=1e-6, atol=0)
+    p = z.softmax(-1)
+    torch.testing.assert_close(statistics.mixed_entropy.double(), torch.xlogy(p, p).sum().neg(), rtol=1e-5, atol=2e-3)
+    want = (p - F.one_hot(target, 3)) / 2
+    for gradient in torch.autograd.grad(loss, (strong, weak)):
+        # float32 has a log-sum-exp of 10,000 to within 0.0005, and P with the same relative error
+        torch.testing.assert_close(gradient.double(), want, rtol=0, atol=max(3e-4, torch.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5}, {"scales": (0.5, 2.0)}])
+@pytest.mark.parametrize("place", ["target", "elsewhere"])
+@pytest.mark.parametrize("branch", [0, 1], ids=["strong", "weak"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@every_way
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_logit_that_is_no_number_is_not_hidden_by_a_finite_loss(way, value, branch, place, options):
+    case = problem(2, 5, 5, 23, biases=(True, True), **options)
+    bad = case.target_T[1] if place == "target" else (set(range(23)) - set(case.target_T.tolist())).pop()
+    tensors = list(case.tensors)
+    bias = tensors[3 * branch + 2].detach().clone()
+    bias[bad] = value
+    tensors[3 * branch + 2] = bias
+    loss, statistics, _ = case._replace(tensors=tuple(tensors)).solve(way)
+    assert not loss.isfinite()
+    by_branch = statistics.weak_loss if branch else statistics.strong_loss
+    assert not by_branch.isfinite()  # so that the branch can be named
+    assert (statistics.strong_loss if branch else statistics.weak_loss).isfinite()
+
+
+@every_way
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_forbidden_token_has_probability_zero_and_no_gradient(way):
+    """A logit of minus infinity, away from the target, is a finite loss over the others."""
+    case = problem(2, 5, 5, 23, biases=(True, True))
+    kept = [k for k in range(23) if k != 7]
+    case = case._replace(target_T=torch.tensor([3, 11]))
+    tensors = list(case.tensors)
+    bias = tensors[2].detach().clone()
+    bias[7] = -torch.inf
+    tensors[2] = bias
+    loss, _, gradients = case._replace(tensors=tuple(tensors)).solve(way)
+    places = torch.tensor([kept.index(3), kept.index(11)])
+    cut = Problem(tuple(x[kept] if i % 3 else x for i, x in enumerate(case.tensors)), places)
+    torch.testing.assert_close(loss.cpu().double(), cut.exact().loss, rtol=1e-5, atol=1e-5)
+    assert not gradients[4][7].any() and gradients[4].isfinite().all()
+
+
+@pytest.mark.parametrize("target", [23, 1_000_000, -1])
+def test_a_target_outside_the_vocabulary_is_never_a_finite_loss(target):
+    case = problem(2, 5, 4, 23)
+    case.target_T[0] = target
+    for implementation in ("reference", "chunked"):
+        with pytest.raises((IndexError, RuntimeError)):
+            case.solve(Way(implementation, "cpu"))
+    triton = Way("triton", "cuda" if CUDA else "cpu")
+    assert case.solve(triton)[0].isnan()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("strong_weight", [-0.1, 1.1, float("nan")])
+def test_a_mixture_weight_outside_its_range_is_refused(strong_weight):
+    with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
+        problem(2, 5, 4, 23, strong_weight=strong_weight).solve(CHUNKED)
+
+
+@pytest.mark.parametrize("strong_anchor", [-0.1, float("inf"), float("nan")])
+def test_an_anchor_below_zero_is_refused(strong_anchor):
+    with pytest.raises(UserError, match=r"strong_anchor is .*; it must be 0 or more"):
+        problem(2, 5, 4, 23, strong_anchor=strong_anchor).solve(CHUNKED)
+
+
+def test_another_reduction_is_refused():
+    case = problem(2, 5, 4, 23)
+    with pytest.raises(UserError, match="reduction is 'none'; expected 'sum' or 'mean'"):
+        mixed_cross_entropy(*given_tensors(case), case.target_T, reduction="none")
+
+
+@pytest.mark.parametrize("strong_weight", [0.0, 0.5, 1.0])
+def test_an_unknown_implementation_is_refused(strong_weight):
+    case = problem(2, 5, 4, 23, strong_weight=strong_weight)
+    with pytest.raises(UserError, match="implementation is 'cuda'; expected one of auto, reference, chunked, triton"):
+        case.solve(Way("cuda", "cpu"))
+
+
+def test_triton_without_a_gpu_is_refused_in_words(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="implementation='triton' needs tensors on a CUDA device; use 'auto'"):
+        problem(2, 5, 4, 23).solve(Way("triton", "cpu"))
+
+
+def test_auto_is_chunked_on_the_cpu():
+    case = problem(3, 5, 4, 23)
+    torch.testing.assert_close(case.solve(Way("auto", "cpu")), case.solve(CHUNKED), rtol=0, atol=0)
