@@ -1,0 +1,86 @@
+"""What every benchmark shares: timing, peak memory, and a row in results.csv with hardware, versions and commit."""
+
+import csv
+import datetime
+import gc
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FIELDS = ["date", "benchmark", "variant", "shape", "dtype", "median_ms", "low_ms", "high_ms", "peak_gib", "note"]
+FIELDS += ["hardware", "versions", "commit"]
+PACKAGES = ("torch", "triton", "transformers", "trl", "liger-kernel", "cut-cross-entropy", "torchao")
+
+
+def measure(step: Callable[[], Any], *, repeats: int, warmup: int = 2) -> dict[str, Any]:
+    """Median and 20th to 80th percentile of `repeats` runs, and the peak of device memory above what was there."""
+    cuda = torch.cuda.is_available()
+    for _ in range(warmup):
+        step()
+    gc.collect()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if cuda else 0
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin))
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30 if cuda else float("nan")
+    times.sort()
+    return {
+        "median_ms": round(statistics.median(times), 2),
+        "low_ms": round(times[len(times) // 5], 2),
+        "high_ms": round(times[-1 - len(times) // 5], 2),
+        "peak_gib": round(peak, 3),
+    }
+
+
+def append(path: Path, **row: Any) -> None:
+    """One line, written at once, so that a run that dies keeps what it measured."""
+    row |= {"date": datetime.date.today().isoformat(), "hardware": hardware(), "versions": versions()}
+    row["commit"] = commit()
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+    memory = f"{row['peak_gib']:8.2f} GiB"
+    print(f"{row['variant']:40} {row['median_ms']:10.1f} ms {memory}  {row.get('note', '')}", flush=True)
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def versions() -> str:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "; ".join(found)
+
+
+def commit() -> str:
+    """Of the checkout; where the files came without their history, what COMMIT says."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
