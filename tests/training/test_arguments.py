@@ -1,5 +1,7 @@
 """The order of rows and the number of steps."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,9 @@ def order(rows, *, epochs=1, batch_size=4, seed=0, phase=0):
     return training_order(rows, epochs=epochs, batch_size=batch_size, seed=seed, phase=phase).tolist()
 
 
-def arguments(folder, *, rows=80, epochs=1, stage="sft", **settings):
+def arguments(folder, *, rows=80, epochs=1, stage="sft", recipe=RECIPE, **settings):
     settings = TrainSettings(**({"batch_size": 8} | settings))
-    return training_arguments(settings, RECIPE, rows=rows, epochs=epochs, stage=stage, folder=folder)
+    return training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=stage, folder=folder)
 
 
 @pytest.mark.parametrize("batch_size, steps", [(512, 218), (256, 436)])
@@ -92,6 +94,27 @@ def test_warm_up_is_a_share_of_the_steps_rounded_down(ratio, rows, epochs, steps
 @pytest.mark.parametrize("stage, name", [("sft", "recipe-sft"), ("round-1/strong", "recipe-round-1-strong")])
 def test_a_tracker_shows_the_recipe_and_the_stage(stage, name, tmp_path):
     assert arguments(tmp_path, stage=stage).run_name == name
+
+
+@pytest.mark.parametrize("precision, options", [("fp32", None), ("bf16", {"bf16_stochastic_round": "True"})])
+def test_the_8_bit_optimizer_rounds_weights_in_bf16_by_chance(precision, options, tmp_path):
+    recipe = RECIPE.model_copy(update={"precision": precision})
+    made = arguments(tmp_path, optimizer="adamw_8bit", recipe=recipe)
+    found = made.optim_args and dict([made.optim_args.split("=")])
+    assert (made.optim, found) == ("adamw_torch_8bit", options)
+    made = arguments(tmp_path, recipe=recipe)
+    assert (made.optim, made.optim_args) == ("adamw_torch_fused", None)
+
+
+@pytest.mark.parametrize("setting, on", [(True, True), (False, False), ("keep_products", True), ("keep_attention", True)])
+def test_checkpointing_is_on_in_both_its_kinds_and_arguments_stay_what_trackers_can_write(setting, on, tmp_path):
+    made = arguments(tmp_path, gradient_checkpointing=setting)
+    assert json.loads(made.to_json_string())["gradient_checkpointing"] is on
+
+
+def test_offloading_of_activations_is_passed_on(tmp_path):
+    assert arguments(tmp_path, activation_offloading=True).activation_offloading
+    assert not arguments(tmp_path).activation_offloading
 
 
 def test_training_is_on_the_cpu_only_where_there_is_no_gpu(tmp_path):

@@ -32,6 +32,7 @@ def training_arguments(
     batch = min(settings.batch_size, rows)
     micro = math.gcd(batch, settings.micro_batch_size)
     steps = rows // batch * epochs
+    eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=1,
@@ -47,7 +48,10 @@ def training_arguments(
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
         max_grad_norm=settings.max_grad_norm,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        optim="adamw_torch_8bit" if eight_bit else "adamw_torch_fused",
+        optim_args="bf16_stochastic_round=True" if eight_bit and recipe.precision == "bf16" else None,
+        gradient_checkpointing=bool(settings.gradient_checkpointing),
+        activation_offloading=settings.activation_offloading,
         bf16=recipe.precision == "bf16-mixed",
         seed=recipe.seed,
         save_strategy="steps",

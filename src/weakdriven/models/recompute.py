@@ -1,0 +1,63 @@
+"""Selective recomputation: keep what matrix products and attention gave, compute the cheap rest again."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default}
+"""Not bmm: under eager attention its results have a row and a column for every token."""
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+}
+Kept = Literal["keep_attention", "keep_products"]
+NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
+
+
+def keep(model: PreTrainedModel, kept: Kept) -> None:
+    """Make gradient checkpointing of this model spare what attention gave, or that and what every product gave.
+
+    Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, where a function cannot
+    stand, so the model's own `gradient_checkpointing_enable` adds it. Calling this twice changes nothing.
+    """
+    if "gradient_checkpointing_enable" in vars(model):
+        return
+    enable, contexts = model.gradient_checkpointing_enable, partial(create_selective_checkpoint_contexts, policy(model, kept))
+
+    def gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        options = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False, "context_fn": contexts}
+        enable(gradient_checkpointing_kwargs=options, **kwargs)
+
+    model.gradient_checkpointing_enable = gradient_checkpointing_enable  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def policy(model: PreTrainedModel, kept: Kept) -> Callable[..., CheckpointPolicy]:
+    """What of a layer of `model` is kept; a wrong answer would cost time or memory, never a wrong gradient.
+
+    The MLP's last product is the one to leave out: the layer's backward needs only its input, and recomputation stops
+    there. This does not hold where a norm follows, nor for a frozen weight (LoRA), whose product is not the last.
+    """
+    config = model.config.get_text_config()
+    ends_in_mlp = not any(name.endswith(NORM_AFTER_MLP) for name, _ in model.named_modules())
+    last = (getattr(config, "intermediate_size", None), config.hidden_size)
+
+    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op in ATTENTION or "flash_attn" in str(op):  # its own package and the Hub's kernels name it variously
+            return CheckpointPolicy.MUST_SAVE
+        if kept == "keep_attention" or op not in PRODUCTS:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        weight = args[2 if op is aten.addmm.default else 1]
+        unneeded = ends_in_mlp and weight.shape == last and weight.requires_grad
+        return CheckpointPolicy.PREFER_RECOMPUTE if unneeded else CheckpointPolicy.MUST_SAVE
+
+    return decide

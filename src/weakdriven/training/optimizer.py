@@ -1,0 +1,38 @@
+"""An AdamW that transformers has no name for, and whether the chosen one can run here."""
+
+import os
+import shutil
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from weakdriven.errors import UserError
+from weakdriven.recipe import TrainSettings
+
+
+def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
+    """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16; None for what its arguments can name."""
+    if settings.optimizer != "adamw_bf16":
+        return None
+    # private by its name, though torchao.optim exports it: AdamW8bit without the 8 bits, its state like the weights
+    from torchao.optim import _AdamW
+
+    options = {"lr": settings.learning_rate, "betas": settings.adam_betas, "eps": 1e-8, "bf16_stochastic_round": True}
+    return _AdamW, options
+
+
+def check_optimizer(key: str, optimizer: str) -> None:
+    """Refuse an optimizer that lacks its package or, since torchao compiles its step, a compiler."""
+    if optimizer == "adamw":
+        return
+    if find_spec("torchao") is None:
+        raise UserError(f"{key}: {optimizer} needs torchao, which is not installed; pip install 'weakdriven[cuda]'.")
+    compilers = [os.environ.get("CXX", "g++")]
+    if torch.cuda.is_available():
+        compilers.append(os.environ.get("CC") or ("gcc" if shutil.which("gcc") else "clang"))
+    if missing := [name for name in compilers if not shutil.which(name)]:
+        raise UserError(
+            f"{key}: {optimizer} compiles its step, and there is no compiler {missing[0]} here; install it, name "
+            "another in CXX (C++) or CC (C), or set optimizer: adamw."
+        )

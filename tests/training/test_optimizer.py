@@ -1,0 +1,88 @@
+"""The choice of AdamW: what becomes of small updates, what is stored, resuming, and what it needs."""
+
+import shutil
+
+import pytest
+import torch
+from trl.trainer.sft_trainer import SFTTrainer
+
+from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven.errors import UserError
+from weakdriven.recipe import DataSettings, Recipe, TrainSettings
+from weakdriven.rundir import Progress
+from weakdriven.training.optimizer import check_optimizer, optimizer_class
+from weakdriven.training.supervised import Phase, train_supervised
+
+RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="bf16")
+SMALL = {"batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": False}
+NAMES = ["adamw", "adamw_bf16", "adamw_8bit"]
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
+    folder = tmp_path / "run" / ".work" / "sft" / "work"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def wide_model():
+    """One layer, its embedding large enough for 8-bit state."""
+    return tiny_model(width=64, num_hidden_layers=1).bfloat16()
+
+
+def prepared(work, **settings):
+    settings = TrainSettings(**(SMALL | settings))
+    return Phase("sft", 0, 1, work, Progress()).prepare(token_rows(16), settings, RECIPE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_updates_smaller_than_the_spacing_of_bf16_are_lost_only_by_plain_adamw(name, work):
+    given = prepared(work, optimizer=name, learning_rate=1e-5)
+    trainer = SFTTrainer(wide_model(), processing_class=embedded_tokenizer(), **given)
+    optimizer = trainer.create_optimizer()
+    [weight] = [p for p in trainer.model.parameters() if p.shape == (64, 64)][:1]
+    with torch.no_grad():
+        weight.fill_(0.02)
+    start = weight.detach().float().mean()
+    for _ in range(40):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    moved = (start - weight.detach().float().mean()).item()
+    assert moved == 0 if name == "adamw" else moved == pytest.approx(40 * 1e-5, rel=0.2)
+    state = optimizer.state[weight]["exp_avg"]
+    assert type(state).__name__ == ("OptimState8bit" if name == "adamw_8bit" else "Tensor")
+    assert state.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_bf16", marks=pytest.mark.slow), "adamw_8bit"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, work):
+    settings = TrainSettings(**SMALL, optimizer=name, learning_rate=2e-3, save_steps=2)
+    whole, resumed = wide_model(), wide_model()
+    phase = Phase("sft", 0, 1, work, Progress())
+    train_supervised(whole, embedded_tokenizer(), token_rows(16), settings, RECIPE, phase)
+    assert {path.name for path in (work / "checkpoints").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    shutil.rmtree(work / "checkpoints" / "checkpoint-4")
+    counted = train_supervised(resumed, embedded_tokenizer(), token_rows(16), settings, RECIPE, phase)
+    assert counted["steps"] == 4
+    start, want, got = weights(wide_model()), weights(whole), weights(resumed)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert not torch.equal(got["lm_head.weight"], start["lm_head.weight"])
+
+
+def test_the_class_that_transformers_cannot_name_gets_the_settings_of_the_phase():
+    assert optimizer_class(TrainSettings()) is None and optimizer_class(TrainSettings(optimizer="adamw_8bit")) is None
+    _, options = optimizer_class(TrainSettings(optimizer="adamw_bf16", learning_rate=3e-6, adam_betas=[0.8, 0.95]))
+    assert options == {"lr": 3e-6, "betas": (0.8, 0.95), "eps": 1e-8, "bf16_stochastic_round": True}
+
+
+@pytest.mark.parametrize("name", ["adamw_bf16", "adamw_8bit"])
+def test_a_missing_package_or_compiler_is_told_before_anything_is_computed(name, monkeypatch):
+    check_optimizer("sft.optimizer", name)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=f"sft.optimizer: {name} compiles its step, and there is no compiler no-such-c"):
+        check_optimizer("sft.optimizer", name)
+    monkeypatch.setattr("weakdriven.training.optimizer.find_spec", lambda package: None)
+    with pytest.raises(UserError, match=rf"sft.optimizer: {name} needs torchao, .*; pip install 'weakdriven\[cuda\]'"):
+        check_optimizer("sft.optimizer", name)
+    check_optimizer("sft.optimizer", "adamw")
