@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weakdriven.losses import mixed_cross_entropy, token_entropy
+    from weakdriven.models.mixture import MixtureConfig, MixtureForCausalLM
     from weakdriven.models.pair import WeakStrongPair
     from weakdriven.selection import draw_active, selection_probabilities
-    from weakdriven.training.joint import WDJTTrainer
+    from weakdriven.training.joint import WDJTConfig, WDJTTrainer
 
 __version__ = "0.1.0"
 __all__ = [
+    "MixtureConfig",
+    "MixtureForCausalLM",
+    "WDJTConfig",
     "WDJTTrainer",
     "WeakStrongPair",
     "draw_active",
@@ -19,6 +23,9 @@ __all__ = [
     "token_entropy",
 ]
 _HOMES = {
+    "MixtureConfig": "weakdriven.models.mixture",
+    "MixtureForCausalLM": "weakdriven.models.mixture",
+    "WDJTConfig": "weakdriven.training.joint",
     "WDJTTrainer": "weakdriven.training.joint",
     "WeakStrongPair": "weakdriven.models.pair",
     "draw_active": "weakdriven.selection",

@@ -14,7 +14,7 @@ from weakdriven.recipe import DataSettings, Recipe, TrainSettings
 from weakdriven.rundir import METRICS, Progress, read_jsonl
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
-from weakdriven.training.joint import WDJTTrainer
+from weakdriven.training.joint import WDJTConfig, WDJTTrainer
 from weakdriven.training.supervised import Phase, fit
 
 BATCH, STEPS = 4, 6
@@ -22,13 +22,21 @@ RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmet
 ROWS = token_rows(BATCH * STEPS)
 LOGGED = [
     "loss",
+    "mixed_loss",
     "strong_loss",
     "weak_loss",
     "mixed_probability",
     "strong_probability",
     "margin_share",
+    "mixed_entropy",
+    "strong_entropy",
+    "weak_entropy",
+    "strong_gap",
     "strong_grad_norm",
     "weak_grad_norm",
+    "strong_weight",
+    "tokens",
+    "num_tokens",
 ]
 
 
@@ -59,11 +67,13 @@ def common(folder, *, micro_batch_size=2, callbacks=(), **changes):
     return {**made, "processing_class": embedded_tokenizer()}
 
 
-def joint(folder, *, strong_weight=0.42, weak_trainable=True, family="qwen3", **options):
+def joint(folder, *, family="qwen3", options=None, **mixing):
+    """A trainer of two tiny models; `options` are of `common`, the rest of WDJTConfig."""
     folder.mkdir(exist_ok=True)
     strong, weak = tiny_model(family, seed=1), tiny_model(family, seed=2)
-    mixing = {"strong_weight": strong_weight, "weak_trainable": weak_trainable}
-    return WDJTTrainer(strong, weak, **mixing, **common(folder, **options))
+    made = common(folder, **(options or {}))
+    made["args"] = WDJTConfig.of(made["args"], **{"strong_weight": 0.42, **mixing})
+    return WDJTTrainer(strong, weak_model=weak, **made)
 
 
 def trained(folder, **options):
@@ -101,11 +111,11 @@ def test_both_branches_learn_and_the_steps_are_those_of_the_data(run):
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_accumulating_micro_batches_equals_one_batch(family, tmp_path):
-    one, four = (trained(tmp_path / str(size), family=family, micro_batch_size=size) for size in (4, 1))
+    one, four = (trained(tmp_path / str(size), family=family, options={"micro_batch_size": size}) for size in (4, 1))
     assert (one.args.gradient_accumulation_steps, four.args.gradient_accumulation_steps) == (1, 4)
     assert losses(one) == pytest.approx(losses(four), abs=1e-5)
     torch.testing.assert_close(both(one), both(four), rtol=0, atol=1e-5)
-    logged = [{key: entry[key] for key in LOGGED[1:6]} for entry in one.state.log_history[:STEPS]]
+    logged = [{key: entry[key] for key in LOGGED[:11]} for entry in one.state.log_history[:STEPS]]
     for mine, theirs in zip(logged, four.state.log_history, strict=False):
         assert mine == pytest.approx({key: theirs[key] for key in mine}, abs=1e-4)
 
@@ -118,6 +128,8 @@ def test_all_weight_on_the_strong_logits_is_plain_sft(tmp_path):
     assert losses(mixed) == pytest.approx(losses(plain), abs=1e-5)
     torch.testing.assert_close(weights(mixed.model.strong), weights(plain.model), rtol=0, atol=1e-5)
     assert_equal(weights(mixed.model.weak), weights(tiny_model(seed=2)))
+    weak = {key for entry in mixed.state.log_history for key in entry if "weak" in key or key == "margin_share"}
+    assert weak == set()
 
 
 def test_a_frozen_weak_model_stays_as_it_was_bit_for_bit(tmp_path):
@@ -138,6 +150,8 @@ def test_every_step_logs_what_is_worth_knowing_about_both_branches(run):
         assert all(math.isfinite(row[key]) for key in LOGGED)
         assert all(0 <= row[key] <= 1 for key in ("mixed_probability", "strong_probability", "margin_share"))
         assert row["loss"] <= 0.42 * row["strong_loss"] + 0.58 * row["weak_loss"] + 1e-4  # convexity
+        assert row["loss"] == pytest.approx(row["mixed_loss"], abs=1e-5)
+        assert row["strong_gap"] == pytest.approx(row["strong_loss"] - row["mixed_loss"], abs=1e-6)
         assert row["grad_norm"] == pytest.approx(math.hypot(row["strong_grad_norm"], row["weak_grad_norm"]), rel=1e-4)
 
 
@@ -156,12 +170,21 @@ def test_the_first_logged_line_equals_a_direct_computation(run):
     assert {key: first[key] for key in totals} == pytest.approx({k: v / tokens for k, v in totals.items()}, abs=1e-4)
 
 
-@pytest.mark.parametrize("weak_trainable", [True, False], ids=["joint", "frozen"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(weak_trainable, run, tmp_path):
-    whole = run[0] if weak_trainable else trained(tmp_path / "whole", weak_trainable=False)
-    killed = trained(tmp_path / "run", weak_trainable=weak_trainable, callbacks=[StopAt(4)])
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        {},
+        {"weak_trainable": False},
+        {"strong_weight_end": 1.0, "strong_weight_schedule": "cosine"},
+        {"weak_learning_rate": 1e-4, "weight_decay": 0.1},
+    ],
+    ids=["joint", "frozen", "schedule", "weak-rate"],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(mixing, run, tmp_path):
+    whole = trained(tmp_path / "whole", **mixing) if mixing else run[0]
+    killed = trained(tmp_path / "run", **mixing, options={"callbacks": [StopAt(4)]})
     assert killed.state.global_step == 4
-    resumed = trained(tmp_path / "run", weak_trainable=weak_trainable)
+    resumed = trained(tmp_path / "run", **mixing)
     assert resumed.state.global_step == STEPS
     assert_equal(both(resumed), both(whole))
     assert losses(resumed) == losses(whole)
@@ -169,7 +192,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(weak_trainable, r
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_not_resumed_from(run, tmp_path):
-    trained(tmp_path / "run", callbacks=[StopAt(4)])
+    trained(tmp_path / "run", options={"callbacks": [StopAt(4)]})
     checkpoints = tmp_path / "run" / "checkpoints"
     (checkpoints / "checkpoint-4" / "complete").unlink()
     assert last_complete_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
@@ -186,7 +209,8 @@ def test_checkpoints_hold_both_models(run):
 
 
 def test_the_saved_model_is_an_ordinary_strong_checkpoint(run, tmp_path):
-    trainer, _ = run
+    trainer, folder = run
+    assert "WD-JT" in (folder / "checkpoints" / "README.md").read_text()
     trainer.save_model(str(tmp_path / "final"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     assert_equal(weights(loaded), weights(trainer.model.strong))
@@ -194,13 +218,40 @@ def test_the_saved_model_is_an_ordinary_strong_checkpoint(run, tmp_path):
     assert (tmp_path / "final" / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("branch", ["strong", "weak"])
-def test_a_weight_that_is_not_a_number_stops_training_at_its_step(branch, tmp_path):
-    trainer = joint(tmp_path / "run")
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0], ids=["clipped", "unclipped"])
+@pytest.mark.parametrize("branch, other", [("strong", "weak"), ("weak", "strong")])
+def test_a_branch_that_is_not_a_number_is_named_before_the_optimizer_moves(branch, other, max_grad_norm, tmp_path):
+    trainer = joint(tmp_path / "run", max_grad_norm=max_grad_norm)
     with torch.no_grad():
         next(getattr(trainer.model, branch).parameters())[5] = math.nan
-    with pytest.raises(UserError, match=r"diverged: at step 1 the loss is nan .* Lower learning_rate"):
+    before = both(trainer)
+    message = rf"at step 1: the {branch} model's cross-entropy is nan \({other}: \d\.\d+\).* Lower learning_rate"
+    with pytest.raises(UserError, match=message):
         fit(trainer)
+    assert all(torch.equal(before[name].nan_to_num(7), after.nan_to_num(7)) for name, after in both(trainer).items())
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0], ids=["clipped", "unclipped"])
+@pytest.mark.parametrize("branch", ["strong", "weak"])
+def test_a_gradient_that_is_not_finite_names_its_branch_before_the_optimizer_moves(branch, max_grad_norm, tmp_path):
+    trainer = joint(tmp_path / "run", max_grad_norm=max_grad_norm)
+    weight = next(getattr(trainer.model, branch).parameters())
+    weight.register_hook(lambda gradient: gradient * math.inf if trainer.state.global_step == 2 else gradient)
+    kept = {}
+    trainer.add_callback(Watch(lambda model: kept.update(both(trainer))))
+    with pytest.raises(UserError, match=rf"at step 3: the gradient norm of the {branch} model is nan"):
+        fit(trainer)
+    assert_equal(both(trainer), kept)
+
+
+class Watch(TrainerCallback):
+    """Calls a function with the model after each step."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.look(model)
 
 
 class Poison(TrainerCallback):
@@ -215,22 +266,66 @@ class Poison(TrainerCallback):
 
 
 def test_a_later_divergence_names_its_step(tmp_path):
-    with pytest.raises(UserError, match="at step 4 the loss is nan"):
-        trained(tmp_path / "run", callbacks=[Poison(3)])
+    with pytest.raises(UserError, match="diverged at step 4: the strong model's cross-entropy is nan"):
+        trained(tmp_path / "run", options={"callbacks": [Poison(3)]})
     assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
 
 
 @pytest.mark.parametrize("branch, value", [("strong", math.nan), ("weak", math.nan), ("strong", math.inf)])
 def test_a_checkpoint_with_a_weight_that_is_not_finite_is_never_complete(branch, value, run, tmp_path):
     with pytest.raises(UserError, match=r"diverged: at step 4 a weight is not finite\. Lower learning_rate"):
-        trained(tmp_path / "run", callbacks=[Poison(4, branch, value)])
+        trained(tmp_path / "run", options={"callbacks": [Poison(4, branch, value)]})
     assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
     assert_equal(both(trained(tmp_path / "run")), both(run[0]))
 
 
-def test_adapters_are_refused(tmp_path):
-    with pytest.raises(UserError, match="peft_config is not supported"):
-        WDJTTrainer(tiny_model(seed=1), tiny_model(seed=2), peft_config=object(), **common(tmp_path))
+def test_the_mixture_follows_its_schedule_and_is_logged(tmp_path):
+    trainer = trained(tmp_path / "run", strong_weight=0.4, strong_weight_end=1.0)
+    logged = [entry["strong_weight"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([0.4 + 0.6 * step / STEPS for step in range(STEPS)])
+
+
+def test_the_weak_model_learns_at_its_own_rate_with_the_same_schedule(tmp_path):
+    slow = joint(tmp_path / "slow", weak_learning_rate=2e-4, weight_decay=0.1)
+    rates = []
+    slow.add_callback(Rates(rates))
+    fit(slow)
+    held = {
+        id(p): (group["initial_lr"], group["weight_decay"])
+        for group in slow.optimizer.param_groups
+        for p in group["params"]
+    }
+    assert len(held) == len(list(slow.model.parameters()))
+    for branch, rate in ((slow.model.strong, 2e-3), (slow.model.weak, 2e-4)):
+        for name, weight in branch.named_parameters():
+            assert held[id(weight)] == (rate, 0.0 if "norm" in name else 0.1)
+    assert all(rate[0] == pytest.approx(10 * rate[-1]) for rate in rates) and rates[0][0] > rates[-1][0]
+
+
+class Rates(TrainerCallback):
+    def __init__(self, rates):
+        self.rates = rates
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+def test_the_same_rate_for_both_given_or_not_gives_the_same_weights(run, tmp_path):
+    assert_equal(both(trained(tmp_path / "run", weak_learning_rate=2e-3)), both(run[0]))
+
+
+def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
+    anchored = trained(tmp_path / "run", strong_anchor=0.5)
+    first, plain = anchored.state.log_history[0], run[0].state.log_history[0]
+    same = ("mixed_loss", "strong_loss", "weak_loss", "strong_gap")
+    assert {key: first[key] for key in same} == pytest.approx({key: plain[key] for key in same}, abs=1e-6)
+    assert first["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["strong_loss"], abs=1e-5)
+
+
+def test_a_growing_gap_is_warned_of(monkeypatch, tmp_path):
+    monkeypatch.setattr("weakdriven.training.joint.GapWatch.grows", lambda self, gap: gap != 0)
+    with pytest.warns(UserWarning, match=r"falls behind the mixture.*strong_weight_end=1.0"):
+        trained(tmp_path / "run", options={"callbacks": [StopAt(1)]})
 
 
 @pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])

@@ -73,6 +73,19 @@ def test_both_kinds_of_training_count_steps_rows_and_parameters(rows, epochs, st
         assert counted == {**expected, "parameters": parts * size}
 
 
+def test_each_kind_of_checkpointing_gives_the_same_weights(work):
+    trained = {}
+    for kind in (False, True, "keep_products"):
+        settings, at = TrainSettings(**(SMALL | {"gradient_checkpointing": kind})), phase(work.with_name(str(kind)))
+        at.work.mkdir()
+        model = tiny_model()
+        train_supervised(model, embedded_tokenizer(), ROWS, settings, RECIPE, at)
+        assert model.is_gradient_checkpointing is bool(kind)
+        trained[kind] = weights(model)
+    for name, value in trained[False].items():
+        assert torch.equal(trained[True][name], value) and torch.equal(trained["keep_products"][name], value)
+
+
 def test_a_phase_of_one_step_learns_at_the_full_rate(work):
     settings = TrainSettings(**SMALL, warmup_ratio=0.5)
     train_supervised(tiny_model(), embedded_tokenizer(), token_rows(3), settings, RECIPE, phase(work))

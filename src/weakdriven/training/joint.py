@@ -1,88 +1,308 @@
 """WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one. All that we override upstream is here."""
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+)
+from transformers.integrations.neftune import activate_neftune, deactivate_neftune
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import EvalLoopOutput
+from trl.models.activation_offloading import OffloadActivations
+from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.errors import UserError
+from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
+from weakdriven.models.head import causal_lm, refuse_other_logits
+from weakdriven.models.layers import use_liger
 from weakdriven.models.pair import PairOutput, WeakStrongPair, load_pair_weights, save_pair
+from weakdriven.models.recompute import keep
 from weakdriven.recipe import JointSettings, Recipe
+from weakdriven.training import branches
+from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.supervised import Phase, fit
+from weakdriven.training.watch import GapWatch, means, refuse_divergence
+
+__all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
+logger = logging.getLogger(__name__)
 
 
 class WDJTTrainer(SFTTrainer):
-    """Trains `model` and `weak_model` on their mixed logits; checkpoints hold both, `save_model` the strong one."""
+    """TRL's `SFTTrainer` on the mixed logits of two models; checkpoints hold both, `save_model` the strong one.
+
+    Args:
+        model: The strong model: a path or Hub id (of a model or of an adapter), a model, or a PeftModel.
+        weak_model: Likewise. What a path loads to has the strong model's precision unless `model_init_kwargs` say more.
+        args: `WDJTConfig`, or any training arguments, which get its defaults.
+        peft_config: Gives both models an adapter of this kind. A strong model that comes with one gives its kind to a
+            weak model that has none. Frozen tensors that are equal in both are held once.
+        kwargs: As for SFTTrainer.
+    """
+
+    _tag_names = ["trl", "sft", "weak-driven"]  # noqa: RUF012
+    _name = "WD-JT"
+    _paper = {  # noqa: RUF012
+        "title": "Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger",
+        "id": "2602.08222",
+    }
+    args: WDJTConfig
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        weak_model: PreTrainedModel,
+        model: str | PreTrainedModel | PeftModel,
+        args: TrainingArguments | None = None,
         *,
-        strong_weight: float = 0.5,
-        weak_trainable: bool = True,
+        weak_model: str | PreTrainedModel | PeftModel,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        quantization_config: Any = None,
         **kwargs: Any,
     ):
-        if kwargs.get("peft_config") is not None:
-            raise UserError("WDJTTrainer trains whole models; peft_config is not supported by this version.")
-        super().__init__(model=model, **kwargs)
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = WDJTConfig(f"{Path(name).name}-WDJT")
+        config = WDJTConfig.of(args)
+        branches.refuse_options(config, kwargs, processing_class)
+        load = {"peft_config": peft_config, "quantization_config": quantization_config}
+        strong, weak = branches.load_branches(model, weak_model, config, **load)
+        if isinstance(model, str) and processing_class is None:
+            processing_class = branches.load_tokenizer_of(model, strong, config)
+        if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
+            config.ddp_find_unused_parameters = True  # one model does not run in the first step
+        config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops us anyway
+        own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn of them
+        super().__init__(
+            model=strong, args=config, processing_class=processing_class, peft_config=peft_config, **kwargs
+        )
+        config.model_init_kwargs = own
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UserError(
+                "WDJTTrainer runs on one device or under DDP; FSDP and DeepSpeed would shard the heads that the mixed "
+                "loss reads. LoRA, gradient checkpointing and 8-bit optimizers save memory too."
+            )
+        branches.refuse_options(config, kwargs, self.processing_class)
+        branches.refuse_no_targets(self.train_dataset)
+        vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
+        pair = self._pair_up(self.model, weak, vocabulary)
+        self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
+        if isinstance(self.maybe_activation_offload_context, OffloadActivations):
+            self.maybe_activation_offload_context.update_model_params(pair)  # weights, which are not to be offloaded
         # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
         self.model_accepts_loss_kwargs = True
-        pair = WeakStrongPair(strong=model, weak=weak_model, strong_weight=strong_weight, weak_trainable=weak_trainable)
-        if self.place_model_on_device:
-            self._move_model_to_device(weak_model, self.args.device)
-        self.model = self.model_wrapped = pair  # pyright: ignore[reportAttributeAccessIssue]
-        self._sums: Tensor | None = None
+        self.neftune_noise_alpha = None  # see train
+        self._gap = GapWatch()
+        self._pending: Tensor | None = None
+        self._norms: dict[str, Tensor] = {}
+        self._logged: list[tuple[list[float], dict[str, float]]] = []
+        self._in_checkpoint = False
+
+    def _pair_up(self, strong: Any, weak: Any, vocabulary: int | None) -> WeakStrongPair:
+        args = self.args
+        adapter = adapter_config(strong, "strong")
+        weak_learns = args.weak_trainable and args.weak_runs
+        if weak_learns and adapter is not None and not isinstance(weak, PeftModel):
+            weak = add_adapter(weak, adapter, seed=args.seed + 1)
+        if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
+            raise UserError(
+                "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
+                "save the adapter, and merge it into the base in full precision."
+            )
+        if shared := share_frozen(strong, weak):
+            logger.info("weak and strong model share %.2f GiB of frozen weights", shared / 2**30)
+        for model, name in ((strong, "strong"), (weak, "weak")):
+            branches.refuse_router_loss(model, name, args.router_aux_loss_coef)
+        if args.use_liger_kernel:  # Trainer would look for its layers in the pair
+            args.use_liger_kernel = False
+            for model in (strong, weak):
+                use_liger(causal_lm(model))
+        if isinstance(weak, PeftModel) and args.gradient_checkpointing:
+            weak.enable_input_require_grads()
+        recompute: Any = args.gradient_checkpointing_kwargs or {}
+        if recompute.get("selective"):
+            enable_selective_activation_checkpointing(weak)
+        pair = WeakStrongPair(
+            strong=strong,
+            weak=weak,
+            strong_weight=args.strong_weight or args.strong_weight_end or 0.0,
+            weak_trainable=weak_learns,
+            strong_anchor=args.strong_anchor,
+            vocabulary=vocabulary,
+            implementation=args.loss_implementation,
+        )
+        pair.strong_weight = args.strong_weight
+        if not args.strong_runs:
+            strong.requires_grad_(False)
+        for model, name, learns in ((strong, "strong", args.strong_runs), (weak, "weak", weak_learns)):
+            if learns:
+                branches.refuse_nothing_to_learn(model, name)
+        if self.place_model_on_device and getattr(weak, "quantization_method", None) is None:
+            self._move_model_to_device(weak, args.device)
+        for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
+            refuse_other_logits(model, f"{name} model")
+        return pair
+
+    @property
+    def pair(self) -> WeakStrongPair:
+        return self.accelerator.unwrap_model(self.model)  # pyright: ignore
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream; NEFTune, if asked for, puts its noise on the embeddings of both models."""
+        models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
+        hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            for model, hook in hooks:
+                deactivate_neftune(model, hook)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
+        return super().training_step(*args, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        output: PairOutput = model(**inputs, num_items_in_batch=num_items_in_batch)
+        items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
+        output: PairOutput = model(**inputs, num_items_in_batch=items)
         loss = output.loss
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes  # the count is over all ranks, and DDP averages gradients
-        sums = torch.stack([output.num_tokens, *output.statistics]).float()
-        self._sums = sums if self._sums is None else self._sums + sums
+        if self.args.average_tokens_across_devices and items is not None:
+            # the count is over all ranks, and DDP averages gradients
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if "attention_mask" in inputs:
+            num_tokens = inputs["attention_mask"].sum()
+        else:
+            num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device)
+        # added up where they are, so that nothing waits for the device before the optimizer step
+        sums = torch.stack([num_tokens, output.num_tokens, *output.statistics]).float()
+        self._pending = sums if self._pending is None else self._pending + sums
         return (loss, output) if return_outputs else loss
 
+    def _read_sums(self, norms: dict[str, Tensor]) -> tuple[list[float], dict[str, float]]:
+        """Sums over all ranks and gradient norms, in one wait for the device."""
+        assert self._pending is not None
+        sums: Any = self.accelerator.reduce(self._pending)
+        values = torch.cat([sums, *(norm.float().reshape(1).to(sums.device) for norm in norms.values())]).tolist()
+        self._pending = None
+        return values[: len(sums)], dict(zip(norms, values[len(sums) :], strict=True))
+
+    def _branch_norms(self) -> dict[str, Tensor]:
+        scaler = self.accelerator.scaler
+        found = {}
+        for name, branch in (("strong", self.pair.strong), ("weak", self.pair.weak)):
+            if gradients := [weight.grad for weight in branch.parameters() if weight.grad is not None]:
+                found[name] = nn.utils.get_total_norm(gradients) / (scaler.get_scale() if scaler else 1)
+        return found
+
     def _clip_grad_norm(self, model: Any) -> Any:
-        pair = self.accelerator.unwrap_model(model)
-        for name, branch in (("strong_grad_norm", pair.strong), ("weak_grad_norm", pair.weak)):
-            gradients = [p.grad for p in branch.parameters() if p.grad is not None]
-            if gradients:
-                self._metrics["train"][name].append(nn.utils.get_total_norm(gradients).item())
+        self._norms = self._branch_norms()
         return super()._clip_grad_norm(model)
 
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The last that upstream calls before the optimizer moves, clipping or not."""
+        sums, norms = self._read_sums(self._branch_norms() if grad_norm is None else self._norms)
+        if not self._total_train_tokens:  # a resumed run counts on
+            seen = (entry["num_tokens"] for entry in reversed(self.state.log_history) if "num_tokens" in entry)
+            self._total_train_tokens = int(next(seen, 0))
+        self._total_train_tokens += int(sums[0])
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        _, tokens, *losses = sums[:5]
+        weight, anchor = self.pair.strong_weight, self.pair.strong_anchor
+        ran = {"mixed": True, "strong": weight > 0 or anchor > 0, "weak": weight < 1}
+        losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
+        # a gradient scaler (fp16) meets infinite gradients while it looks for its scale, and skips those steps
+        refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
+        self._logged.append((sums, norms))
+        if len(losses) == 3 and self._gap.grows(gap := losses["strong"] - losses["mixed"]):
+            warnings.warn(GapWatch.WARNING.format(gap=gap), stacklevel=2)
+        return super()._get_grad_norm(model, grad_norm)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self._sums is not None:
-            tokens, *sums = self.accelerator.reduce(self._sums).tolist()  # pyright: ignore
-            names = ("strong_loss", "weak_loss", "mixed_probability", "strong_probability", "margin_share")
-            logs |= {name: total / max(tokens, 1) for name, total in zip(names, sums, strict=True)}
-            logs["tokens"] = tokens
-            self._sums = None
+        if "loss" in logs and self._logged:
+            logs |= means([sum(column) for column in zip(*(sums for sums, _ in self._logged), strict=True)])
+            for name in ("strong", "weak"):
+                if norms := [found[name] for _, found in self._logged if name in found]:
+                    logs[f"{name}_grad_norm"] = sum(norms) / len(norms)
+            logs["strong_weight"] = self.pair.strong_weight
+            self._logged = []
         super().log(logs, start_time)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        state = self.accelerator.gradient_state
+        if "attention_mask" in inputs and state.end_of_dataloader and state.remainder > 0:
+            # accelerate fills the last batches up with rows that were seen; they count once
+            rows = len(inputs["labels"])
+            inputs["labels"][max(state.remainder - rows * self.accelerator.process_index, 0) :] = IGNORE
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs), None, None
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Means over the tokens of the whole set, where upstream takes the mean of the batches' means."""
+        self._pending = None
+        output: Any = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._pending is not None:
+            found = means(self._read_sums({})[0])
+            found["strong_weight"] = self.pair.strong_weight
+            found["loss"] = found["mixed_loss"]
+            if self.pair.strong_anchor:
+                found["loss"] += self.pair.strong_anchor * found["strong_loss"]
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        fresh, rate = self.optimizer is None, self.args.weak_learning_rate
+        optimizer = super().create_optimizer(model)
+        if fresh and rate is not None:
+            weak = {id(weight) for weight in self.pair.weak.parameters()}
+            for group in list(optimizer.param_groups):
+                moved = [weight for weight in group["params"] if id(weight) in weak]
+                group["params"] = [weight for weight in group["params"] if id(weight) not in weak]
+                optimizer.add_param_group({**group, "params": moved, "lr": rate})
+        return optimizer
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._in_checkpoint = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._in_checkpoint = False
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        pair = self.accelerator.unwrap_model(self.model)
-        if folder.name.startswith("checkpoint-"):
-            save_pair(pair, folder)
+        strong: Any = self.pair.strong
+        if self._in_checkpoint:
+            save_pair(self.pair, folder)
+        elif self.args.merge_adapter and isinstance(strong, PeftModel):
+            merged(strong).save_pretrained(folder)
         else:
-            pair.strong.save_pretrained(folder)
+            strong.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_pair_weights(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+        load_pair_weights(self.pair, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
 
 
 def train_joint(
-    strong: PreTrainedModel,
-    weak: PreTrainedModel,
+    strong: PreTrainedModel | PeftModel,
+    weak: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
     settings: JointSettings,
@@ -90,12 +310,9 @@ def train_joint(
     phase: Phase,
 ) -> dict[str, Any]:
     """Train both in place; returns counters."""
-    trainer = WDJTTrainer(
-        strong,
-        weak,
-        strong_weight=settings.strong_weight,
-        weak_trainable=settings.weak == "joint",
-        processing_class=tokenizer,
-        **phase.prepare(dataset, settings, recipe),
-    )
-    return fit(trainer)
+    if isinstance(settings.gradient_checkpointing, str):
+        for model in (strong, weak):
+            keep(causal_lm(model), settings.gradient_checkpointing)
+    made = phase.prepare(dataset, settings, recipe)
+    made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
+    return fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))

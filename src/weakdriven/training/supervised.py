@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
+from weakdriven.models.head import causal_lm
+from weakdriven.models.recompute import keep
 from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
+from weakdriven.training.optimizer import optimizer_class
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,12 @@ class Phase:
             "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
             "train_dataset": dataset.select_columns(["input_ids", "labels"]).select(order),
             "callbacks": [PhaseCallback(self.work, self.progress)],
+            "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
 
 
 def train_supervised(
-    model: PreTrainedModel,
+    model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
     settings: TrainSettings,
@@ -52,6 +57,8 @@ def train_supervised(
     phase: Phase,
 ) -> dict[str, Any]:
     """Train in place; returns counters."""
+    if isinstance(settings.gradient_checkpointing, str):
+        keep(causal_lm(model), settings.gradient_checkpointing)
     return fit(SFTTrainer(model=model, processing_class=tokenizer, **phase.prepare(dataset, settings, recipe)))
 
 
@@ -70,7 +77,7 @@ def fit(trainer: SFTTrainer) -> dict[str, Any]:
 
 
 def save_model(
-    model: PreTrainedModel,
+    model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     *,
@@ -78,13 +85,21 @@ def save_model(
     precision: str,
     stop_ids: list[int],
 ) -> None:
-    """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; and the metrics."""
-    if precision == "bf16-mixed":
-        model.to(torch.bfloat16)  # pyright: ignore
-    model.config.use_cache = True  # Trainer turns it off in the config it trains with
-    generation = model.generation_config
-    assert generation is not None
+    """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; and the metrics.
+
+    Of an adapted model the adapter, as it was trained, stands in for the weights.
+    """
+    network: Any = causal_lm(model)
+    network.config.use_cache = True  # Trainer turns it off in the config it trains with
+    generation = network.generation_config
     generation.eos_token_id, generation.pad_token_id = stop_ids, tokenizer.pad_token_id
-    model.save_pretrained(out)
+    if isinstance(model, PeftModel):
+        # PEFT would ask the Hub whether the embedding is that of the base, which it is
+        model.save_pretrained(str(out), save_embedding_layers=False)
+        generation.save_pretrained(out)
+    else:
+        if precision == "bf16-mixed":
+            network.to(torch.bfloat16)
+        network.save_pretrained(out)
     tokenizer.save_pretrained(out)
     shutil.copy(work / METRICS, out / METRICS)

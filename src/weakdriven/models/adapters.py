@@ -1,0 +1,152 @@
+"""Two adapters over one frozen base: two trees of modules that hold the same base tensors.
+
+Switching two adapters on one tree gives wrong gradients under gradient checkpointing, because the recomputation runs
+with whichever adapter was active last.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel, PeftType, get_peft_model
+from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from torch import nn
+from transformers import PreTrainedModel
+
+from weakdriven.errors import UserError
+
+ADAPTER = "default"
+"""The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""
+IN_FORWARD = {PeftType.XLORA, PeftType.ADALORA}
+"""Adapters that do part of their work in PeftModel.forward, which a pair does not call."""
+KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""Ways to start LoRA that leave the base weights as they are; the others take what they put into the adapter away."""
+
+
+def refuse_adapter(config: Any, name: str) -> None:
+    """Adapters that the mixed loss would pass by."""
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if config.is_prompt_learning or config.peft_type in IN_FORWARD or getattr(config, "alora_invocation_tokens", None):
+        raise UserError(
+            f"The {name} model's adapter is {kind}, which acts outside the model's layers, where the mixed loss does "
+            "not see it; use one that acts inside them, such as LoraConfig."
+        )
+    targets = getattr(config, "target_modules", None)
+    if isinstance(targets, list | set | tuple) and "lm_head" in targets:
+        raise UserError(
+            f"The {name} model's adapter targets lm_head, whose weights the mixed loss reads directly; leave lm_head "
+            "out of target_modules (modules_to_save=['lm_head'] trains a copy of the whole head)."
+        )
+
+
+def adapter_config(model: Any, name: str) -> Any:
+    """Configuration of a model's one adapter, or None where it has none."""
+    if not isinstance(model, PeftModel):
+        return None
+    if list(model.peft_config) != [ADAPTER]:
+        raise UserError(
+            f"The {name} model holds the adapters {', '.join(model.peft_config)}; expected one, named {ADAPTER}. Load "
+            "it with PeftModel.from_pretrained(base, folder, is_trainable=True)."
+        )
+    return model.peft_config[ADAPTER]
+
+
+def twin(base: PreTrainedModel) -> PreTrainedModel:
+    """A second tree of modules over the same parameters; not for models that something else already patched."""
+    memo: dict[int, Any] = {id(weight): weight for weight in base.parameters()}
+    for weight in base.parameters():
+        if (state := getattr(weight, "quant_state", None)) is not None:
+            memo[id(state)] = state
+    return copy.deepcopy(base, memo)
+
+
+def keeps_base(config: Any) -> bool:
+    return getattr(config, "init_lora_weights", True) in KEEPS_BASE
+
+
+def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> PeftModel:
+    """A fresh adapter like another model's; with a seed of its own, or two fresh ones would stay the same."""
+    config = copy.deepcopy(config)
+    config.inference_mode = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted: Any = get_peft_model(model, config)
+    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+        for name, weight in adapted.named_parameters():  # as SFTTrainer does, following the QLoRA paper
+            if weight.requires_grad and "lora_magnitude_vector" not in name:
+                weight.data = weight.data.to(torch.bfloat16)
+    return adapted
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """The model with the adapter of a folder, ready to train; a folder that lacks some of it is refused."""
+    config = PeftConfig.from_pretrained(str(folder))
+    config.base_model_name_or_path = None  # else PEFT warns where the folder calls the same base by another name
+    adapted = add_adapter(model, config, seed=0)
+    load_adapter_weights(adapted, folder)
+    return adapted
+
+
+def share_frozen(strong: nn.Module, weak: nn.Module) -> int:
+    """Let the weak model hold the strong one's tensor wherever both are frozen and equal; returns the bytes shared.
+
+    A trainable tensor that both hold becomes the weak model's own copy. Buffers are small and stay apart.
+    """
+    theirs = {_plain(name): weight for name, weight in strong.named_parameters(remove_duplicate=False)}
+    shared: dict[int, int] = {}
+    copies: dict[int, nn.Parameter] = {}
+    for place, module in weak.named_modules():
+        for name, own in list(module.named_parameters(recurse=False)):
+            other = theirs.get(_plain(f"{place}.{name}"))
+            if other is None:
+                continue
+            if own is other and own.requires_grad:
+                copies.setdefault(id(own), nn.Parameter(own.detach().clone()))
+                setattr(module, name, copies[id(own)])
+            elif own is other or _same(own, other):
+                setattr(module, name, other)
+                shared[id(other)] = other.numel() * other.element_size()
+    return sum(shared.values())
+
+
+def _plain(name: str) -> str:
+    """A parameter's name in the model without adapters."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".original_module.", ".")
+
+
+def _same(own: nn.Parameter, other: nn.Parameter) -> bool:
+    kind = type(own).__name__
+    if own.requires_grad or other.requires_grad or own.is_meta or other.is_meta or kind != type(other).__name__:
+        return False
+    if kind not in ("Parameter", "Params4bit"):  # bitsandbytes' 8-bit layers empty their weight at the first use
+        return False
+    if own.shape != other.shape or own.dtype != other.dtype or not torch.equal(own.to(other.device), other):
+        return False
+    return kind == "Parameter" or _same_scales(own, other)
+
+
+def _same_scales(own: Any, other: Any) -> bool:
+    mine, theirs = (weight.quant_state.as_dict(packed=True) for weight in (own, other))
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[key].to(theirs[key].device), theirs[key]) for key in mine
+    )
+
+
+def merged(model: PeftModel) -> PreTrainedModel:
+    """An ordinary model with the adapter added to a copy of its base in main memory: the base may be shared."""
+    memo = {id(w): nn.Parameter(w.detach().to("cpu", copy=True), w.requires_grad) for w in model.parameters()}
+    alone: Any = copy.deepcopy(model, memo).to("cpu")
+    return alone.merge_and_unload()
+
+
+def load_adapter_weights(model: PeftModel, folder: Path) -> None:
+    """Read what `PeftModel.save_pretrained` wrote back into the same adapter; anything missing is an error."""
+    weights = load_peft_weights(str(folder), device="cpu")
+    needed = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+    left, extra = needed - weights.keys(), set_peft_model_state_dict(model, weights).unexpected_keys
+    if left or extra:
+        raise UserError(
+            f"The adapter {folder} does not fit: {len(left)} weights are missing and {len(extra)} too many "
+            f"(first: {sorted({*left, *extra})[0]}). Remove it and run again."
+        )

@@ -1,0 +1,107 @@
+"""WDJTConfig: TRL's SFTConfig, and how the weak and the strong model are mixed."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from transformers import TrainingArguments
+from trl.trainer.sft_config import SFTConfig
+
+from weakdriven.errors import UserError
+from weakdriven.losses.mixed_ce import Implementation
+
+Schedule = Literal["linear", "cosine"]
+
+
+@dataclass
+class WDJTConfig(SFTConfig):
+    """Settings of `WDJTTrainer`; everything that SFTConfig knows may be given too."""
+
+    strong_weight: float = field(
+        default=0.5, metadata={"help": "Share of the strong model's logits in the mixture, in [0, 1]. Paper: lambda."}
+    )
+    strong_weight_end: float | None = field(
+        default=None, metadata={"help": "What strong_weight moves to over training, such as 1.0; unset: it stays."}
+    )
+    strong_weight_schedule: Schedule = field(
+        default="linear", metadata={"help": "How strong_weight moves to strong_weight_end: linear or cosine."}
+    )
+    strong_anchor: float = field(
+        default=0.0, metadata={"help": "Weight of the strong model's own cross-entropy, added to the mixed one."}
+    )
+    weak_trainable: bool = field(
+        default=True, metadata={"help": "Train the weak model too; if not, it only runs forward and stays as it is."}
+    )
+    weak_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of the weak model; unset: learning_rate."}
+    )
+    merge_adapter: bool = field(
+        default=False, metadata={"help": "save_model writes the strong model with its adapter merged into it."}
+    )
+    loss_implementation: Implementation = field(
+        default="auto", metadata={"help": "Of the mixed loss: auto, triton, chunked or reference."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("strong_weight", "strong_weight_end"):
+            value = getattr(self, name)
+            if not (value is None and name == "strong_weight_end") and not _within(value, 0, 1):
+                raise UserError(f"{name} is {value!r}; it must be a number from 0 to 1.")
+        if not _within(self.strong_anchor, 0, math.inf):
+            raise UserError(f"strong_anchor is {self.strong_anchor!r}; it must be 0 (off) or a positive number.")
+        if self.weak_learning_rate is not None and not (
+            _within(self.weak_learning_rate, 0, math.inf) and self.weak_learning_rate > 0
+        ):
+            raise UserError(
+                f"weak_learning_rate is {self.weak_learning_rate!r}; it must be a positive number, or None for the "
+                "strong model's. weak_trainable=False keeps the weak model as it is."
+            )
+        if self.weak_learning_rate is not None and not self.weak_trainable:
+            raise UserError(
+                "weak_learning_rate is set, but weak_trainable is False, so nothing learns at it; drop one."
+            )
+        if not self.strong_runs and not self.weak_trainable:
+            raise UserError("strong_weight is 0 and weak_trainable is False, so no weight learns; change one.")
+        for name, known in (("strong_weight_schedule", Schedule), ("loss_implementation", Implementation)):
+            if getattr(self, name) not in get_args(known):
+                raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(known))}.")
+        _refuse_other_losses(self)
+
+    @classmethod
+    def of(cls, args: TrainingArguments, **changes: Any) -> "WDJTConfig":
+        """Any training arguments as ours, with defaults for what they lack."""
+        if isinstance(args, cls) and not changes:
+            return args
+        return cls(**{**{item.name: getattr(args, item.name) for item in fields(args) if item.init}, **changes})
+
+    def strong_weight_at(self, done: float) -> float:
+        """Lambda once the share `done` of the optimizer steps is taken."""
+        if self.strong_weight_end is None:
+            return self.strong_weight
+        moved = done if self.strong_weight_schedule == "linear" else (1 - math.cos(math.pi * done)) / 2
+        return self.strong_weight + (self.strong_weight_end - self.strong_weight) * moved
+
+    @property
+    def strong_runs(self) -> bool:
+        """Whether the strong model gets a gradient at any step."""
+        return self.strong_weight > 0 or bool(self.strong_weight_end) or self.strong_anchor > 0
+
+    @property
+    def weak_runs(self) -> bool:
+        return self.strong_weight < 1 or self.strong_weight_end not in (None, 1)
+
+
+def _within(value: Any, low: float, high: float) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and low <= value <= high
+
+
+def _refuse_other_losses(args: SFTConfig) -> None:
+    if args.loss_type != "nll":
+        raise UserError(f"loss_type is {args.loss_type!r}; WDJTTrainer's loss is the mixed cross-entropy: use 'nll'.")
+    if args.label_smoothing_factor:
+        raise UserError(
+            f"label_smoothing_factor is {args.label_smoothing_factor}; the mixed cross-entropy takes no smoothed "
+            "labels: set it to 0."
+        )

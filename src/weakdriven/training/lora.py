@@ -1,0 +1,115 @@
+"""A recipe's `lora`: checked before anything is computed, and in the words of PEFT."""
+
+import difflib
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from weakdriven.errors import UserError
+from weakdriven.models.adapters import ADAPTER, keeps_base, refuse_adapter
+from weakdriven.models.load import fingerprint, locate_model, refuse_different_vocabularies
+from weakdriven.recipe import LoraSettings
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+def lora_config(lora: LoraSettings) -> LoraConfig:
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse what this machine cannot quantize, and targets that the base does not have or may not adapt."""
+    if lora.quantize and find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"lora.quantize: {lora.quantize} needs bitsandbytes, which is not installed; pip install bitsandbytes."
+        )
+    if lora.quantize and not torch.cuda.is_available():
+        raise UserError(f"lora.quantize: {lora.quantize} needs a CUDA device, and there is none here; remove it.")
+    if lora.target_modules == "all-linear":
+        return
+    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):  # its layers, without their weights
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    refuse_targets(model, list(lora.target_modules))
+
+
+def refuse_targets(model: Any, targets: list[str]) -> None:
+    """Names that PEFT would pass over in silence, the head, and layers whose update cannot be merged."""
+    head = model.get_output_embeddings()
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
+    names = sorted({name.rsplit(".", 1)[-1] for name, layer in layers.items() if layer is not head})
+    for target in targets:
+        found = {name: layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")}
+        if not found:
+            near = difflib.get_close_matches(target, names, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"Its linear layers are {', '.join(names)}."
+            raise UserError(f"lora.target_modules: {type(model).__name__} has no layer {target}. {hint}")
+        if any(layer is head for layer in found.values()):
+            raise UserError(
+                f"lora.target_modules: {target} is the output head, whose weights the mixed loss reads directly; "
+                "leave it out."
+            )
+        if other := next((layer for name, layer in found.items() if name not in layers), None):
+            raise UserError(
+                f"lora.target_modules: {target} is {type(other).__name__}, not a linear layer; choose among "
+                f"{', '.join(names)}."
+            )
+
+
+def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_code: bool = False) -> Path:
+    """Folder of an M1 that was trained elsewhere; it has to be an adapter over the recipe's model."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = locate_model(source)
+    if not (folder / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"sft.model: {source} has no {ADAPTER_FILE}, but lora trains adapters over {base_source}; give an adapter, "
+            "or remove lora."
+        )
+    try:
+        config: Any = PeftConfig.from_pretrained(str(folder))
+    except Exception as error:
+        raise UserError(f"sft.model: {folder / ADAPTER_FILE} cannot be read ({error}).") from error
+    refuse_adapter(config, "strong")
+    if not keeps_base(config):
+        raise UserError(
+            f"sft.model: the adapter {source} was made with init_lora_weights {config.init_lora_weights}, which changes"
+            " the base itself; convert it first (save_pretrained with path_initial_model_for_weight_conversion)."
+        )
+    name = config.base_model_name_or_path
+    if name != base_source and not _same_model(Path(str(name)), base):
+        raise UserError(
+            f"sft.model: {source} is an adapter over {name}, but the recipe's model is {base_source}; use an adapter "
+            f"over the same base (if the base has only moved, correct base_model_name_or_path in {ADAPTER_FILE})."
+        )
+    if (folder / "tokenizer_config.json").is_file():
+        refuse_different_vocabularies(base, folder, trust_remote_code=trust_remote_code)
+    return folder
+
+
+def _same_model(one: Path, other: Path) -> bool:
+    return one.is_dir() and (os.path.samefile(one, other) or fingerprint(one) == fingerprint(other))
+
+
+def name_base(model: PeftModel, source: str, folder: Path) -> None:
+    """Write down what the adapter belongs to, so that its folder loads by itself from anywhere on this machine.
+
+    A Hub id stays one, with the commit that was used; a folder is named by its whole path.
+    """
+    config: Any = model.peft_config[ADAPTER]
+    on_hub = folder.parent.name == "snapshots" and not Path(source).expanduser().is_dir()
+    config.base_model_name_or_path = source if on_hub else os.path.abspath(folder)
+    config.revision = folder.name if on_hub else None

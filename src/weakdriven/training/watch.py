@@ -1,0 +1,84 @@
+"""The numbers of both branches: what is logged of them, when they are not numbers, when they drift apart."""
+
+import math
+from collections import deque
+from itertools import pairwise
+from statistics import mean, stdev
+
+from weakdriven.errors import UserError
+from weakdriven.losses.mixed_ce import MixStatistics
+from weakdriven.training.callbacks import REMEDY
+
+SUMS = ("num_tokens", "tokens", *MixStatistics._fields)
+"""What is added up over micro-batches and ranks: all tokens, supervised tokens, statistics of the latter."""
+
+
+def means(sums: list[float]) -> dict[str, float]:
+    """Per-token means of `SUMS`, without those of a branch that did not run.
+
+    >>> means([9, 4, 2.0, 3.0, math.nan, 1, 1, math.nan, 2, 2, math.nan])["strong_gap"]
+    0.25
+    """
+    _, tokens, *totals = sums
+    found = {name: total / max(tokens, 1) for name, total in zip(MixStatistics._fields, totals, strict=True)}
+    found["margin_share"] = found.pop("margin_tokens")
+    found["strong_gap"] = found["strong_loss"] - found["mixed_loss"]
+    return {"tokens": tokens, **{name: value for name, value in found.items() if not math.isnan(value)}}
+
+
+def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:
+    """Stop before the optimizer moves.
+
+    Args:
+        losses: Cross-entropy of `mixed` and of each branch that ran.
+        norms: Gradient norm of each branch that has gradients.
+    """
+    bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
+    bad = [name for name in bad if name != "mixed"] or bad
+    if bad:
+        found = " and ".join(f"the {_subject(name)} cross-entropy is {losses[name]}" for name in bad)
+        rest = ", ".join(f"{name}: {loss:.4g}" for name, loss in losses.items() if math.isfinite(loss))
+    else:
+        bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
+        found = " and ".join(f"the gradient norm of the {name} model is {norms[name]}" for name in bad)
+        rest = ", ".join(f"{name}: {norm:.4g}" for name, norm in norms.items() if math.isfinite(norm))
+    if bad:
+        other = f" ({rest})" if rest else ""
+        raise UserError(f"Training diverged at step {step}: {found}{other}. The weights are as before it. {REMEDY}")
+
+
+def _subject(name: str) -> str:
+    return "mixed" if name == "mixed" else f"{name} model's"
+
+
+class GapWatch:
+    """Tells once when the strong model alone falls ever further behind the mixture.
+
+    The gap is strong-alone minus mixed cross-entropy. It is averaged over windows of steps, and grows if each of the
+    last windows lies above the one before, the last above `least` and above the first by more than noise.
+    """
+
+    WARNING = (
+        "The strong model alone falls behind the mixture: its cross-entropy is {gap:.3f} above the mixed one and "
+        "rising, so what it learns is to lean on the weak model, which is thrown away. Let the mixture end in the "
+        "strong model (strong_weight_end=1.0), or add its own loss (strong_anchor=0.5)."
+    )
+
+    def __init__(self, *, window: int = 20, rises: int = 3, least: float = 0.05):
+        self.window, self.least = window, least
+        self.current: list[float] = []
+        self.means: deque[float] = deque(maxlen=rises + 1)
+        self.told = False
+
+    def grows(self, gap: float) -> bool:
+        """Take the gap of one optimizer step; True the first time that it has kept growing."""
+        self.current.append(gap)
+        if self.told or len(self.current) < self.window:
+            return False
+        self.means.append(mean(self.current))
+        noise = 5 * stdev(self.current) / math.sqrt(self.window)
+        self.current = []
+        means = list(self.means)
+        rising = len(means) == self.means.maxlen and all(a < b for a, b in pairwise(means))
+        self.told = rising and means[-1] > self.least and means[-1] - means[0] > noise
+        return self.told

@@ -1,0 +1,270 @@
+"""WDJTTrainer with adapters: which it gives to whom, what it holds, saves and resumes."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
+
+from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven.errors import UserError
+
+IDS = torch.arange(12)[None]
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == self.step
+
+
+def make(folder, *, model, weak_model, trainer=None, **options):
+    settled = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "per_device_train_batch_size": 2,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "save_steps": 2,
+    }
+    made = WDJTTrainer(
+        model,
+        weak_model=weak_model,
+        args=WDJTConfig(**{**settled, **options}),
+        train_dataset=token_rows(8),
+        processing_class=embedded_tokenizer(),
+        **(trainer or {}),
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def held_bytes(model):
+    storages = {w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in model.parameters()}
+    return sum(storages.values())
+
+
+def adapter_bytes(*models):
+    return sum(w.numel() * w.element_size() for m in models for w in m.parameters() if w.requires_grad)
+
+
+def one_base(trainer):
+    """Whether the pair holds one base and what is trained, and no more."""
+    pair = trainer.pair
+    return held_bytes(pair) == held_bytes(tiny_model()) + adapter_bytes(pair.strong, pair.weak)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model(seed=1).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    """A folder with an adapter of the base that is not at its start."""
+    folder = tmp_path_factory.mktemp("adapter")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
+    for weight in model.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def loaded(adapter, base, **options):
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter, **options)
+
+
+@pytest.mark.parametrize("given", ["paths", "model and path", "models", "path and model"])
+def test_a_base_given_twice_gets_two_fresh_adapters_over_one_copy(given, base, tmp_path):
+    strong = base if given in ("paths", "path and model") else AutoModelForCausalLM.from_pretrained(base)
+    weak = base if given in ("paths", "model and path") else AutoModelForCausalLM.from_pretrained(base)
+    trainer = make(tmp_path, model=strong, weak_model=weak, trainer={"peft_config": LoraConfig(**LORA)})
+    assert isinstance(trainer.pair.strong, PeftModel) and isinstance(trainer.pair.weak, PeftModel)
+    assert one_base(trainer)
+    trainer.train()
+    assert one_base(trainer)
+    first = trainer.state.log_history[0]
+    assert first["strong_loss"] == pytest.approx(first["weak_loss"], abs=1e-5)
+    assert trainer.state.log_history[3]["strong_loss"] != pytest.approx(
+        trainer.state.log_history[3]["weak_loss"], abs=1e-5
+    )
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert held == {id(w) for name, w in trainer.pair.named_parameters() if "lora_" in name}
+    start = weights(tiny_model(seed=1))
+    kept = {name: value for name, value in weights(trainer.pair.strong).items() if "lora_" not in name}
+    for name, value in kept.items():
+        assert torch.equal(value, start[name.removeprefix("base_model.model.").replace(".base_layer", "")])
+
+
+@pytest.mark.parametrize("given", ["path", "model"])
+@pytest.mark.parametrize("weak_given", ["base", "adapter", "model"])
+def test_an_adapted_strong_model_goes_on_beside_its_base_or_another_adapter(given, weak_given, base, adapter, tmp_path):
+    strong = adapter if given == "path" else loaded(adapter, base, is_trainable=True)
+    weak = {"base": base, "adapter": adapter}.get(weak_given) or loaded(adapter, base, is_trainable=True)
+    trainer = make(tmp_path, model=strong, weak_model=weak)
+    assert one_base(trainer)
+    want = loaded(adapter, base)(IDS).logits
+    torch.testing.assert_close(trainer.pair.strong.eval()(IDS).logits, want)
+    bare = tiny_model(seed=1)(IDS).logits
+    torch.testing.assert_close(trainer.pair.weak.eval()(IDS).logits, bare if weak_given == "base" else want)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["strong_grad_norm"] > 0 and logged["weak_grad_norm"] > 0
+
+
+def test_two_bases_with_different_weights_share_nothing(tmp_path):
+    trainer = make(
+        tmp_path,
+        model=tiny_model(seed=1),
+        weak_model=tiny_model(seed=2),
+        trainer={"peft_config": LoraConfig(**LORA)},
+    )
+    pair = trainer.pair
+    norms = sum(w.numel() * w.element_size() for n, w in tiny_model().named_parameters() if "norm" in n)  # all ones
+    assert held_bytes(pair) == 2 * held_bytes(tiny_model()) - norms + adapter_bytes(pair.strong, pair.weak)
+
+
+def test_merged_weights_under_the_name_of_their_base_are_not_taken_for_it(base, adapter, tmp_path):
+    strong = loaded(adapter, base).merge_and_unload()
+    assert strong.config._name_or_path == base
+    want = tiny_model(seed=1)(IDS).logits
+    trainer = make(tmp_path, model=strong, weak_model=base, trainer={"peft_config": LoraConfig(**LORA)})
+    torch.testing.assert_close(trainer.pair.weak.eval()(IDS).logits, want)
+
+
+def test_an_adapter_that_takes_its_start_from_the_base_leaves_both_models_as_they_were(base, tmp_path):
+    config = LoraConfig(**LORA, init_lora_weights="pissa")
+    trainer = make(tmp_path, model=base, weak_model=base, trainer={"peft_config": config})
+    want = tiny_model(seed=1)(IDS).logits
+    for model in (trainer.pair.strong, trainer.pair.weak):
+        torch.testing.assert_close(model.eval()(IDS).logits, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_weak_base_needs_no_adapter_and_no_memory(base, adapter, tmp_path):
+    trainer = make(tmp_path, model=adapter, weak_model=base, weak_trainable=False)
+    trainer.train()
+    assert not isinstance(trainer.pair.weak, PeftModel) and one_base(trainer)
+    torch.testing.assert_close(trainer.pair.weak(IDS).logits, tiny_model(seed=1)(IDS).logits, rtol=0, atol=0)
+    resumed = make(tmp_path, model=adapter, weak_model=base, weak_trainable=False)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    same(trainer, resumed)
+
+
+def same(one, other):
+    mine, theirs = weights(one.pair), weights(other.pair)
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["recomputed", "kept"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(checkpointing, base, adapter, tmp_path):
+    options = {"gradient_checkpointing": checkpointing, "strong_weight_end": 1.0, "weak_learning_rate": 1e-3}
+
+    def trainer(folder, **more):
+        return make(tmp_path / folder, model=adapter, weak_model=base, **options, **more)
+
+    whole = trainer("whole")
+    whole.train()
+    killed = trainer("cut", trainer={"callbacks": [StopAt(2)]})
+    killed.train()
+    resumed = trainer("cut")
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+    same(resumed, whole)
+    folder = tmp_path / "cut" / "out" / "checkpoint-4"
+    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")} == {
+        "adapter_model.safetensors",
+        "weak/adapter_model.safetensors",
+    }
+
+
+def test_the_saved_adapter_loads_by_itself(base, adapter, tmp_path):
+    trainer = make(tmp_path, model=adapter, weak_model=base)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    want = trainer.pair.strong.eval()(IDS).logits
+    torch.testing.assert_close(loaded(tmp_path / "final", base)(IDS).logits, want)
+    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "final")(IDS).logits, want)
+    assert not (tmp_path / "final" / "weak").exists() and not (tmp_path / "final" / "model.safetensors").exists()
+
+
+def test_a_merged_model_answers_as_the_adapted_one_and_training_can_go_on(base, adapter, tmp_path):
+    trainer = make(tmp_path, model=adapter, weak_model=base, merge_adapter=True)
+    trainer.train()
+    before = weights(trainer.pair)
+    trainer.save_model(str(tmp_path / "final"))
+    assert not (tmp_path / "final" / "adapter_config.json").exists()
+    assert (tmp_path / "out" / "checkpoint-4" / "adapter_config.json").is_file()
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    torch.testing.assert_close(plain(IDS).logits, trainer.pair.strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(before[name], after) for name, after in weights(trainer.pair).items())
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts outside"),
+        (LoraConfig(target_modules=["q_proj", "lm_head"]), "targets lm_head"),
+    ],
+)
+def test_adapters_that_the_loss_would_not_see_are_refused(config, message, base, tmp_path):
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, model=base, weak_model=base, trainer={"peft_config": config})
+
+
+@pytest.mark.parametrize("place", ["model", "weak_model"])
+def test_an_adapter_that_was_not_loaded_for_training_is_refused(place, base, adapter, tmp_path):
+    models = {"model": adapter, "weak_model": adapter, place: loaded(adapter, base)}
+    with pytest.raises(UserError, match=r"No weight of the (strong|weak) model is trainable.*is_trainable=True"):
+        make(tmp_path, **models)
+
+
+def test_a_models_own_base_beside_it_is_refused(base, adapter, tmp_path):
+    strong = loaded(adapter, base, is_trainable=True)
+    with pytest.raises(UserError, match="share layers"):
+        make(tmp_path, model=strong, weak_model=strong.get_base_model())
+
+
+def test_several_adapters_in_one_model_are_refused(base, adapter, tmp_path):
+    strong = loaded(adapter, base, is_trainable=True)
+    strong.add_adapter("second", LoraConfig(**LORA))
+    with pytest.raises(UserError, match="holds the adapters default, second; expected one"):
+        make(tmp_path, model=strong, weak_model=base)
+
+
+@pytest.mark.parametrize("given", ["paths", "model and path", "models"])
+def test_a_base_in_four_bits_is_held_once(given, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    tiny_model(seed=1, width=64, head_dim=32).save_pretrained(tmp_path / "base")
+    base = str(tmp_path / "base")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_use_double_quant=True)
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(base, quantization_config=config)
+
+    strong, weak = base if given == "paths" else load(), load() if given == "models" else base
+    options = {"peft_config": LoraConfig(**LORA)}
+    if given == "paths":
+        options["quantization_config"] = config
+    trainer = make(tmp_path, model=strong, weak_model=weak, trainer=options)
+    trainer.train()
+    adapters = adapter_bytes(trainer.pair.strong, trainer.pair.weak)
+    assert held_bytes(trainer.pair) == held_bytes(load()) + adapters
+    states = [
+        model.get_base_model().model.layers[0].mlp.up_proj.weight.quant_state
+        for model in (trainer.pair.strong, trainer.pair.weak)
+    ]
+    assert states[0] is states[1]
+    with pytest.raises(UserError, match="merge_adapter is set, but the base is quantized"):
+        make(tmp_path, model=load(), weak_model=load(), trainer={"peft_config": LoraConfig(**LORA)}, merge_adapter=True)

@@ -1,0 +1,378 @@
+"""WDJTTrainer under the options, datasets and launchers that SFTTrainer knows, and what it refuses."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MixtralConfig,
+    PrinterCallback,
+    T5Config,
+)
+from trl import SFTConfig
+from two_processes import run
+
+from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED, locate_model
+
+HERE = Path(__file__).parent
+EMBEDDED_MODEL = str(locate_model(EMBEDDED))
+CHAT = Dataset.from_list(
+    [
+        {"messages": [{"role": "user", "content": f"What is {i} + 1?"}, {"role": "assistant", "content": f"{i + 1}"}]}
+        for i in range(4)
+    ]
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def arguments(folder, kind=WDJTConfig, **options):
+    settled = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "per_device_train_batch_size": 4,
+        "train_sampling_strategy": "sequential",
+        "max_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 2e-3,
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+    }
+    return kind(**{**settled, **options})
+
+
+def make(folder, *, model=None, weak_model=None, data=None, trainer=None, **options):
+    kept = {"processing_class": embedded_tokenizer(), "train_dataset": data or token_rows(8), **(trainer or {})}
+    strong, weak = model or tiny_model(seed=1), weak_model or tiny_model(seed=2)
+    made = WDJTTrainer(strong, weak_model=weak, args=arguments(folder, **options), **kept)
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def trained(folder, **options):
+    trainer = make(folder, **options)
+    trainer.train()
+    return trainer
+
+
+def logs(trainer):
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def close(one, other, atol=1e-5):
+    assert [e["loss"] for e in logs(one)] == pytest.approx([e["loss"] for e in logs(other)], abs=atol)
+    torch.testing.assert_close(weights(one.pair), weights(other.pair), rtol=0, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Two steps of four padded rows each."""
+    return trained(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_without_padding_train_as_padded_ones(attention, plain, tmp_path):
+    models = [tiny_model(seed=seed, attn_implementation=attention) for seed in (1, 2)]
+    free = trained(tmp_path, model=models[0], weak_model=models[1], padding_free=True, max_length=None)
+    close(free, plain)
+    assert [e["tokens"] for e in logs(free)] == [e["tokens"] for e in logs(plain)]
+    assert [e["num_tokens"] for e in logs(free)] == [e["num_tokens"] for e in logs(plain)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_train_as_padded_ones(attention, tmp_path):
+    def models():
+        return {
+            name: tiny_model(seed=seed, attn_implementation=attention)
+            for name, seed in (("model", 1), ("weak_model", 2))
+        }
+
+    options = {"max_steps": 1, "per_device_train_batch_size": 8}
+    padded = trained(tmp_path / "padded", **models(), **options)
+    packed = trained(tmp_path / "packed", **models(), **options, packing=True, max_length=32)
+    assert len(packed.train_dataset) < len(padded.train_dataset)
+    close(packed, padded)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        {"neftune_noise_alpha": 0.0},
+        {"loss_implementation": "reference"},
+    ],
+    ids=["checkpointing", "selective", "reentrant", "no-noise", "reference"],
+)
+def test_options_that_only_change_speed_or_memory_change_no_result(options, plain, tmp_path):
+    close(trained(tmp_path, **options), plain)
+
+
+def test_gradient_checkpointing_reaches_both_models(tmp_path):
+    trainer = trained(tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True})
+    for model in (trainer.pair.strong, trainer.pair.weak):
+        layer = model.model.layers[0]
+        assert layer.gradient_checkpointing and "context_fn" in layer._gradient_checkpointing_func.keywords
+
+
+def test_noise_reaches_the_embeddings_of_both_models_and_leaves_with_training(plain, tmp_path):
+    noisy = trained(tmp_path, neftune_noise_alpha=5.0)
+    for key in ("strong_loss", "weak_loss"):
+        assert logs(noisy)[0][key] != pytest.approx(logs(plain)[0][key], abs=1e-3)
+    for model in (noisy.pair.strong, noisy.pair.weak):
+        assert not model.get_input_embeddings()._forward_hooks
+
+
+def test_compiled_training_gives_the_same_result(plain, tmp_path):
+    compiled = trained(tmp_path, torch_compile=True, torch_compile_backend="eager")
+    close(compiled, plain)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": f"{i} + 1 = {i + 1}"} for i in range(4)],
+        [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(4)],
+        [
+            {
+                "prompt": [{"role": "user", "content": f"{i}+1?"}],
+                "completion": [{"role": "assistant", "content": f"{i + 1}"}],
+            }
+            for i in range(4)
+        ],
+        CHAT,
+    ],
+    ids=["text", "prompt-completion", "conversational-completion", "chat"],
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["map", "stream"])
+def test_every_kind_of_dataset_trains_from_paths_alone(rows, streamed, tmp_path):
+    data = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+    data = data.to_iterable_dataset() if streamed else data
+    options = arguments(tmp_path, max_steps=1)
+    trainer = WDJTTrainer(EMBEDDED_MODEL, weak_model=EMBEDDED_MODEL, args=options, train_dataset=data)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    assert logs(trainer)[0]["loss"] > 0 and logs(trainer)[0]["tokens"] > 0
+
+
+def test_only_the_assistants_words_count_where_asked(tmp_path):
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = MARKED
+    options = {"model": EMBEDDED_MODEL, "weak_model": EMBEDDED_MODEL, "data": CHAT, "max_steps": 1}
+    options["trainer"] = {"processing_class": tokenizer}
+    words, everything = (trained(tmp_path / str(only), **options, assistant_only_loss=only) for only in (True, False))
+    assert logs(words)[0]["tokens"] < logs(everything)[0]["tokens"]
+    answers = [tokenizer(row["messages"][1]["content"] + tokenizer.eos_token)["input_ids"] for row in CHAT]
+    assert logs(words)[0]["tokens"] == sum(map(len, answers))
+
+
+def test_trls_own_arguments_are_enough(tmp_path):
+    trainer = WDJTTrainer(
+        tiny_model(seed=1),
+        weak_model=tiny_model(seed=2),
+        args=arguments(tmp_path, SFTConfig),
+        train_dataset=token_rows(8),
+        processing_class=embedded_tokenizer(),
+    )
+    assert isinstance(trainer.args, WDJTConfig) and trainer.pair.strong_weight == 0.5
+
+
+def test_evaluation_gives_means_over_the_tokens_of_the_whole_set(plain):
+    rows = token_rows(5, seed=9)
+    metrics = plain.evaluate(rows)
+    total, tokens = 0.0, 0
+    plain.pair.eval()
+    for row in rows:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        with torch.no_grad():
+            output = plain.pair(input_ids=ids, labels=labels)
+        total, tokens = total + output.statistics.mixed_loss.item(), tokens + output.num_tokens.item()
+    assert metrics["eval_tokens"] == tokens
+    assert metrics["eval_mixed_loss"] == metrics["eval_loss"] == pytest.approx(total / tokens, abs=1e-5)
+    assert metrics["eval_strong_gap"] == pytest.approx(metrics["eval_strong_loss"] - metrics["eval_mixed_loss"])
+    assert plain.predict(rows).metrics["test_loss"] == pytest.approx(metrics["eval_loss"])
+
+
+def test_evaluation_while_training_changes_nothing_and_the_best_model_is_loaded(plain, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    best = trained(
+        tmp_path,
+        trainer={"eval_dataset": {"one": token_rows(3, seed=9), "two": token_rows(4, seed=8)}},
+        **saving,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_one_strong_loss",
+        greater_is_better=True,
+    )
+    assert [e["loss"] for e in logs(best)] == [e["loss"] for e in logs(plain)]
+    seen = [entry["eval_one_strong_loss"] for entry in best.state.log_history if "eval_one_strong_loss" in entry]
+    assert len(seen) == 2 and best.state.best_metric == max(seen)
+    assert best.evaluate()["eval_one_strong_loss"] == pytest.approx(max(seen))
+
+
+SPLIT = {"full": {"strong_weight": 1.0, "strong_weight_end": 0.4, "strong_anchor": 0.1}, "lora": {"lora": True}}
+
+
+@pytest.fixture(scope="module")
+def from_two(tmp_path_factory):
+    """What two processes give, for each of `SPLIT`."""
+    folder = tmp_path_factory.mktemp("two")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / "two_processes.py"), str(folder), json.dumps(list(SPLIT.values()))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(SPLIT, torch.load(folder / "results.pt", weights_only=False), strict=True))
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_two_processes_give_the_result_of_one(kind, from_two, tmp_path):
+    one, two = run(tmp_path, **SPLIT[kind]), from_two[kind]
+    torch.testing.assert_close(two["weights"], one["weights"], rtol=0, atol=1e-5)
+    for mine, theirs in zip(two["logs"][:4], one["logs"][:4], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    kept = [key for key in one["metrics"] if not key.endswith(("runtime", "per_second"))]
+    assert {key: two["metrics"][key] for key in kept} == pytest.approx(
+        {key: one["metrics"][key] for key in kept}, abs=1e-4
+    )
+
+
+def other_tokenizer(folder):
+    tokenizer = embedded_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_models_with_different_tokenizers_are_refused(tmp_path):
+    weak = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    weak.save_pretrained(tmp_path / "weak")
+    other_tokenizer(tmp_path / "weak")
+    with pytest.raises(UserError, match=r"Cannot mix logits: the tokenizers .* differ in 1 entries"):
+        make(tmp_path, model=EMBEDDED_MODEL, weak_model=str(tmp_path / "weak"), data=CHAT)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "weak")
+    with pytest.raises(UserError, match="differ in 1 entries"):
+        make(tmp_path, model=EMBEDDED_MODEL, weak_model=loaded, data=CHAT)
+
+
+def test_heads_padded_differently_for_one_tokenizer_are_mixed(tmp_path):
+    weak = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    weak.resize_token_embeddings(len(weak.get_output_embeddings().weight) + 8)
+    weak.save_pretrained(tmp_path / "weak")
+    with pytest.raises(UserError, match="vocabulary rows"):
+        make(tmp_path, model=EMBEDDED_MODEL, weak_model=str(tmp_path / "weak"), data=CHAT)
+    embedded_tokenizer().save_pretrained(tmp_path / "weak")
+    trainer = trained(tmp_path, model=EMBEDDED_MODEL, weak_model=str(tmp_path / "weak"), data=CHAT, max_steps=1)
+    assert math.isfinite(logs(trainer)[0]["loss"])
+
+
+def test_the_same_model_twice_is_refused(tmp_path):
+    model = tiny_model(seed=1)
+    with pytest.raises(UserError, match="share layers"):
+        make(tmp_path, model=model, weak_model=model)
+
+
+def test_rows_without_a_supervised_token_are_refused(tmp_path):
+    masked = token_rows(4).map(lambda row: {"labels": [-100] * len(row["labels"])})
+    with pytest.raises(UserError, match=r"No token of the 4 training rows is supervised: every label is -100"):
+        make(tmp_path, data=masked, max_length=None)
+    with pytest.raises(UserError, match="empty once rows without supervised tokens are dropped"):
+        make(tmp_path, data=masked, max_length=16)
+
+
+def seq2seq():
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
+    return AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, decoder_start_token_id=0))
+
+
+def headless():
+    return AutoModel.from_config(tiny_model().config)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (seq2seq, "T5ForConditionalGeneration, an encoder-decoder"),
+        (headless, "no plain output head"),
+        (lambda: torch.nn.Linear(2, 2), "is Linear; expected a path, a PreTrainedModel or PeftModel"),
+    ],
+    ids=["encoder-decoder", "headless", "not-a-model"],
+)
+@pytest.mark.parametrize("place", ["model", "weak_model"])
+def test_models_that_cannot_be_mixed_are_refused(build, message, place, tmp_path):
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, **{place: build()})
+
+
+@pytest.mark.parametrize("place", ["model", "weak_model"])
+def test_logits_that_are_no_linear_head_are_refused(place, monkeypatch, tmp_path):
+    odd = tiny_model("llama", seed=3)
+    monkeypatch.setattr(odd.lm_head, "forward", lambda hidden: hidden.exp() @ odd.lm_head.weight.T)
+    with pytest.raises(UserError, match=r"(strong|weak) model: LlamaForCausalLM computes its logits in a way"):
+        make(tmp_path, **{place: odd})
+
+
+def test_a_path_that_leads_nowhere_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"The weak model .*nowhere cannot be loaded"):
+        make(tmp_path, weak_model=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"])
+def test_what_needs_logits_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match=f"{name} is set, but WDJTTrainer never builds the logits"):
+        make(tmp_path, trainer={name: lambda *args, **kwargs: 0})
+
+
+def test_activation_offloading_without_a_gpu_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(UserError, match="activation_offloading moves activations off the GPU"):
+        make(tmp_path, activation_offloading=True)
+
+
+def experts(seed):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return AutoModelForCausalLM.from_config(MixtralConfig(**sizes, **heads), dtype=torch.float32)
+
+
+def test_a_load_balancing_loss_is_refused_until_it_is_turned_off(tmp_path):
+    with pytest.raises(UserError, match=r"mixture of experts .* weight 0.001, .* router_aux_loss_coef=0.0"):
+        make(tmp_path, model=experts(1), weak_model=experts(2))
+    trainer = trained(tmp_path, model=experts(1), weak_model=experts(2), router_aux_loss_coef=0.0, max_steps=1)
+    assert math.isfinite(logs(trainer)[0]["loss"])
+
+
+def test_the_example_of_the_documentation_trains_a_model_that_loads(tmp_path):
+    script = HERE.parents[1] / "examples" / "trl_swap.py"
+    command = [sys.executable, str(script), "--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--use_cpu"]
+    command += ["--save_strategy", "no", "--bf16", "false"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "'strong_weight': " in done.stdout
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    before = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    chat = tokenizer.apply_chat_template(CHAT[0]["messages"][:1], add_generation_prompt=True, return_tensors="pt")
+    assert model.generate(**chat, max_new_tokens=2).shape[1] > chat["input_ids"].shape[1]
+    assert not (tmp_path / "out" / "weak").exists()
