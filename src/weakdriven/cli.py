@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(help="The recipes that come with the package.", invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
+export_app = typer.Typer(help="Save what a run trained in other forms.", no_args_is_help=True)
+app.add_typer(export_app, name="export")
 
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
@@ -29,7 +31,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change,
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="Run directory [default: runs/NAME].")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")] = None,
     quiet: Annotated[bool, typer.Option(help="Print the final table only.")] = False,
     debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -77,6 +79,32 @@ def recipes_show(name: RecipeArgument) -> None:
 def recipes_schema() -> None:
     """Print the JSON Schema of a recipe, for editors."""
     print(recipe_schema(), end="")
+
+
+@export_app.command("mix")
+def export_mix(
+    strong: Annotated[str, typer.Argument(help="Model or adapter folder; or a run, a round of it, a checkpoint.")],
+    weak: Annotated[str | None, typer.Argument(help="Model or adapter folder; leave it out for the others.")] = None,
+    out: Annotated[str | None, typer.Argument(help="New folder; a run or round has one: RUN/round-N/mixture.")] = None,
+    strong_weight: Annotated[
+        float | None,
+        typer.Option(help="Share of the strong logits; unset: as the run trained it, else 0.5."),
+    ] = None,
+    dtype: Annotated[
+        Literal["bf16", "fp32"] | None,
+        typer.Option(help="Of the saved weights; unset: bf16 if both models are, else fp32."),
+    ] = None,
+    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    """Save weak and strong as one model that answers with their mixed logits, to evaluate what was trained."""
+    quieten_libraries()
+    from weakdriven.export import export_mix as export
+
+    paths = [path for path in (strong, weak, out) if path is not None]
+    mix = export(paths, strong_weight=strong_weight, dtype=dtype)
+    print(f"strong  {mix.strong.folder}\nweak    {mix.weak.folder}")
+    print(f"weight  {mix.strong_weight:g} on the strong logits, from {mix.weight_from}")
+    print(f"saved   {mix.out}, which loads and answers as the two models mixed")
 
 
 def print_scores(root: Path) -> None:

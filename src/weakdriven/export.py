@@ -1,0 +1,247 @@
+"""Trained pairs -> folders that others can use: find the two models, save their mixture, check what was saved."""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from weakdriven.errors import UserError
+from weakdriven.models.load import (
+    DTYPES,
+    check_model,
+    load_model,
+    load_tokenizer,
+    locate_model,
+    refuse_different_vocabularies,
+)
+from weakdriven.models.mixture import MixtureForCausalLM
+from weakdriven.models.pair import WEAK_FOLDER
+from weakdriven.recipe import load_recipe
+from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
+
+ADAPTER = "adapter_config.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+DEFAULT_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A model folder, or an adapter folder and the model under it."""
+
+    folder: Path
+    base: Path | None = None
+
+    @property
+    def model(self) -> Path:
+        return self.base or self.folder
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Where its tokenizer lies; the weak half of a training checkpoint has none of its own."""
+        folders = (self.folder, self.model)
+        return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
+
+    def load(self, precision: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+        if self.base is None:
+            model = load_model(self.folder, precision=precision, trust_remote_code=trust_remote_code)
+        else:  # merged in float32, because a bf16 sum would lose most of a small update
+            try:
+                base = load_model(self.base, precision="fp32", trust_remote_code=trust_remote_code)
+                adapted: Any = PeftModel.from_pretrained(base, str(self.folder))
+                model = adapted.merge_and_unload().to(DTYPES[precision])
+            except (ValueError, RuntimeError, OSError) as error:
+                raise UserError(f"The adapter in {self.folder} does not fit {self.base} ({error}).") from error
+            # PEFT notes in the configuration that a head it trained is no longer tied, and not here
+            model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+            if (self.folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        model.config.use_cache = True  # a training checkpoint has it off
+        return model.eval()
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is to be saved, and where."""
+
+    strong: Branch
+    weak: Branch
+    strong_weight: float
+    weight_from: str
+    out: Path
+
+
+def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: str | None = None) -> Mix:
+    """Save the mixture of two models as one folder of transformers, with the strong one's tokenizer.
+
+    Args:
+        paths: STRONG WEAK OUT; or SOURCE OUT, where SOURCE is a run directory, a round of it or a training checkpoint;
+            or a run directory or round alone, to save beside its models.
+        strong_weight: Share of the strong logits; by default what the pair was trained with, where that is known.
+        dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
+    """
+    mix = find_mix(paths, strong_weight)
+    transformers_logging.disable_progress_bar()
+    for branch in (mix.strong, mix.weak):
+        check_model(branch.model)
+    if mix.strong.tokenizer is None:
+        raise UserError(f"{mix.strong.folder} holds no tokenizer; save the one it was trained with there.")
+    if mix.weak.tokenizer is not None:
+        refuse_different_vocabularies(mix.weak.tokenizer, mix.strong.tokenizer)
+    tokenizer = load_tokenizer(mix.strong.tokenizer)
+    precision = dtype or common_precision(mix)
+    strong, weak = mix.strong.load(precision), mix.weak.load(precision)
+    ids = torch.arange(8)[None]
+    expected = mixed_logits(strong, weak, ids, mix.strong_weight)
+    mixture = MixtureForCausalLM.from_pair(
+        strong, weak, strong_weight=mix.strong_weight, vocabulary=max(tokenizer.get_vocab().values()) + 1
+    )
+    generation = mixture.generation_config
+    assert generation is not None
+    generation.use_cache = True
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    part = mix.out.with_name(f".{mix.out.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        mixture.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        del mixture, strong, weak  # two copies of a pair may not fit
+        refuse_other_answer(part, ids, expected)
+        os.replace(part, mix.out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return mix
+
+
+def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
+    """Read the command's words, and refuse what can be refused before a model is loaded."""
+    if strong_weight is not None and not 0 <= strong_weight <= 1:
+        raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
+    if len(paths) == 3:
+        strong, weak, out = open_branch(paths[0]), open_branch(paths[1]), paths[2]
+    else:
+        folder, default_out = find_pair(Path(paths[0]).expanduser())
+        strong, weak = open_branch(str(folder)), open_branch(str(folder / WEAK_FOLDER))
+        out = paths[1] if len(paths) == 2 else default_out
+    if out is None:
+        raise UserError(f"{paths[0]} is no run or round, so its mixture needs a place; add a new folder as OUT.")
+    target = Path(out).expanduser().resolve()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        found = "holds files" if target.is_dir() else "is a file"
+        raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
+    weight, origin = (strong_weight, "--strong-weight") if strong_weight is not None else trained_weight(strong.folder)
+    return Mix(strong, weak, weight, origin, target)
+
+
+def find_pair(source: Path) -> tuple[Path, Path | None]:
+    """Folder of a strong model with the weak one inside, and where its mixture goes if nothing is said."""
+    if not source.is_dir():
+        raise UserError(f"There is no folder {source}; give a run directory or a training checkpoint.")
+    if (source / RUN_FILE).is_file():
+        source = source / f"round-{last_round(source)}"
+    out = None
+    if (source / "strong").is_dir():
+        source, out = source / "strong", source / "mixture"
+    if (source / WEAK_FOLDER).is_dir():
+        return source, out
+    settings = read_json(source / MANIFEST).get("settings", {})
+    if not settings:
+        raise UserError(
+            f"{source} has no folder {WEAK_FOLDER}; a training checkpoint of a pair holds its weak model there. "
+            "Give STRONG, WEAK and OUT to mix two folders."
+        )
+    if "strong_weight" not in settings:
+        raise UserError(
+            f"{source} was trained without a weak model (joint.enabled or strong_weight 1): nothing to mix."
+        )
+    hint = ""
+    if settings.get("weak") == "frozen":
+        hint = " The weak model was frozen, so you can also give STRONG, the model it started as, and OUT."
+    raise UserError(
+        f"{source} did not keep its weak model. Set joint.save_weak: true in the recipe and run it again; "
+        f"the round is then trained anew.{hint}"
+    )
+
+
+def last_round(run: Path) -> int:
+    """The last finished round that belongs to the run's recipe as it is now."""
+    done = []
+    for stage, key in read_json(run / PLAN_FILE).items():
+        number = re.fullmatch(r"round-(\d+)/strong", stage)
+        if number and read_json(run / stage / MANIFEST).get("key") == key:
+            done.append(int(number[1]))
+    if not done:
+        raise UserError(f"{run} has no finished round of joint training; run its recipe to the end first.")
+    return max(done)
+
+
+def trained_weight(strong: Path) -> tuple[float, str]:
+    """The share of the strong logits at the end of training, and where that is written."""
+    manifest = strong / MANIFEST
+    settings = read_json(manifest).get("settings", {})
+    origin = str(manifest)
+    if "strong_weight" not in settings:
+        run = next((folder for folder in strong.resolve().parents if (folder / RUN_FILE).is_file()), None)
+        if run is None or not (run / RECIPE_FILE).is_file():
+            return DEFAULT_WEIGHT, "the default"
+        settings, origin = load_recipe(str(run / RECIPE_FILE)).joint.model_dump(), str(run / RECIPE_FILE)
+    end = settings.get("strong_weight_end")
+    return (settings["strong_weight"] if end is None else end), origin
+
+
+def open_branch(source: str) -> Branch:
+    """A model folder, a Hub id, or a folder with a PEFT adapter."""
+    folder = Path(source).expanduser()
+    if not (folder / ADAPTER).is_file():
+        return Branch(locate_model(source))
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"{folder / ADAPTER} does not name the adapter's model; set base_model_name_or_path in it.")
+    try:
+        return Branch(folder, locate_model(base))
+    except UserError as error:
+        raise UserError(f"{folder} is an adapter on a model that is not here. {error}") from error
+
+
+def common_precision(mix: Mix) -> str:
+    """What loses nothing: bf16 if both are saved so."""
+    dtypes = [AutoConfig.from_pretrained(branch.model).dtype for branch in (mix.strong, mix.weak)]
+    return "bf16" if all(dtype == torch.bfloat16 for dtype in dtypes) else "fp32"
+
+
+@torch.no_grad()
+def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tensor, strong_weight: float) -> Any:
+    """The mixture by its definition, each model asked alone."""
+    logits = [model(input_ids=ids, use_cache=False).logits.float() for model in (strong, weak)]  # pyright: ignore
+    rows = min(one.shape[-1] for one in logits)
+    return strong_weight * logits[0][..., :rows] + (1 - strong_weight) * logits[1][..., :rows]
+
+
+@torch.no_grad()
+def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor) -> None:
+    """Load what was saved, as a user will, and compare."""
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder)
+    difference = (saved(input_ids=ids, use_cache=False).logits - expected).abs().max().item()
+    if not difference <= 1e-3 * expected.std().item():
+        raise UserError(
+            f"The saved mixture's logits differ from those of its two models by up to {difference:.3g}, so it was "
+            "removed. Check the disk and try again; if it stays, please report it with the two configurations."
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The values in a file; none if it is missing or cannot be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
