@@ -148,6 +148,7 @@ def test_each_phase_defaults_to_the_paper_and_to_our_choices_where_it_is_silent(
     assert settings.schedule == "linear"
     assert settings.adam_betas == (0.9, 0.999)
     assert settings.weight_decay == 0
+    assert (settings.optimizer, settings.gradient_checkpointing) == ("adamw", True)
 
 
 def test_the_method_defaults_to_the_paper():
@@ -158,6 +159,12 @@ def test_the_method_defaults_to_the_paper():
     assert (selection.consolidation, selection.difficulty, selection.repair) == (0.1, 0.8, 0.1)
     assert (selection.formula, selection.dedup, selection.multiplier) == ("paper", True, 1.0)
     assert (recipe.data.max_length, recipe.seed, recipe.precision) == (4096, 42, "bf16-mixed")
+
+
+@pytest.mark.parametrize("choice", ["auto", "liger", "off"])
+def test_fast_layers_are_chosen_by_a_word_though_yaml_reads_off_as_false(choice: str):
+    assert parse(f"fast_layers={choice}").fast_layers == choice
+    assert parse().fast_layers == "auto"
 
 
 def test_sft_gets_as_many_epochs_as_the_whole_of_wmss():
@@ -218,6 +225,12 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("seed=-1", "seed: Input should be greater than or equal to 0, found -1."),
         ("seed=4294967296", "seed: Input should be less than 4294967296, found 4294967296."),
         ("data.domain=chess", "data.domain: Input should be 'math', 'code' or 'logic', found \"chess\"."),
+        (
+            "sft.gradient_checkpointing=some",
+            "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', found \"some\".",
+        ),
+        ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16' or 'adamw_8bit', found \"sgd\"."),
+        ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aqua]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
         ("baselines=[dpo]", "baselines.0: Input should be 'sft', found \"dpo\"."),
@@ -248,6 +261,8 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             "joint.strong_weight 0 with a frozen weak model trains nothing",
         ),
         (["method=sft", "sft.model=ready"], "sft.model gives a ready M1, but method sft trains from the base"),
+        (["sft.optimizer=adamw_bf16"], "sft.optimizer adamw_bf16 is for weights in bf16, but precision is bf16-mixed"),
+        (["joint.optimizer=adamw_bf16", "precision=fp32"], "joint.optimizer adamw_bf16 is for weights in bf16, but"),
         (["method=sft", "baselines=[sft]"], "method sft is itself the SFT baseline; remove baselines"),
     ],
 )
@@ -258,7 +273,13 @@ def test_an_impossible_combination_is_refused(overrides: list[str], answer: str)
 
 @pytest.mark.parametrize(
     "overrides",
-    [["selection.enabled=false"], ["joint.enabled=false"], ["method=sft"], ["sft.model=ready", "baselines=[sft]"]],
+    [
+        ["precision=bf16", "sft.optimizer=adamw_bf16"],
+        ["selection.enabled=false"],
+        ["joint.enabled=false"],
+        ["method=sft"],
+        ["sft.model=ready", "baselines=[sft]"],
+    ],
 )
 def test_each_switch_alone_is_allowed(overrides: list[str]):
     parse(*overrides)

@@ -23,7 +23,7 @@ def explain(error: BaseException) -> str | None:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             "The GPU ran out of memory; halve micro_batch_size (training), selection.batch_tokens (entropy) or "
-            "eval.batch_size, or set gradient_checkpointing: true, and run again: these change no result, so what is "
-            "finished is kept."
+            "eval.batch_size, or set gradient_checkpointing: true or activation_offloading: true, and run again: these "
+            "change no result, so what is finished is kept."
         )
     return None

@@ -4,7 +4,7 @@ import difflib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -66,8 +66,16 @@ class TrainSettings(Settings):
     """Decoupled weight decay of AdamW."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of AdamW's two running means."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: a third more time, far less memory."""
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
+    """AdamW with its state in the precision of the weights, in bf16, or in 8 bits (the last two from torchao).
+
+    Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` loses it. The
+    other two round it up or down by chance, so that it is kept on average."""
+    gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
+    """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
+    attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
+    activation_offloading: bool = False
+    """Move saved activations to the CPU's memory until the backward pass needs them; slower, for long sequences."""
     save_steps: int = Field(default=50, ge=1)
     """Optimizer steps between checkpoints; a killed run goes on from the last one."""
     logging_steps: int = Field(default=1, ge=1)
@@ -134,10 +142,48 @@ class JointSettings(TrainSettings):
     """Rounds of selection and joint training; round t pairs M_{t-1} with M_t. Paper: K."""
     strong_weight: float = Field(default=0.5, ge=0, le=1)
     """Share of the strong model's logits in the mixture. Paper: lambda."""
+    strong_weight_end: float | None = Field(default=None, ge=0, le=1)
+    """What `strong_weight` moves to over the round, such as 1.0; unset, as in the paper: it stays."""
+    strong_weight_schedule: Literal["linear", "cosine"] = "linear"
+    """How `strong_weight` moves to `strong_weight_end`."""
+    strong_anchor: float = Field(default=0.0, ge=0)
+    """Weight of the strong model's own cross-entropy, added to the mixed one; 0 in the paper."""
+    weak_learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate of the weak model; unset: `learning_rate`."""
     weak: Literal["joint", "frozen"] = "joint"
     """Whether the weak model is trained beside the strong one or only runs forward."""
     save_weak: bool = False
     """Keep the trained weak model too, in round-N/strong/weak."""
+
+    def mixing(self) -> dict[str, Any]:
+        """How the logits are mixed: what `WDJTConfig` has under the same names."""
+        names = ("strong_weight", "strong_weight_end", "strong_weight_schedule", "strong_anchor", "weak_learning_rate")
+        return {name: getattr(self, name) for name in names}
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters over the frozen base, which every model of the run then shares."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each adapted layer's update."""
+    alpha: int = Field(default=32, ge=1)
+    """The update is scaled by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that is dropped while training."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers to adapt: `all-linear` is all but the output head, or names such as [q_proj, v_proj]."""
+    quantize: Literal["4bit"] | None = None
+    """`4bit` holds the frozen base in 4 bits (QLoRA: NF4, computing in bf16); needs CUDA and bitsandbytes."""
+    output: Literal["adapter", "merged"] = "adapter"
+    """Model folders hold adapters; `merged` adds <run>/merged, the last model as an ordinary one. Retrains nothing."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        names = value if isinstance(value, list) else []
+        if value != "all-linear" and not (names and all(isinstance(name, str) and name for name in names)):
+            raise ValueError(f"expected all-linear or a list of names, such as [q_proj, v_proj], found {value}")
+        return value if value == "all-linear" else refuse_repeats(names)
 
 
 class EvalSettings(Settings):
@@ -171,12 +217,20 @@ class Recipe(Settings):
     selection: SelectionSettings = SelectionSettings()
     joint: JointSettings = JointSettings()
     eval: EvalSettings = EvalSettings()
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
     baselines: list[Literal["sft"]] = []
     """Controls trained from the same base on the same number of epochs, and evaluated beside the method."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
-    """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16."""
+    """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
+
+    With `lora` both hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the adapters' products
+    in bf16, `bf16` in fp32."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
     """Attention implementation; unset leaves the choice to transformers."""
+    fast_layers: Literal["auto", "liger", "off"] = "auto"
+    """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, where liger-kernel is
+    installed and knows the model type. Results differ by rounding."""
     chat_template: str | None = None
     """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
     trust_remote_code: bool = False
@@ -188,19 +242,56 @@ class Recipe(Settings):
 
     _no_repeats = field_validator("baselines", "report_to")(refuse_repeats)
 
+    @field_validator("fast_layers", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
     @model_validator(mode="after")
     def _switches_leave_something_to_do(self) -> "Recipe":
         if not self.selection.enabled and not self.joint.enabled:
             raise ValueError(
                 "selection.enabled and joint.enabled are both false, which leaves only SFT; use method: sft instead"
             )
-        if self.joint.strong_weight == 0 and self.joint.weak == "frozen":
+        joint = self.joint
+        if joint.weak == "frozen" and not (joint.strong_weight or joint.strong_weight_end or joint.strong_anchor):
             raise ValueError("joint.strong_weight 0 with a frozen weak model trains nothing; change one of them")
+        if joint.weak == "frozen" and joint.weak_learning_rate is not None:
+            raise ValueError("joint.weak_learning_rate is set, but joint.weak is frozen; remove one of them")
         if self.method == "sft" and self.sft.model:
             raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
         if self.method == "sft" and self.baselines:
             raise ValueError("method sft is itself the SFT baseline; remove baselines")
         return self
+
+    @model_validator(mode="after")
+    def _bf16_state_has_bf16_weights(self) -> "Recipe":
+        for name in ("sft", "joint"):
+            if getattr(self, name).optimizer != "adamw_bf16":
+                continue
+            if self.lora:
+                raise ValueError(
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but lora trains fp32 adapters; set "
+                    "optimizer: adamw or adamw_8bit"
+                )
+            if self.precision != "bf16":
+                raise ValueError(
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but precision is {self.precision}; set "
+                    "precision: bf16, or optimizer: adamw or adamw_8bit"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _four_bits_compute_in_bf16(self) -> "Recipe":
+        if self.lora and self.lora.quantize and self.precision == "fp32":
+            raise ValueError("lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16-mixed")
+        return self
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
+        joint = self.joint
+        return joint.enabled and (joint.strong_weight < 1 or joint.strong_weight_end not in (None, 1))
 
     @property
     def budget_epochs(self) -> int:
@@ -269,7 +360,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise UserError(f"Override {override!r} is not of the form key.sub=value.")
     *parents, last = key.split(".")
     for parent in parents:
-        branch = tree.setdefault(parent, {})
+        branch = tree[parent] = {} if tree.get(parent) is None else tree[parent]
         if not isinstance(branch, dict):
             raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
         tree = branch
@@ -326,9 +417,11 @@ def _settings_at(location: list[str]) -> type[BaseModel]:
     model: type[BaseModel] = Recipe
     for part in location:
         annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
+        found = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if found is None:
             break
-        model = annotation
+        model = found
     return model
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from conftest import SMALL, run_small
 from weakdriven.cli import main
@@ -199,6 +200,28 @@ def test_a_misspelt_setting(refused):
 
 def test_a_tracker_that_is_not_installed(refused):
     assert "report_to: nonsense is not a tracker installed here" in refused("report_to=[nonsense]")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("mistake", ["sft.activation_offloading=true", "joint.activation_offloading=true"])
+def test_offloading_of_activations_without_a_gpu(refused, mistake):
+    assert "activation_offloading moves activations from the GPU to the CPU's memory, and there is" in refused(mistake)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_fast_layers_without_a_gpu(refused):
+    assert "fast_layers: liger cannot be used, because there is no CUDA" in refused("fast_layers=liger")
+
+
+def test_an_optimizer_without_its_package(refused, monkeypatch):
+    monkeypatch.setattr("weakdriven.training.optimizer.find_spec", lambda package: None)
+    text = refused("joint.optimizer=adamw_8bit")
+    assert "joint.optimizer: adamw_8bit needs torchao, which is not installed; pip install 'weakdriven[cuda]'" in text
+
+
+def test_an_optimizer_without_a_compiler(refused, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "adamw_8bit compiles its step, and there is no compiler no-such" in refused("sft.optimizer=adamw_8bit")
 
 
 def test_a_seed_that_numpy_does_not_take(refused):

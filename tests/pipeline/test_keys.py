@@ -63,6 +63,8 @@ def rows(tmp_path) -> Path:
         ("seed=43", TRAINED),
         ("sft.learning_rate=1e-4", TRAINED),
         ("sft.epochs=2", TRAINED),
+        ("sft.optimizer=adamw_8bit", TRAINED),
+        ("joint.optimizer=adamw_8bit", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.strong_weight=0.3", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.weak=frozen", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.save_weak=true", {"round-1/strong", "eval/round-1/arithmetic"}),
@@ -96,11 +98,19 @@ def test_selection_touches_only_the_active_set_and_later_stages(override):
         "sft.logging_steps=3",
         "sft.gradient_checkpointing=true",
         "joint.gradient_checkpointing=true",
+        "joint.gradient_checkpointing=keep_products",
+        "fast_layers=off",
         "selection.batch_tokens=1024",
     ],
 )
 def test_what_changes_speed_or_memory_changes_no_key(override):
     assert changed(keys(), keys(override)) == set()
+
+
+def test_what_needs_a_gpu_and_changes_speed_or_memory_changes_no_key(monkeypatch):
+    before = keys()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert keys("joint.activation_offloading=true", "fast_layers=liger") == before
 
 
 def test_a_second_round_leaves_the_first_as_it_was():

@@ -34,10 +34,10 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
 def all_stages(stages: Stages) -> list[Model]:
     """Every model of the recipe, trained and evaluated."""
     recipe, data = stages.recipe, stages.data()
-    models = [stages.base]
-    if recipe.method == "wmss":
-        models = wmss(stages, data)
-    if recipe.method == "sft" or "sft" in recipe.baselines:
+    models = wmss(stages, data) if recipe.method == "wmss" else [stages.base, baselines.sft(stages, data)]
+    if recipe.lora and recipe.lora.output == "merged":
+        stages.merged(models[-1])
+    if "sft" in recipe.baselines:
         models.append(baselines.sft(stages, data))
     for model in models:
         for benchmark in recipe.eval.benchmarks:

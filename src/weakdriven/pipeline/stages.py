@@ -1,6 +1,5 @@
 """The stages that methods are made of: each names its settings and inputs and what to compute from them."""
 
-import gc
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
+from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
@@ -19,16 +19,18 @@ from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, benchmark_source, load_items
 from weakdriven.eval.run import evaluate
+from weakdriven.export import Branch
+from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
     check_model,
     fingerprint,
-    load_model,
     load_tokenizer,
     locate_model,
     refuse_different_tokenizers,
 )
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.models.scan import scan
+from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import (
     ACTIVE,
@@ -46,19 +48,12 @@ from weakdriven.rundir import (
 )
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
+from weakdriven.training.lora import ADAPTER_FILE, check_lora, name_base, ready_adapter
+from weakdriven.training.optimizer import check_optimizer
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
-SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "save_steps", "logging_steps"}
+SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of the run: `base` is M0, `sft` M1, `round-1` M2 and so on."""
-
-    name: str
-    folder: Path
-    key: str
 
 
 @dataclass
@@ -71,6 +66,10 @@ class Stages:
     given_strong: Model | None
     renderer: Renderer
     items: dict[str, list[Item]] = field(default_factory=dict)
+
+    @property
+    def loader(self) -> Loader:
+        return Loader(self.recipe, self.base)
 
     def data(self) -> Stage:
         """Rows -> tokens, once, for training and entropy alike."""
@@ -110,7 +109,7 @@ class Stages:
         """Supervised fine-tuning of `start`, on the active set where one is given."""
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            model = self._load(start)
+            model = self.loader.load(start)
             phase = Phase(name, turn, epochs, work, self.run.progress)
             rows = training_rows(data, active)
             counters = train_supervised(model, self.renderer.tokenizer, rows, settings, self.recipe, phase)
@@ -133,7 +132,7 @@ class Stages:
                 seen.update(row["id"] for row in batch)
                 self.run.progress.update(len(seen), len(dataset))
 
-            network = self._load(model, train=False)
+            network = self.loader.load(model, train=False)
             scan(network, dataset, batch_tokens=self.recipe.selection.batch_tokens, skip=set(seen), on_batch=keep)
             rows = list(read_jsonl(scores))
             append_jsonl(out / SCORES, rows)
@@ -145,7 +144,7 @@ class Stages:
         return self.run.stage(
             f"entropy/{model.name}",
             compute,
-            settings={"precision": self.recipe.precision, "attention": self.recipe.attention},
+            settings=self._asking(),
             inputs=keys(model=model, data=data),
             execution={"batch_tokens": self.recipe.selection.batch_tokens},
         )
@@ -187,7 +186,7 @@ class Stages:
         name = f"round-{turn}/strong"
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            strong_model, weak_model = self._load(strong), self._load(weak)
+            strong_model, weak_model = self.loader.pair(strong, weak)
             phase = Phase(name, turn, settings.epochs, work, self.run.progress)
             rows, tokenizer = training_rows(data, active), self.renderer.tokenizer
             counters = train_joint(strong_model, weak_model, tokenizer, rows, settings, self.recipe, phase)
@@ -196,7 +195,7 @@ class Stages:
                 self._save(weak_model, work, out / WEAK_FOLDER)
             return counters
 
-        mixing = settings.model_dump(include={"strong_weight", "weak", "save_weak"})
+        mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"})
         inputs = keys(weak=weak, strong=strong, data=data, active=active)
         return self._model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
@@ -207,7 +206,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             return evaluate(
-                self._load(model, train=False),
+                self.loader.load(model, train=False),
                 self.renderer,
                 benchmark,
                 self.items[benchmark],
@@ -219,8 +218,7 @@ class Stages:
             )
 
         key = {"version": entry.version, "max_new_tokens": budget, "limit": settings.limit}
-        key |= self.recipe.data.model_dump(include={"domain", "style"})
-        key |= self.recipe.model_dump(include={"precision", "attention"})
+        key |= self.recipe.data.model_dump(include={"domain", "style"}) | self._asking()
         source = benchmark_source(benchmark, settings.data_dir)
         template = digest(self.renderer.tokenizer.chat_template)
         return self.run.stage(
@@ -231,30 +229,44 @@ class Stages:
             execution={"batch_size": settings.batch_size},
         )
 
+    def merged(self, model: Model) -> Stage:
+        """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
+        recipe = self.recipe
+        precision = "fp32" if recipe.precision == "fp32" else "bf16"
+
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            branch = Branch(model.folder, self.base.folder)
+            network = branch.load(precision, trust_remote_code=recipe.trust_remote_code)
+            network.save_pretrained(out)
+            self.renderer.tokenizer.save_pretrained(out)
+            return {"parameters": network.num_parameters()}
+
+        return self.run.stage("merged", compute, settings={"precision": precision}, inputs=keys(model=model))
+
     def _model_stage(
         self, name: str, compute: Compute, settings: TrainSettings, *, inputs: dict[str, str], also: dict[str, Any]
     ) -> Model:
         fields = set(TrainSettings.model_fields)
         decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
         common = self.recipe.model_dump(mode="json", include={"precision", "attention", "seed"})
-        execution = settings.model_dump(mode="json", include=SPEED_ONLY)
+        if self.recipe.lora:
+            common["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output"})
+        # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
+        fast = fast_layers(self.recipe.fast_layers, model_type(self.base.folder))
+        execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": "liger" if fast else "off"}
         stage = self.run.stage(
             name, compute, settings={**decisive, **common, **also}, inputs=inputs, execution=execution
         )
         return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key)
 
-    def _load(self, model: Model, *, train: bool = True) -> PreTrainedModel:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        recipe = self.recipe
-        precision = recipe.precision if train or recipe.precision == "fp32" else "bf16"
-        network = load_model(
-            model.folder, precision=precision, attention=recipe.attention, trust_remote_code=recipe.trust_remote_code
-        )
-        return network if train or not torch.cuda.is_available() else network.cuda()  # pyright: ignore
+    def _asking(self) -> dict[str, Any]:
+        """What decides a model's answers beside its weights."""
+        settings = self.recipe.model_dump(include={"precision", "attention"})
+        return settings | ({"quantize": lora.quantize} if (lora := self.recipe.lora) and lora.quantize else {})
 
-    def _save(self, model: PreTrainedModel, work: Path, out: Path) -> None:
+    def _save(self, model: PreTrainedModel | PeftModel, work: Path, out: Path) -> None:
+        if isinstance(model, PeftModel):
+            name_base(model, self.recipe.model, self.base.folder)
         save_model(
             model,
             self.renderer.tokenizer,
@@ -305,17 +317,39 @@ def bind(recipe: Recipe, run: Run) -> Stages:
             f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE "
             f"{os.environ.get('WORLD_SIZE', 'unset')}; set CUDA_VISIBLE_DEVICES=0 and start without a launcher."
         )
+    for phase, settings in (("sft", recipe.sft), ("joint", recipe.joint)):
+        check_optimizer(f"{phase}.optimizer", settings.optimizer)
+        if settings.activation_offloading and not torch.cuda.is_available():
+            raise UserError(
+                f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
+                "GPU here; set it to false."
+            )
     base_folder = locate_model(recipe.model)
     check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(base_folder))
     tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
     give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    strong = None
-    if recipe.sft.model:
-        folder = locate_model(recipe.sft.model)
-        check_model(folder, trust_remote_code=recipe.trust_remote_code)
-        refuse_different_tokenizers(base_folder, folder, trust_remote_code=recipe.trust_remote_code)
-        strong = Model("sft", folder, fingerprint(folder))
+    base = Model("base", base_folder, fingerprint(base_folder))
+    if recipe.lora:
+        check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
+    strong = ready_strong(recipe.sft.model, recipe, base) if recipe.sft.model else None
     items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in recipe.eval.benchmarks}
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
-    return Stages(recipe, run, Model("base", base_folder, fingerprint(base_folder)), strong, renderer, items)
+    return Stages(recipe, run, base, strong, renderer, items)
+
+
+def ready_strong(source: str, recipe: Recipe, base: Model) -> Model:
+    """An M1 that was trained elsewhere: a model like the base, or with `lora` an adapter over it."""
+    if recipe.lora:
+        folder = ready_adapter(source, base.folder, recipe.model, trust_remote_code=recipe.trust_remote_code)
+        return Model("sft", folder, digest([fingerprint(folder), base.key]))
+    if (Path(source).expanduser() / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"sft.model: {source} is an adapter; set lora to go on training adapters, or merge it into its base first."
+        )
+    folder = locate_model(source)
+    check_model(folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(folder))
+    refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
+    return Model("sft", folder, fingerprint(folder))

@@ -11,9 +11,9 @@ def wmss(stages: Stages, data: Stage) -> list[Model]:
     for turn in range(1, recipe.joint.rounds + 1):
         weak, strong = models[turn - 1], models[turn]
         active = select(stages, turn, weak, strong, data) if recipe.selection.enabled else None
-        if recipe.joint.enabled and recipe.joint.strong_weight < 1:
+        if recipe.mixes:
             models.append(stages.joint(turn, weak, strong, data, active))
-        else:  # all weight on the strong logits is plain SFT, and the weak model need not run
+        else:  # plain SFT, and the weak model need not run
             name = f"round-{turn}/strong"
             epochs = recipe.joint.epochs
             models.append(stages.supervised(name, strong, data, recipe.joint, epochs=epochs, active=active, turn=turn))
