@@ -227,7 +227,8 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("data.domain=chess", "data.domain: Input should be 'math', 'code' or 'logic', found \"chess\"."),
         (
             "sft.gradient_checkpointing=some",
-            "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', found \"some\".",
+            "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', "
+            'found "some".',
         ),
         ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16' or 'adamw_8bit', found \"sgd\"."),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),

@@ -17,9 +17,10 @@ on_each_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def tile(rows, vocabulary, dtype, seed, *, spare=0):
-    """Two tiles of raw logits, as the first columns of wider ones, and targets."""
+    """Two tiles of raw logits, the strong one as the first columns of a wider one, and targets."""
     draw = torch.Generator().manual_seed(seed)
-    wide = [(3 * torch.randn(rows, vocabulary + spare, generator=draw)).to(dtype) for _ in range(2)]
+    columns = (vocabulary + spare, vocabulary)
+    wide = [(3 * torch.randn(rows, width, generator=draw)).to(dtype) for width in columns]
     return *wide, torch.randint(vocabulary, (rows,), generator=draw)
 
 

@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, T5Config
+from transformers import AutoModelForCausalLM, Gemma3Config, Qwen3ForCausalLM, RecurrentGemmaConfig, T5Config
 
 from helpers import FAMILIES, embedded_tokenizer, tiny_model
 from weakdriven.errors import UserError
+from weakdriven.models.head import head, hidden_states
 from weakdriven.models.load import (
     EMBEDDED,
     check_model,
@@ -87,40 +88,81 @@ def test_models_of_another_kind_are_refused_by_their_configuration(config, messa
 @pytest.mark.parametrize(
     "family, changes",
     [
+        *((family, {}) for family in FAMILIES),
         ("gemma2", {"initializer_range": 3.0}),  # logits of some tens, where the cap of 30 bends
+        ("gemma2", {"initializer_range": 3.0, "final_logit_softcapping": None}),
+        ("gemma3", {"final_logit_softcapping": 2.0}),
+        ("granite", {"logits_scaling": 1.0}),
         ("granite", {"logits_scaling": 8.0}),
+        ("cohere", {"logit_scale": 1.0}),
         ("cohere", {}),
+        ("phi", {"tied": False}),
     ],
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_models_that_cap_or_scale_their_logits_are_refused(family, changes, precision, tmp_path):
-    tiny_model(family, **changes).save_pretrained(tmp_path)
+def test_models_whose_logits_are_a_head_capped_or_scaled_are_accepted(family, changes, precision, tmp_path):
+    model = tiny_model(family, **changes)
+    if model.get_output_embeddings().bias is not None:
+        model.get_output_embeddings().bias.data.normal_()
+    model.save_pretrained(tmp_path)
     check_model(tmp_path)
-    with pytest.raises(UserError, match=rf"(?i){family}ForCausalLM changes its logits after the head") as error:
+    loaded, ids = load_model(tmp_path, precision=precision), torch.arange(3, 40)[None]
+    with torch.no_grad():
+        ours = head(loaded).logits(hidden_states(loaded, {"input_ids": ids}))
+        theirs = loaded(input_ids=ids).logits
+    tolerance = 1e-5 if precision == "fp32" else 0.02 * theirs.abs().max().item()
+    torch.testing.assert_close(ours, theirs.float(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_that_caps_its_logits_under_a_name_we_do_not_know_is_refused(precision, tmp_path):
+    config = RecurrentGemmaConfig(
+        num_hidden_layers=3,
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        head_dim=8,
+        lru_width=16,
+        attention_window_size=16,
+        w_init_variance_scale=1.0,
+        logits_soft_cap=2.0,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    check_model(tmp_path)
+    with pytest.raises(UserError, match="RecurrentGemmaForCausalLM computes its logits in a way that this") as error:
         load_model(tmp_path, precision=precision)
     assert str(tmp_path) in str(error.value)
 
 
-def test_a_model_whose_head_has_a_bias_is_refused(tmp_path):
-    tiny_model("phi", tied=False).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="PhiForCausalLM has no plain output head"):
-        load_model(tmp_path, precision="fp32")
-
-
 @pytest.mark.parametrize(
-    "family, changes",
+    "change",
     [
-        *((family, {}) for family in FAMILIES),
-        ("gemma2", {"initializer_range": 3.0, "final_logit_softcapping": None}),
-        ("granite", {"logits_scaling": 1.0}),
-        ("cohere", {"logit_scale": 1.0}),
+        lambda logits: 1.2 * logits,
+        lambda logits: logits + torch.linspace(0, 1, logits.shape[-1]),
+        lambda logits: logits.clamp(max=0.5),
+        lambda logits: logits.log_softmax(-1),
     ],
+    ids=["scaled", "shifted", "cut", "normalised"],
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_models_whose_logits_are_what_the_head_gives_are_accepted(family, changes, precision, tmp_path):
-    tiny_model(family, **changes).save_pretrained(tmp_path)
-    check_model(tmp_path)
-    load_model(tmp_path, precision=precision)
+def test_a_model_that_does_something_else_to_its_logits_is_refused(change, copy, monkeypatch):
+    own = Qwen3ForCausalLM.forward
+
+    def forward(self, *args, **kwargs):
+        output = own(self, *args, **kwargs)
+        output.logits = change(output.logits)
+        return output
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", forward)
+    with pytest.raises(UserError, match="Qwen3ForCausalLM computes its logits in a way that this version does not"):
+        load_model(copy, precision="fp32")
+
+
+def test_a_checkpoint_with_a_weight_that_is_no_number_is_refused(copy):
+    change_weights(copy, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
+    with pytest.raises(UserError, match="the model's logits are not finite; the checkpoint is damaged"):
+        load_model(copy, precision="fp32")
 
 
 def test_a_folder_without_weights_is_refused(copy):

@@ -4,30 +4,55 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from transformers import AutoModel, T5Config, T5ForConditionalGeneration
 
-from helpers import FAMILIES, padded_batch, tiny_model, token_rows, weights
+from helpers import FAMILIES, VOCABULARY, padded_batch, tiny_model, token_rows, weights
+from loss_cases import Watch
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
 from weakdriven.models.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights, save_pair
 
 BATCH = padded_batch(token_rows(5))
+PAIR_OPTIONS = ("strong_weight", "weak_trainable", "strong_anchor", "vocabulary", "implementation")
+OTHER_HEADS = {
+    "gemma2": {"final_logit_softcapping": 2.0},  # low enough to bend logits of about 1
+    "granite": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 3.0},
+    "phi": {"tied": False},
+}
+"""Families that cap, scale or shift their logits, and how strongly."""
 
 
-def make_pair(family="qwen3", *, strong_weight=0.42, weak_trainable=True, weak_family=None, **options):
-    strong, weak = tiny_model(family, seed=1, **options), tiny_model(weak_family or family, seed=2, **options)
-    return WeakStrongPair(strong=strong, weak=weak, strong_weight=strong_weight, weak_trainable=weak_trainable)
+def model_with_head(family, **options):
+    model = tiny_model(family, **OTHER_HEADS.get(family, {}) | options)
+    bias = model.get_output_embeddings().bias
+    if bias is not None:
+        bias.data.normal_(generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def make_pair(family="qwen3", *, weak_family=None, strong_weight=0.42, **options):
+    of_pair = {name: options.pop(name) for name in PAIR_OPTIONS if name in options} | {"strong_weight": strong_weight}
+    strong, weak = (
+        model_with_head(name, seed=seed, **options) for seed, name in ((1, family), (2, weak_family or family))
+    )
+    return WeakStrongPair(strong=strong, weak=weak, **of_pair)
 
 
 def dense_loss(pair, batch):
     """Mean over supervised tokens of cross-entropy on mixed logits, each row predicting the next token."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     strong, weak = (model(**inputs).logits.double() for model in (pair.strong, pair.weak))
+    rows = min(strong.shape[-1], weak.shape[-1])
+    strong, weak = strong[..., :rows], weak[..., :rows]
+    target = batch["labels"][:, 1:].flatten()
     mixed = pair.strong_weight * strong + (1 - pair.strong_weight) * weak
-    return F.cross_entropy(mixed[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=IGNORE)
+    losses = [F.cross_entropy(z[:, :-1].flatten(0, 1), target, ignore_index=IGNORE) for z in (mixed, strong)]
+    return losses[0] + pair.strong_anchor * losses[1]
 
 
 def assert_equals_dense(pair, batch=BATCH):
-    parameters = dict(pair.named_parameters())
+    parameters = {name: p for name, p in pair.named_parameters() if p.requires_grad}
     got, want = pair(**batch).loss, dense_loss(pair, batch)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
     options = {"materialize_grads": True}
@@ -43,6 +68,33 @@ def test_loss_and_every_gradient_equal_the_dense_computation(family, tied):
     assert_equals_dense(make_pair(family, tied=tied))
 
 
+@pytest.mark.parametrize("strong_anchor", [0.0, 0.5])
+@pytest.mark.parametrize("family", OTHER_HEADS)
+def test_capped_scaled_and_shifted_logits_are_mixed_as_the_models_give_them(family, strong_anchor):
+    pair = make_pair(family, strong_anchor=strong_anchor)
+    assert_equals_dense(pair)
+    assert_equals_dense(make_pair(family, weak_family="qwen3", strong_anchor=strong_anchor, tied=False))
+
+
+def test_a_cap_left_out_would_be_seen():
+    pair = make_pair("gemma2")
+    want = dense_loss(pair, BATCH)
+    for model in (pair.strong, pair.weak):
+        model.config.final_logit_softcapping = None
+    assert abs(pair(**BATCH).loss - want) > 0.01
+
+
+@pytest.mark.parametrize("weak_trainable", [True, False])
+@pytest.mark.parametrize("strong_weight", [0.0, 0.42, 1.0])
+def test_an_anchor_adds_the_strong_models_own_loss(strong_weight, weak_trainable):
+    assert_equals_dense(make_pair(strong_weight=strong_weight, strong_anchor=0.7, weak_trainable=weak_trainable))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_every_implementation_gives_the_dense_gradients(implementation):
+    assert_equals_dense(make_pair("gemma2", implementation=implementation, strong_anchor=0.3))
+
+
 @pytest.mark.filterwarnings("ignore:strong_weight is 0")
 @pytest.mark.parametrize("strong_weight", [0.0, 0.5, 1.0])
 def test_both_ends_of_the_mixture_equal_the_dense_computation(strong_weight):
@@ -52,6 +104,152 @@ def test_both_ends_of_the_mixture_equal_the_dense_computation(strong_weight):
 def test_models_of_different_width_and_family_mix():
     strong, weak = tiny_model("qwen3", width=24, seed=1), tiny_model("llama", width=16, tied=False, seed=2)
     assert_equals_dense(WeakStrongPair(strong=strong, weak=weak, strong_weight=0.42))
+
+
+def calls(pair, batch=BATCH):
+    """How often each model ran in one forward, and the output."""
+    count = {"strong": 0, "weak": 0}
+    hooks = []
+    for name in count:
+
+        def ran(*_, name=name):
+            count[name] += 1
+
+        hooks.append(getattr(pair, name).base_model.register_forward_hook(ran))
+    output = pair(**batch)
+    for hook in hooks:
+        hook.remove()
+    return count, output
+
+
+@pytest.mark.filterwarnings("ignore:strong_weight is 0")
+@pytest.mark.parametrize(
+    "strong_weight, strong_anchor, ran",
+    [(0.5, 0, (1, 1)), (1.0, 0, (1, 0)), (0.0, 0, (0, 1)), (0.0, 0.5, (1, 1)), (1.0, 0.5, (1, 0))],
+)
+def test_a_model_that_does_not_count_does_not_run(strong_weight, strong_anchor, ran):
+    pair = make_pair(strong_weight=strong_weight, strong_anchor=strong_anchor)
+    count, output = calls(pair)
+    assert (count["strong"], count["weak"]) == ran
+    assert (not output.statistics.strong_loss.isnan(), not output.statistics.weak_loss.isnan()) == (
+        ran[0] > 0,
+        ran[1] > 0,
+    )
+    output.loss.backward()
+    for model, runs in zip((pair.strong, pair.weak), ran, strict=True):
+        assert all((p.grad is not None) == bool(runs) for p in model.parameters())
+
+
+def test_the_weight_may_change_between_steps():
+    pair = make_pair(strong_weight=0.5)
+    for strong_weight in (0.5, 0.8, 1.0):
+        pair.strong_weight = strong_weight
+        assert_equals_dense(pair)
+
+
+def test_only_supervised_positions_reach_the_heads():
+    pair = make_pair(vocab_size=97)
+    with Watch() as watch:
+        tokens = pair(**BATCH).num_tokens.item()
+    of_head = [shape for shape in watch.shapes if 97 in shape]
+    assert sum(rows * inner * columns for rows, inner, columns in of_head) == 6 * tokens * 16 * 97
+    assert tokens < BATCH["attention_mask"].sum() - len(BATCH["input_ids"])
+
+
+def loss_and_gradients(pair, batch, *, autocast=False, **options):
+    pair.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = pair(**batch, **options).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in pair.named_parameters() if p.grad is not None}
+
+
+def packed(rows):
+    """All rows one after another in one, told apart by positions that start again."""
+    columns = {
+        "input_ids": [t for row in rows for t in row["input_ids"]],
+        "labels": [t for row in rows for t in row["labels"]],
+        "position_ids": [i for row in rows for i in range(len(row["input_ids"]))],
+    }
+    return {name: torch.tensor([column]) for name, column in columns.items()}
+
+
+@pytest.mark.parametrize(
+    "family, attention", [*((family, name) for family in FAMILIES for name in ("eager", "sdpa")), ("gemma2", "eager")]
+)
+def test_a_packed_row_without_padding_equals_a_padded_batch(family, attention):
+    pair = make_pair(family)
+    for model in (pair.strong, pair.weak):
+        model.set_attn_implementation(attention)
+    want = loss_and_gradients(pair, BATCH)
+    got = loss_and_gradients(pair, packed(token_rows(5)))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    unmarked = packed(token_rows(5))
+    del unmarked["position_ids"]
+    assert abs(loss_and_gradients(pair, unmarked)[0] - want[0]) > 1e-3  # so the positions do tell rows apart
+
+
+def test_the_last_token_of_a_packed_sequence_is_not_asked_for_the_first_of_the_next():
+    rows = [{**row, "labels": row["input_ids"]} for row in token_rows(5)]
+    want, got = (loss_and_gradients(make_pair(), batch) for batch in (padded_batch(rows), packed(rows)))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_on_the_left_equals_padding_on_the_right(family):
+    pair, left = make_pair(family), []
+    rows = token_rows(5)
+    width = max(len(row["input_ids"]) for row in rows)
+    for row in rows:
+        pad = width - len(row["input_ids"])
+        mask = [0] * pad + [1] * len(row["input_ids"])
+        left.append(([0] * pad + row["input_ids"], [IGNORE] * pad + row["labels"], mask))
+    columns = (torch.tensor(column) for column in zip(*left, strict=True))
+    batch = dict(zip(("input_ids", "labels", "attention_mask"), columns, strict=True))
+    assert not torch.equal(batch["attention_mask"], BATCH["attention_mask"])
+    torch.testing.assert_close(loss_and_gradients(pair, batch), loss_and_gradients(pair, BATCH), rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi"])
+@pytest.mark.parametrize("kind", ["bf16 weights", "autocast"])
+def test_half_precision_stays_close_and_keeps_the_dtype_of_the_weights(kind, family):
+    want, true = loss_and_gradients(make_pair(family), BATCH)
+    pair = make_pair(family)
+    if kind == "bf16 weights":
+        pair.to(torch.bfloat16)
+    loss, gradients = loss_and_gradients(pair, BATCH, autocast=kind == "autocast")
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(want.item(), rel=0.02)
+    assert {g.dtype for g in gradients.values()} == {torch.bfloat16 if kind == "bf16 weights" else torch.float32}
+    for name in ("strong", "weak"):
+        mine, theirs = (
+            torch.cat([g.double().flatten() for key, g in found.items() if key.startswith(name)])
+            for found in (gradients, true)
+        )
+        assert (mine - theirs).norm() < 0.05 * theirs.norm()
+
+
+def test_autocast_computes_the_heads_products_in_bfloat16():
+    pair, seen = make_pair(vocab_size=97, tied=False), set()
+
+    class Dtypes(Watch):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket in self.products_of:
+                seen.update(x.dtype for x in args if isinstance(x, torch.Tensor) and 97 in x.shape)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    with Dtypes(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        pair(**BATCH)
+    assert seen == {torch.bfloat16}
+
+
+def test_a_frozen_weak_model_may_be_narrower_than_the_strong_one():
+    pair = make_pair(weak_trainable=False)
+    want = pair(**BATCH).loss
+    pair.weak.to(torch.bfloat16)
+    loss, gradients = loss_and_gradients(pair, BATCH)
+    assert loss.item() == pytest.approx(want.item(), rel=0.02)
+    assert {g.dtype for g in gradients.values()} == {torch.float32}
 
 
 def test_only_supervised_positions_count():
@@ -124,6 +322,64 @@ def test_gradient_checkpointing_does_not_change_the_gradients():
 def test_different_vocabularies_are_refused():
     with pytest.raises(UserError, match="Cannot mix logits: weak has 32 vocabulary rows, strong has 64"):
         WeakStrongPair(strong=tiny_model(), weak=tiny_model(vocab_size=32))
+
+
+@pytest.mark.parametrize("rows", [(64, 72), (80, 64), (72, 80)])
+def test_heads_padded_to_different_lengths_mix_where_the_tokenizer_fits_both(rows):
+    strong, weak = (tiny_model(vocab_size=count, seed=seed) for seed, count in enumerate(rows))
+    pair = WeakStrongPair(strong=strong, weak=weak, strong_weight=0.42, vocabulary=VOCABULARY)
+    assert_equals_dense(pair)
+    pair(**BATCH).loss.backward()
+    for model in (strong, weak):
+        assert not model.get_output_embeddings().weight.grad[min(rows) :].any()
+
+
+def test_heads_padded_to_different_lengths_are_refused_where_the_tokenizer_does_not_fit_the_shorter():
+    match = "weak has 72 vocabulary rows, strong has 64 for a tokenizer of 65 tokens"
+    with pytest.raises(UserError, match=match):
+        WeakStrongPair(strong=tiny_model(), weak=tiny_model(vocab_size=72), vocabulary=65)
+
+
+def test_equal_heads_need_no_word_about_the_tokenizer():
+    WeakStrongPair(strong=tiny_model(), weak=tiny_model(seed=1), vocabulary=1000)
+
+
+@pytest.mark.parametrize("branch", ["strong", "weak"])
+def test_a_model_without_an_output_head_is_refused(branch):
+    models = {"strong": tiny_model(), "weak": tiny_model(seed=1)}
+    models[branch] = AutoModel.from_config(models[branch].config)
+    with pytest.raises(UserError, match="Qwen3Model has no plain output head; weak-driven training needs a causal LM"):
+        WeakStrongPair(**models)
+
+
+@pytest.mark.parametrize("branch", ["strong", "weak"])
+def test_an_encoder_decoder_model_is_refused(branch):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": VOCABULARY}
+    models = {"strong": tiny_model(), "weak": tiny_model(seed=1)}
+    models[branch] = T5ForConditionalGeneration(T5Config(**sizes))
+    with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder-decoder model"):
+        WeakStrongPair(**models)
+
+
+def test_a_batch_without_labels_is_refused():
+    with pytest.raises(UserError, match="WeakStrongPair got no labels"):
+        make_pair()(BATCH["input_ids"], BATCH["attention_mask"])
+
+
+@pytest.mark.parametrize("strong_anchor", [-0.1, float("inf"), float("nan")])
+def test_an_anchor_outside_its_range_is_refused(strong_anchor):
+    with pytest.raises(UserError, match=r"strong_anchor is .*; it must be 0 or more"):
+        make_pair(strong_anchor=strong_anchor)
+
+
+def test_not_a_number_in_one_branch_shows_in_that_branch_and_in_the_loss():
+    for branch in ("strong", "weak"):
+        pair = make_pair(tied=False)
+        getattr(pair, branch).get_output_embeddings().weight.data[5] = torch.nan
+        output = pair(**BATCH)
+        losses = {"strong": output.statistics.strong_loss, "weak": output.statistics.weak_loss}
+        assert output.loss.isnan()
+        assert [name for name, value in losses.items() if value.isnan()] == [branch]
 
 
 @pytest.mark.parametrize("strong_weight", [-0.1, 1.1, float("nan")])

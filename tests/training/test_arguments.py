@@ -106,7 +106,7 @@ def test_the_8_bit_optimizer_rounds_weights_in_bf16_by_chance(precision, options
     assert (made.optim, made.optim_args) == ("adamw_torch_fused", None)
 
 
-@pytest.mark.parametrize("setting, on", [(True, True), (False, False), ("keep_products", True), ("keep_attention", True)])
+@pytest.mark.parametrize("setting, on", [(True, True), (False, False), ("keep_products", True)])
 def test_checkpointing_is_on_in_both_its_kinds_and_arguments_stay_what_trackers_can_write(setting, on, tmp_path):
     made = arguments(tmp_path, gradient_checkpointing=setting)
     assert json.loads(made.to_json_string())["gradient_checkpointing"] is on

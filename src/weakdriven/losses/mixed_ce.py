@@ -79,7 +79,8 @@ def mixed_cross_entropy(
     if reduction not in ("sum", "mean"):
         raise UserError(f"reduction is {reduction!r}; expected 'sum' or 'mean'.")
     kept = target_T != IGNORE
-    target_T = target_T[kept]
+    if not kept.all():  # a copy only where there is something to leave out
+        strong_TD, weak_TE, target_T = strong_TD[kept], weak_TE[kept], target_T[kept]
     strong, weak = _as_head(strong_head_VD), _as_head(weak_head_VE)
     rows = min(len(strong.weight_VD), len(weak.weight_VD))
     if len(strong.weight_VD) != len(weak.weight_VD) and len(target_T) and (largest := int(target_T.max())) >= rows:
@@ -88,9 +89,9 @@ def mixed_cross_entropy(
             f"{len(strong.weight_VD)}, weak {len(weak.weight_VD)}). Use two models with one vocabulary."
         )
     total, _ = mixed_cross_entropy_with_statistics(
-        strong_TD[kept],
+        strong_TD,
         strong,
-        weak_TE[kept],
+        weak_TE,
         weak,
         target_T,
         strong_weight=strong_weight,
@@ -331,7 +332,8 @@ def mix_rows(
     place_R1 = target_R[:, None]
     strong = _capped(strong_RV, scales[0], caps[0])
     weak = None if weak_RV is None else _capped(weak_RV, scales[1], caps[1])
-    mixed = strong if weak is None else torch.add((1 - strong_weight) * weak, strong, alpha=strong_weight)
+    # not torch.lerp, which subtracts: a logit of minus infinity would make it not a number
+    mixed = strong if weak is None else (strong * strong_weight).add_(weak, alpha=1 - strong_weight)
     result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=mixed.dtype, device=mixed.device)
     mixed_lse_R = mixed.logsumexp(-1)
     result_R9[:, 0] = mixed_lse_R - mixed.gather(1, place_R1)[:, 0]

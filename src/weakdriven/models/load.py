@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from weakdriven.errors import UserError
-from weakdriven.models.pair import head, hidden_states
+from weakdriven.models.head import refuse_other_logits
 from weakdriven.rundir import digest, file_digest
 
 EMBEDDED = "embedded:base"
@@ -57,10 +64,24 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
 
 def load_model(
-    folder: Path, *, precision: str, attention: str | None = None, trust_remote_code: bool = False
+    folder: Path,
+    *,
+    precision: str,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    quantize: str | None = None,
 ) -> PreTrainedModel:
-    """A causal LM with all of its weights; a checkpoint that leaves some to chance is refused."""
+    """A causal LM with all of its weights; a checkpoint that leaves some to chance is refused.
+
+    Args:
+        quantize: `4bit` holds linear layers but the head in NF4, on the GPU.
+    """
     options: dict[str, Any] = {"dtype": DTYPES[precision], "trust_remote_code": trust_remote_code}
+    if quantize == "4bit":
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+        options["device_map"] = {"": 0}
     if attention:
         options["attn_implementation"] = attention
     loading = logging.getLogger("transformers.modeling_utils")
@@ -77,29 +98,8 @@ def load_model(
             f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
             "at random; use a complete checkpoint of that architecture."
         )
-    refuse_other_logits(model, folder)
+    refuse_other_logits(model, str(folder))
     return model
-
-
-@torch.no_grad()
-def refuse_other_logits(model: PreTrainedModel, folder: Path) -> None:
-    """Mixed loss and entropy read hidden states and head, which is wrong for a model that caps or scales its logits."""
-    ids = torch.arange(8)[None]
-    model.eval()
-    own: Any = model.config._attn_implementation
-    if own not in ("eager", "sdpa"):  # flash attention runs neither on the CPU, where we are, nor in float32
-        model.set_attn_implementation("sdpa")
-    ours = hidden_states(model, {"input_ids": ids, "use_cache": False}) @ head(model).weight.T
-    theirs = model(input_ids=ids, use_cache=False).logits
-    if own != model.config._attn_implementation:
-        model.set_attn_implementation(own)
-    if not theirs.isfinite().all():
-        raise UserError(f"{folder}: the model's logits are not finite; the checkpoint is damaged.")
-    if not torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05 * theirs.float().std().item()):
-        raise UserError(
-            f"{folder}: {type(model).__name__} changes its logits after the head (a cap, a scale), which this version "
-            "does not mix; use a model without it."
-        )
 
 
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
@@ -121,6 +121,17 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
 
 def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Mixing logits only makes sense where token k is the same text for both models."""
+    refuse_different_vocabularies(weak, strong, trust_remote_code=trust_remote_code)
+    rows = [vocabulary_rows(folder) for folder in (weak, strong)]
+    if rows[0] != rows[1]:
+        raise UserError(
+            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
+            "Use two checkpoints of one run."
+        )
+
+
+def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
+    """Of the tokenizers alone; the heads may still be padded to different lengths."""
     folders = (weak, strong)
     vocabularies = [load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab() for folder in folders]
     if vocabularies[0] != vocabularies[1]:
@@ -128,12 +139,6 @@ def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: 
         raise UserError(
             f"Cannot mix logits: the tokenizers of {weak} (weak, {len(vocabularies[0])} tokens) and {strong} (strong, "
             f"{len(vocabularies[1])} tokens) differ in {different} entries. Use two checkpoints of one run."
-        )
-    rows = [vocabulary_rows(folder) for folder in (weak, strong)]
-    if rows[0] != rows[1]:
-        raise UserError(
-            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
-            "Use two checkpoints of one run."
         )
 
 

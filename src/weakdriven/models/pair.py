@@ -95,6 +95,8 @@ class WeakStrongPair(nn.Module):
         if position_ids is not None:
             inputs["position_ids"] = position_ids
         target = labels[:, 1:]
+        if position_ids is not None and attention_mask is None:  # the end of one sequence does not predict the next
+            target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)
         # positions by number, so that the one wait for the GPU is here and not once more for each model
         place = (target != IGNORE).flatten().nonzero()[:, 0]
 

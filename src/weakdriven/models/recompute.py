@@ -30,7 +30,8 @@ def keep(model: PreTrainedModel, kept: Kept) -> None:
     """
     if "gradient_checkpointing_enable" in vars(model):
         return
-    enable, contexts = model.gradient_checkpointing_enable, partial(create_selective_checkpoint_contexts, policy(model, kept))
+    enable = model.gradient_checkpointing_enable
+    contexts = partial(create_selective_checkpoint_contexts, policy(model, kept))
 
     def gradient_checkpointing_enable(
         gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
