@@ -79,8 +79,6 @@ def versions() -> str:
 
 
 def commit() -> str:
-    """Of the checkout; where the files came without their history, what COMMIT says."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    """Of the checkout, marked where files differ from it; or what COMMIT says, for files that came without history."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    return os.environ.get("COMMIT") or subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -166,7 +166,11 @@ def main() -> None:
         work = (there, name, options.model, options.batch, options.length, options.repeats)
         process = spawn.Process(target=in_own_process, args=work)
         process.start()
-        row = here.recv()
+        there.close()
+        try:
+            row = here.recv()
+        except EOFError:
+            row = "the process was killed, perhaps for memory"
         process.join()
         if isinstance(row, str):
             print(f"{name:40} not measured: {row}", flush=True)

@@ -198,6 +198,19 @@ def test_a_training_checkpoint_holds_both(export, tmp_path):
     assert loaded.strong.config.use_cache and loaded.generation_config.use_cache is not False
 
 
+def test_a_training_checkpoint_is_mixed_at_the_weight_that_it_had(export, refused, tmp_path):
+    save_pair(WeakStrongPair(strong=embedded(), weak=embedded()), tmp_path / "checkpoint-8")
+    embedded_tokenizer().save_pretrained(tmp_path / "checkpoint-8")
+    words = tmp_path / "checkpoint-8/pair.json"
+    words.write_text('{"strong_weight": 0.8}')
+    said = export(tmp_path / "checkpoint-8", tmp_path / "mix")
+    assert f"0.8 on the strong logits, from {words}" in said
+    words.write_text('{"strong_weight": 1.0}')
+    said = refused(tmp_path / "checkpoint-8", tmp_path / "other")
+    assert f"By {words} the mixture ended in the strong model; give --strong-weight." in said
+    export(tmp_path / "checkpoint-8", tmp_path / "other", "--strong-weight", "0.5")
+
+
 def adapter(folder: Path, seed: int, **options: Any) -> Any:
     """A LoRA adapter on the embedded model that changes its answers; returns the merged model."""
     torch.manual_seed(seed)

@@ -230,7 +230,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
             "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', "
             'found "some".',
         ),
-        ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16' or 'adamw_8bit', found \"sgd\"."),
+        ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16', 'adamw_8bit' or 'adamw_fp8', "),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aqua]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
@@ -261,6 +261,13 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             ["joint.strong_weight=0", "joint.weak=frozen"],
             "joint.strong_weight 0 with a frozen weak model trains nothing",
         ),
+        (
+            ["joint.strong_weight=1", "joint.strong_anchor=0.1"],
+            "joint.strong_anchor is set, but joint.strong_weight is 1, so no logits are mixed; remove one of them.",
+        ),
+        (["joint.enabled=false", "joint.strong_anchor=0.1"], "joint.strong_anchor is set, but joint.enabled is false,"),
+        (["joint.enabled=false", "joint.strong_weight_end=0"], "joint.strong_weight_end is set, but joint.enabled is"),
+        (["joint.enabled=false", "joint.weak_learning_rate=1e-4"], "joint.weak_learning_rate is set, but joint.enabl"),
         (["method=sft", "sft.model=ready"], "sft.model gives a ready M1, but method sft trains from the base"),
         (["sft.optimizer=adamw_bf16"], "sft.optimizer adamw_bf16 is for weights in bf16, but precision is bf16-mixed"),
         (["joint.optimizer=adamw_bf16", "precision=fp32"], "joint.optimizer adamw_bf16 is for weights in bf16, but"),

@@ -183,6 +183,10 @@ def test_the_manifest_says_what_was_computed_from_what_and_how(tmp_path):
     }
 
 
+def test_versions_name_the_packages_that_may_be_there_and_change_results():
+    assert library_versions().keys() > {"torchao", "liger-kernel", "bitsandbytes"}
+
+
 def test_salvage_cuts_a_torn_last_line_and_keeps_the_whole_ones(tmp_path):
     path = tmp_path / "rows.jsonl"
     assert salvage_jsonl(path) == [] and not path.exists()

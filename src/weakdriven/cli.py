@@ -1,5 +1,6 @@
 """The command line: parses, calls one function, prints. Torch is imported by the commands that need it."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -132,6 +133,8 @@ def quieten_libraries() -> None:
         "DATASETS_VERBOSITY": "error",
     }.items():
         os.environ.setdefault(name, value)
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> None:

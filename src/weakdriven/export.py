@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
+from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.load import (
-    DTYPES,
     check_model,
     load_model,
     load_tokenizer,
     locate_model,
     refuse_different_vocabularies,
+    vocabulary_size,
 )
 from weakdriven.models.mixture import MixtureForCausalLM
-from weakdriven.models.pair import WEAK_FOLDER
+from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
 from weakdriven.recipe import load_recipe
 from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
 
-ADAPTER = "adapter_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DEFAULT_WEIGHT = 0.5
 
@@ -49,20 +48,11 @@ class Branch:
         folders = (self.folder, self.model)
         return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
 
-    def load(self, precision: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    def load(self, precision: str) -> PreTrainedModel:
         if self.base is None:
-            model = load_model(self.folder, precision=precision, trust_remote_code=trust_remote_code)
-        else:  # merged in float32, because a bf16 sum would lose most of a small update
-            try:
-                base = load_model(self.base, precision="fp32", trust_remote_code=trust_remote_code)
-                adapted: Any = PeftModel.from_pretrained(base, str(self.folder))
-                model = adapted.merge_and_unload().to(DTYPES[precision])
-            except (ValueError, RuntimeError, OSError) as error:
-                raise UserError(f"The adapter in {self.folder} does not fit {self.base} ({error}).") from error
-            # PEFT notes in the configuration that a head it trained is no longer tied, and not here
-            model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
-            if (self.folder / "generation_config.json").is_file():
-                model.generation_config = GenerationConfig.from_pretrained(self.folder)
+            model = load_model(self.folder, precision=precision)
+        else:
+            model = load_merged(self.folder, self.base, precision=precision)
         model.config.use_cache = True  # a training checkpoint has it off
         return model.eval()
 
@@ -101,7 +91,7 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
     ids = torch.arange(8)[None]
     expected = mixed_logits(strong, weak, ids, mix.strong_weight)
     mixture = MixtureForCausalLM.from_pair(
-        strong, weak, strong_weight=mix.strong_weight, vocabulary=max(tokenizer.get_vocab().values()) + 1
+        strong, weak, strong_weight=mix.strong_weight, vocabulary=vocabulary_size(tokenizer)
     )
     generation = mixture.generation_config
     assert generation is not None
@@ -138,7 +128,12 @@ def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         found = "holds files" if target.is_dir() else "is a file"
         raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
-    weight, origin = (strong_weight, "--strong-weight") if strong_weight is not None else trained_weight(strong.folder)
+    if strong_weight is not None:
+        return Mix(strong, weak, strong_weight, "--strong-weight", target)
+    weight, origin = trained_weight(strong.folder)
+    if weight in (0, 1):
+        alone = "strong" if weight else "weak"
+        raise UserError(f"By {origin} the mixture ended in the {alone} model; give --strong-weight.")
     return Mix(strong, weak, weight, origin, target)
 
 
@@ -185,10 +180,11 @@ def last_round(run: Path) -> int:
 
 
 def trained_weight(strong: Path) -> tuple[float, str]:
-    """The share of the strong logits at the end of training, and where that is written."""
-    manifest = strong / MANIFEST
-    settings = read_json(manifest).get("settings", {})
-    origin = str(manifest)
+    """The share of the strong logits at the end of training or at a checkpoint, and where that is written."""
+    pair = read_json(strong / PAIR_FILE)
+    if "strong_weight" in pair:
+        return pair["strong_weight"], str(strong / PAIR_FILE)
+    settings, origin = read_json(strong / MANIFEST).get("settings", {}), str(strong / MANIFEST)
     if "strong_weight" not in settings:
         run = next((folder for folder in strong.resolve().parents if (folder / RUN_FILE).is_file()), None)
         if run is None or not (run / RECIPE_FILE).is_file():
@@ -201,11 +197,12 @@ def trained_weight(strong: Path) -> tuple[float, str]:
 def open_branch(source: str) -> Branch:
     """A model folder, a Hub id, or a folder with a PEFT adapter."""
     folder = Path(source).expanduser()
-    if not (folder / ADAPTER).is_file():
+    config = folder / ADAPTER_FILE
+    if not config.is_file():
         return Branch(locate_model(source))
-    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    base = read_json(config).get("base_model_name_or_path")
     if not base:
-        raise UserError(f"{folder / ADAPTER} does not name the adapter's model; set base_model_name_or_path in it.")
+        raise UserError(f"{config} does not name the adapter's model; set base_model_name_or_path in it.")
     try:
         return Branch(folder, locate_model(base))
     except UserError as error:

@@ -66,11 +66,11 @@ class TrainSettings(Settings):
     """Decoupled weight decay of AdamW."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of AdamW's two running means."""
-    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = "adamw"
-    """AdamW with its state in the precision of the weights, in bf16, or in 8 bits (the last two from torchao).
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8"] = "adamw"
+    """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao).
 
     Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` loses it. The
-    other two round it up or down by chance, so that it is kept on average."""
+    others round it up or down by chance, so that it is kept on average."""
     gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
     """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
     attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
@@ -156,9 +156,16 @@ class JointSettings(TrainSettings):
     """Keep the trained weak model too, in round-N/strong/weak."""
 
     def mixing(self) -> dict[str, Any]:
-        """How the logits are mixed: what `WDJTConfig` has under the same names."""
-        names = ("strong_weight", "strong_weight_end", "strong_weight_schedule", "strong_anchor", "weak_learning_rate")
-        return {name: getattr(self, name) for name in names}
+        """How the logits are mixed, under the names of `WDJTConfig`; what has no effect is left at its default."""
+        end = None if self.strong_weight_end == self.strong_weight else self.strong_weight_end
+        weak_rate = None if self.weak_learning_rate == self.learning_rate else self.weak_learning_rate
+        return {
+            "strong_weight": self.strong_weight,
+            "strong_weight_end": end,
+            "strong_weight_schedule": "linear" if end is None else self.strong_weight_schedule,
+            "strong_anchor": self.strong_anchor,
+            "weak_learning_rate": weak_rate,
+        }
 
 
 class LoraSettings(Settings):
@@ -258,6 +265,11 @@ class Recipe(Settings):
             raise ValueError("joint.strong_weight 0 with a frozen weak model trains nothing; change one of them")
         if joint.weak == "frozen" and joint.weak_learning_rate is not None:
             raise ValueError("joint.weak_learning_rate is set, but joint.weak is frozen; remove one of them")
+        mixing = joint.mixing()
+        for name in ("strong_weight_end", "strong_anchor", "weak_learning_rate"):
+            if not self.mixes and mixing[name] != JointSettings.model_fields[name].default:
+                why = "strong_weight is 1" if joint.enabled else "enabled is false"
+                raise ValueError(f"joint.{name} is set, but joint.{why}, so no logits are mixed; remove one of them")
         if self.method == "sft" and self.sft.model:
             raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
         if self.method == "sft" and self.baselines:

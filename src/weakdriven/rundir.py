@@ -29,6 +29,7 @@ MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.jsonl", "active.jsonl"
 SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
+LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
 
 Compute = Callable[[Path, Path], dict[str, Any]]
 """Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""

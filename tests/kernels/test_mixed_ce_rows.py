@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loss_cases import CUDA
 from weakdriven.kernels import mixed_ce as kernel
-from weakdriven.losses.mixed_ce import NO_GRADIENT, SEPARATE, SHARED, mix_rows
+from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="with CUDA, Triton compiles")),

@@ -10,7 +10,14 @@ from helpers import FAMILIES, VOCABULARY, padded_batch, tiny_model, token_rows, 
 from loss_cases import Watch
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
-from weakdriven.models.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights, save_pair
+from weakdriven.models.pair import (
+    PAIR_FILE,
+    WEAK_FOLDER,
+    WeakStrongPair,
+    load_pair_weights,
+    read_pair,
+    save_pair,
+)
 
 BATCH = padded_batch(token_rows(5))
 PAIR_OPTIONS = ("strong_weight", "weak_trainable", "strong_anchor", "vocabulary", "implementation")
@@ -418,12 +425,31 @@ def test_a_saved_pair_comes_back_exactly(family, tied, sharded, tmp_path):
         assert other.strong.get_output_embeddings().weight is other.strong.get_input_embeddings().weight
 
 
+def test_a_saved_pair_tells_how_it_was_mixed(tmp_path):
+    save_pair(make_pair(strong_weight=0.42, strong_anchor=0.1), tmp_path, num_tokens=7)
+    assert read_pair(tmp_path) == {"strong_weight": 0.42, "strong_anchor": 0.1, "num_tokens": 7}
+    (tmp_path / PAIR_FILE).unlink()
+    assert read_pair(tmp_path) == {}
+
+
+def test_weights_of_several_precisions_come_back_as_they_were(tmp_path):
+    saved, other = make_pair(), make_pair()
+    for pair in (saved, other):
+        pair.strong.to(torch.bfloat16)
+        pair.strong.model.norm.float()
+    save_pair(saved, tmp_path)
+    other.strong.model.norm.weight.data.fill_(7)
+    load_pair_weights(other, tmp_path)
+    assert torch.equal(other.strong.model.norm.weight, saved.strong.model.norm.weight)
+    assert {w.dtype for w in other.strong.parameters()} == {torch.bfloat16, torch.float32}
+
+
 @pytest.mark.parametrize("lost", [".", WEAK_FOLDER])
 def test_a_saved_pair_without_a_weights_file_is_an_error(lost, tmp_path):
     pair = make_pair()
     save_pair(pair, tmp_path)
     (tmp_path / lost / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"does not fit: .* weights are missing"):
+    with pytest.raises(UserError, match=r"cannot be read \(Error no file named model.safetensors"):
         load_pair_weights(pair, tmp_path)
 
 
@@ -441,3 +467,9 @@ def test_a_saved_pair_with_a_weight_missing_or_left_over_is_an_error(change, sha
     save_file(tensors, file)
     with pytest.raises((UserError, RuntimeError)):
         load_pair_weights(pair, tmp_path)
+
+
+def test_one_model_in_both_places_is_refused():
+    model = tiny_model()
+    with pytest.raises(UserError, match="share layers, so the two would be one model"):
+        WeakStrongPair(strong=model, weak=model, weak_trainable=False)

@@ -287,6 +287,12 @@ def test_a_read_only_directory(tmp_path):
     assert "cannot be written (Read-only file system)" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_run_without_a_mistake_says_nothing_on_stderr(tmp_path):
+    command = [sys.executable, "-c", "from weakdriven.cli import main; main()", "run", "demo", *SMALL, *SHORT]
+    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_debug_shows_the_traceback(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["weakdriven", "run", "demo", "model=./nowhere", "--debug"])
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,8 @@ def rows(tmp_path) -> Path:
         ("sft.optimizer=adamw_8bit", TRAINED),
         ("joint.optimizer=adamw_8bit", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.strong_weight=0.3", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.strong_weight_end=1", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.weak_learning_rate=1e-6", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.weak=frozen", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.save_weak=true", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("eval.max_new_tokens=47", {name for name in ALL if name.startswith("eval/")}),
@@ -105,6 +107,12 @@ def test_selection_touches_only_the_active_set_and_later_stages(override):
 )
 def test_what_changes_speed_or_memory_changes_no_key(override):
     assert changed(keys(), keys(override)) == set()
+
+
+@pytest.mark.parametrize("name", ["strong_weight_schedule=cosine", "strong_weight_end=0.5", "weak_learning_rate=1e-3"])
+def test_a_setting_that_says_what_would_happen_without_it_changes_no_key(name):
+    fixed = ["joint.strong_weight=0.5", "joint.learning_rate=1e-3"]
+    assert changed(keys(*fixed), keys(*fixed, f"joint.{name}")) == set()
 
 
 def test_what_needs_a_gpu_and_changes_speed_or_memory_changes_no_key(monkeypatch):

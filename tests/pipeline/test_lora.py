@@ -211,6 +211,7 @@ def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that
             run_recipe(small_recipe(*overrides), root, Interrupt(stage))
         work = root / ".work" / stage.replace("/", "--") / "work"
         assert (work / "checkpoints/checkpoint-2/complete").is_file()
+    export_mix([str(work / "checkpoints/checkpoint-2"), str(tmp_path / "mixture")])  # each half names its base
     run_small(root, *overrides)
     for stage in ("sft", "round-1/strong"):
         assert json.loads((root / stage / "manifest.json").read_text())["resumed"] == 1
@@ -281,6 +282,14 @@ def test_what_adapters_are_decides_training_and_how_they_are_handed_over_does_no
         assert {name for name in lora if lora[name] == changed[name]} == same
     merged = keys("lora.output=merged")
     assert merged.pop("merged") and merged == lora
+
+
+def test_an_adapter_that_is_given_as_m1_decides_what_the_rounds_train(given):
+    before = keys("lora={}", source := given())
+    for change in ("rank=8", "alpha=8", "dropout=0.1", "target_modules=[q_proj]"):
+        after = keys("lora={}", source, f"lora.{change}")
+        touched = {name for name in before if before[name] != after[name]}
+        assert touched == {"baselines/sft", "eval/baseline-sft/arithmetic"}
 
 
 @pytest.mark.parametrize(

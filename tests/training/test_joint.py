@@ -1,11 +1,14 @@
 """WDJTTrainer on tiny models: equivalences, what is logged, what is saved, resuming."""
 
+import json
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainerState
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, Qwen3MoeConfig, TrainerCallback, TrainerState
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
@@ -191,6 +194,73 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(mixing, run, tmp_
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / METRICS)] == list(range(1, STEPS + 1))
 
 
+def test_tokens_are_counted_on_and_the_gap_is_watched_on_where_logs_and_checkpoints_fall_apart(monkeypatch, tmp_path):
+    whole = trained(tmp_path / "whole", logging_steps=3)
+    trained(tmp_path / "run", logging_steps=3, options={"callbacks": [StopAt(4)]})
+    resumed = trained(tmp_path / "run", logging_steps=3)
+    assert resumed._gap.state() == whole._gap.state() and len(resumed._gap.current) == STEPS
+    assert resumed._total_train_tokens == whole._total_train_tokens > 0
+    assert resumed.state.log_history[1]["num_tokens"] == whole.state.log_history[1]["num_tokens"]
+
+
+def test_a_checkpoint_tells_how_the_pair_was_mixed_at_its_step(tmp_path):
+    trained(tmp_path / "run", strong_weight=0.4, strong_weight_end=1.0, options={"callbacks": [StopAt(4)]})
+    kept = json.loads((tmp_path / "run" / "checkpoints" / "checkpoint-4" / "pair.json").read_text())
+    assert kept["strong_weight"] == pytest.approx(0.7) and kept["strong_weight_end"] == 1.0
+
+
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS = {"num_key_value_heads": 1, "head_dim": 8, "moe_intermediate_size": 8, "num_experts": 4}
+RENAMED = {
+    "experts": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts_per_tok=2),
+    "neox": lambda: GPTNeoXConfig(**SIZES, max_position_embeddings=64),
+}
+"""Models that transformers saves under other names than those of their modules."""
+
+
+@pytest.mark.parametrize("kind", RENAMED)
+def test_models_saved_under_other_names_resume_bit_for_bit(kind, tmp_path):
+    def run(folder, **options):
+        models = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            models.append(AutoModelForCausalLM.from_config(RENAMED[kind](), dtype=torch.float32))
+        folder.mkdir(exist_ok=True)
+        made = common(folder, **options)
+        made["args"] = WDJTConfig.of(made["args"], strong_weight=0.42, router_aux_loss_coef=0.0)
+        trainer = WDJTTrainer(models[0], weak_model=models[1], **made)
+        fit(trainer)
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "run", callbacks=[StopAt(4)])
+    saved = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors")
+    assert saved.keys() != weights(whole.model.strong).keys()
+    assert_equal(both(run(tmp_path / "run")), both(whole))
+
+
+@pytest.mark.slow
+def test_eight_bit_optimizer_state_with_a_weak_rate_and_a_schedule_resumes_bit_for_bit(tmp_path):
+    def run(folder, **options):
+        folder.mkdir(exist_ok=True)
+        made = common(folder, optimizer="adamw_8bit", **options)
+        mixing = {"strong_weight": 0.42, "strong_weight_end": 1.0, "weak_learning_rate": 2e-4}
+        made["args"] = WDJTConfig.of(made["args"], **mixing)
+        strong, weak = (tiny_model(seed=seed, width=64, num_hidden_layers=1) for seed in (1, 2))
+        trainer = WDJTTrainer(strong, weak_model=weak, **made)
+        fit(trainer)
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    kinds = {type(value).__name__ for state in whole.optimizer.state.values() for value in state.values()}
+    assert "OptimState8bit" in kinds
+    run(tmp_path / "run", callbacks=[StopAt(4)])
+    resumed = run(tmp_path / "run")
+    assert_equal(both(resumed), both(whole))
+    rates = [[group["lr"] for group in trainer.optimizer.param_groups] for trainer in (whole, resumed)]
+    assert rates[0] == rates[1] and losses(resumed) == losses(whole)
+
+
 def test_a_checkpoint_that_was_not_written_to_its_end_is_not_resumed_from(run, tmp_path):
     trained(tmp_path / "run", options={"callbacks": [StopAt(4)]})
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -326,6 +396,10 @@ def test_a_growing_gap_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setattr("weakdriven.training.joint.GapWatch.grows", lambda self, gap: gap != 0)
     with pytest.warns(UserWarning, match=r"falls behind the mixture.*strong_weight_end=1.0"):
         trained(tmp_path / "run", options={"callbacks": [StopAt(1)]})
+    monkeypatch.setattr(WDJTTrainer, "is_world_process_zero", lambda self: False)
+    with warnings.catch_warnings(record=True) as caught:
+        trained(tmp_path / "other", options={"callbacks": [StopAt(1)]})
+    assert not any("falls behind" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])

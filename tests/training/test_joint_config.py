@@ -31,6 +31,8 @@ def config(**options):
         ({"strong_weight": 0, "weak_trainable": False}, "no weight learns"),
         ({"loss_implementation": "liger"}, "expected one of auto, reference, chunked, triton"),
         ({"loss_type": "dft"}, "loss_type is 'dft'; .* use 'nll'"),
+        ({"metric_for_best_model": "eval_mean_token_accuracy"}, "not measured here; use one of loss, mixed_loss, "),
+        ({"metric_for_best_model": "eval_one_entropy"}, "'eval_one_entropy', which is TRL's"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1; .* set it to 0"),
     ],
 )
@@ -56,6 +58,21 @@ def test_any_arguments_are_taken_with_our_defaults():
     assert WDJTConfig.of(ours) is ours
     plain = WDJTConfig.of(TrainingArguments(output_dir="unused", use_cpu=True, gradient_checkpointing=False))
     assert not plain.gradient_checkpointing and plain.max_length == SFTConfig.max_length
+
+
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+
+
+def test_the_best_model_is_by_default_the_one_whose_strong_model_is_best():
+    found = config(**BEST)
+    assert (found.metric_for_best_model, found.greater_is_better) == ("strong_loss", False)
+    assert config(**BEST, metric_for_best_model="loss").metric_for_best_model == "loss"
+    assert config(**BEST, metric_for_best_model="mixed_entropy").metric_for_best_model == "mixed_entropy"
+    assert config(**BEST, strong_weight=0.0).metric_for_best_model == "loss"  # the strong model does not run
+    assert config().metric_for_best_model is None
+    theirs = SFTConfig(output_dir="unused", use_cpu=True, bf16=False, **BEST)
+    assert WDJTConfig.of(theirs).metric_for_best_model == "strong_loss"
+    assert WDJTConfig.of(found).metric_for_best_model == "strong_loss"
 
 
 def test_the_mixture_moves_from_its_start_towards_its_end():

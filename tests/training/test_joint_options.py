@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import (
     MixtralConfig,
     PrinterCallback,
     T5Config,
+    TrainerCallback,
 )
 from trl import SFTConfig
 from two_processes import run
@@ -147,6 +149,19 @@ def test_compiled_training_gives_the_same_result(plain, tmp_path):
     close(compiled, plain)
 
 
+def test_a_schedule_compiles_no_more_graphs_than_a_constant_mixture(tmp_path):
+    rows = Dataset.from_list([{"input_ids": list(range(5, 13)), "labels": [-100] * 2 + list(range(7, 13))}] * 24)
+
+    def graphs(**options):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        options |= {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 6}
+        trained(tmp_path, data=rows, **options)
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    assert graphs(strong_weight_end=0.9) == graphs() > 0
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -228,7 +243,12 @@ def test_evaluation_while_training_changes_nothing_and_the_best_model_is_loaded(
     assert best.evaluate()["eval_one_strong_loss"] == pytest.approx(max(seen))
 
 
-SPLIT = {"full": {"strong_weight": 1.0, "strong_weight_end": 0.4, "strong_anchor": 0.1}, "lora": {"lora": True}}
+SPLIT = {
+    "full": {"strong_weight": 1.0, "strong_weight_end": 0.4, "strong_anchor": 0.1},
+    "lora": {"lora": True},
+    "free": {"padding_free": True, "max_length": None},
+    "packed": {"packing": True, "max_length": 21},
+}
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +359,137 @@ def test_a_path_that_leads_nowhere_is_told(tmp_path):
 def test_what_needs_logits_is_refused(name, tmp_path):
     with pytest.raises(UserError, match=f"{name} is set, but WDJTTrainer never builds the logits"):
         make(tmp_path, trainer={name: lambda *args, **kwargs: 0})
+
+
+def test_several_gpus_in_one_process_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(WDJTConfig, "n_gpu", property(lambda self: 2))
+    with pytest.raises(UserError, match=r"2 GPUs are visible .*accelerate launch.*CUDA_VISIBLE_DEVICES=0"):
+        make(tmp_path)
+    monkeypatch.undo()
+    weak = tiny_model(seed=2)
+    weak.hf_device_map = {"model": 0, "lm_head": 1}
+    with pytest.raises(UserError, match="The weak model lies on 2 GPUs"):
+        make(tmp_path, weak_model=weak)
+
+
+def frozen():
+    return tiny_model(seed=3).requires_grad_(False)
+
+
+@pytest.mark.parametrize("place", ["model", "weak_model"])
+@pytest.mark.parametrize(
+    "build, options, message",
+    [
+        (frozen, {}, "No weight of the"),
+        (lambda: experts(1), {}, "mixture of experts"),
+        (lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
+        (lambda: tiny_model(seed=3), {"fsdp": True}, "FSDP and DeepSpeed would shard"),
+    ],
+    ids=["frozen", "experts", "heads", "fsdp"],
+)
+def test_what_is_wrong_with_the_models_is_told_before_the_data_is_read(place, build, options, message, tmp_path):
+    class Unread(Dataset):
+        def map(self, *args, **kwargs):
+            raise AssertionError("the dataset was prepared")
+
+    data = Unread(CHAT.data)
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, **{place: build()}, data=data, **options)
+
+
+def test_different_tokenizers_are_told_before_the_data_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(WDJTTrainer, "_prepare_dataset", lambda *args: pytest.fail("the dataset was prepared"))
+    tokenizer = embedded_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    with pytest.raises(UserError, match="differ in 1 entries"):
+        make(tmp_path, model=EMBEDDED_MODEL, weak_model=EMBEDDED_MODEL, trainer={"processing_class": tokenizer})
+
+
+def test_the_positional_order_is_that_of_trl(plain, tmp_path):
+    positional = WDJTTrainer(
+        tiny_model(seed=1),
+        arguments(tmp_path),
+        None,
+        token_rows(8),
+        None,
+        embedded_tokenizer(),
+        weak_model=tiny_model(seed=2),
+    )
+    positional.remove_callback(PrinterCallback)
+    positional.train()
+    close(positional, plain)
+
+
+def test_the_callers_arguments_stay_as_they_are(tmp_path):
+    args = arguments(tmp_path, strong_weight=1.0, strong_weight_end=0.5, model_init_kwargs={"revision": "main"})
+    before = {item.name: getattr(args, item.name) for item in fields(args)}
+    trainer = WDJTTrainer(
+        EMBEDDED_MODEL,
+        weak_model=EMBEDDED_MODEL,
+        args=args,
+        train_dataset=CHAT,
+        processing_class=embedded_tokenizer(),
+    )
+    assert {name: getattr(args, name) for name in before} == before
+    assert trainer.args.ddp_find_unused_parameters and trainer.args.model_init_kwargs == {"revision": "main"}
+
+
+def test_liger_is_applied_once_to_both_models_and_recorded(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr("weakdriven.training.joint.use_liger", given.append)
+    monkeypatch.setattr("transformers.trainer.apply_liger_kernel", lambda *args: pytest.fail("given to the pair"))
+    trainer = trained(tmp_path, use_liger_kernel=True, max_steps=1)
+    assert given == [trainer.pair.strong, trainer.pair.weak]
+    trainer.save_model(str(tmp_path / "out"))
+    assert torch.load(tmp_path / "out" / "training_args.bin", weights_only=False).use_liger_kernel
+
+
+def test_loading_options_for_models_that_are_loaded_are_told_of(caplog, tmp_path):
+    make(tmp_path, trainer={"quantization_config": object()})
+    assert "quantization_config are ignored: both models are already loaded" in caplog.text
+
+
+def own_optimizer(*models):
+    return torch.optim.AdamW([weight for model in models for weight in model.parameters()], lr=2e-3, weight_decay=0.0)
+
+
+def test_an_optimizer_of_the_caller_must_hold_both_models(plain, tmp_path):
+    strong, weak = tiny_model(seed=1), tiny_model(seed=2)
+    models = {"model": strong, "weak_model": weak}
+    with pytest.raises(UserError, match=r"lacks \d+ weights .*first: weak\..*optimizer_cls_and_kwargs"):
+        make(tmp_path, **models, trainer={"optimizers": (own_optimizer(strong), None)})
+    both = {"optimizers": (own_optimizer(strong, weak), None)}
+    with pytest.raises(UserError, match="has rates of its own"):
+        make(tmp_path, **models, trainer=both, weak_learning_rate=1e-3)
+    close(trained(tmp_path, **models, trainer=both), plain)
+
+
+def test_sums_of_a_step_that_was_broken_off_are_forgotten(plain, tmp_path):
+    class Break(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            trainer.remove_callback(self)
+            raise KeyboardInterrupt
+
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    trainer = make(tmp_path, trainer={"callbacks": [Break()]}, **options)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.pair.zero_grad()
+    trainer.train()
+    assert [e["tokens"] for e in logs(trainer)] == [e["tokens"] for e in logs(plain)]
+    assert [e["num_tokens"] for e in logs(trainer)] == [e["num_tokens"] for e in logs(plain)]
+
+
+def joined(rows):
+    """Rows one after another, as TRL's collator does it, but the first token of each keeps its label."""
+    columns = {"input_ids": "input_ids", "labels": "input_ids"}
+    batch = {name: torch.tensor([[t for row in rows for t in row[source]]]) for name, source in columns.items()}
+    return batch | {"position_ids": torch.tensor([[i for row in rows for i in range(len(row["input_ids"]))]])}
+
+
+def test_the_loss_is_divided_by_the_tokens_that_it_sums_whatever_the_collator(tmp_path):
+    trainer = trained(tmp_path, trainer={"data_collator": joined}, gradient_accumulation_steps=2, max_steps=1)
+    assert logs(trainer)[0]["loss"] == pytest.approx(logs(trainer)[0]["mixed_loss"], abs=1e-5)
 
 
 def test_activation_offloading_without_a_gpu_is_refused(monkeypatch, tmp_path):

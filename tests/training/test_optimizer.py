@@ -15,7 +15,8 @@ from weakdriven.training.supervised import Phase, train_supervised
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="bf16")
 SMALL = {"batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": False}
-NAMES = ["adamw", "adamw_bf16", "adamw_8bit"]
+STATES = {"adamw": "Tensor", "adamw_bf16": "Tensor", "adamw_8bit": "OptimState8bit", "adamw_fp8": "OptimStateFp8"}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adamw_bf16", "adamw_fp8")]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def prepared(work, **settings):
     return Phase("sft", 0, 1, work, Progress()).prepare(token_rows(16), settings, RECIPE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STATES)
 def test_updates_smaller_than_the_spacing_of_bf16_are_lost_only_by_plain_adamw(name, work):
     given = prepared(work, optimizer=name, learning_rate=1e-5)
     trainer = SFTTrainer(wide_model(), processing_class=embedded_tokenizer(), **given)
@@ -51,11 +52,11 @@ def test_updates_smaller_than_the_spacing_of_bf16_are_lost_only_by_plain_adamw(n
     moved = (start - weight.detach().float().mean()).item()
     assert moved == 0 if name == "adamw" else moved == pytest.approx(40 * 1e-5, rel=0.2)
     state = optimizer.state[weight]["exp_avg"]
-    assert type(state).__name__ == ("OptimState8bit" if name == "adamw_8bit" else "Tensor")
+    assert type(state).__name__ == STATES[name]
     assert state.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_bf16", marks=pytest.mark.slow), "adamw_8bit"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", *SLOW])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, work):
     settings = TrainSettings(**SMALL, optimizer=name, learning_rate=2e-3, save_steps=2)
     whole, resumed = wide_model(), wide_model()
@@ -70,13 +71,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, work):
     assert not torch.equal(got["lm_head.weight"], start["lm_head.weight"])
 
 
-def test_the_class_that_transformers_cannot_name_gets_the_settings_of_the_phase():
+@pytest.mark.parametrize("name, made", [("adamw_bf16", "_AdamW"), ("adamw_fp8", "AdamWFp8")])
+def test_the_classes_that_transformers_cannot_name_get_the_settings_of_the_phase(name, made):
     assert optimizer_class(TrainSettings()) is None and optimizer_class(TrainSettings(optimizer="adamw_8bit")) is None
-    _, options = optimizer_class(TrainSettings(optimizer="adamw_bf16", learning_rate=3e-6, adam_betas=[0.8, 0.95]))
+    found, options = optimizer_class(TrainSettings(optimizer=name, learning_rate=3e-6, adam_betas=[0.8, 0.95]))
+    assert found.__name__ == made
     assert options == {"lr": 3e-6, "betas": (0.8, 0.95), "eps": 1e-8, "bf16_stochastic_round": True}
 
 
-@pytest.mark.parametrize("name", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("name", ["adamw_bf16", "adamw_8bit", "adamw_fp8"])
 def test_a_missing_package_or_compiler_is_told_before_anything_is_computed(name, monkeypatch):
     check_optimizer("sft.optimizer", name)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -86,3 +89,13 @@ def test_a_missing_package_or_compiler_is_told_before_anything_is_computed(name,
     with pytest.raises(UserError, match=rf"sft.optimizer: {name} needs torchao, .*; pip install 'weakdriven\[cuda\]'"):
         check_optimizer("sft.optimizer", name)
     check_optimizer("sft.optimizer", "adamw")
+
+
+def test_fp8_on_a_gpu_that_has_none_is_told_before_anything_is_computed(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 9))
+    check_optimizer("sft.optimizer", "adamw_fp8")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 6))
+    with pytest.raises(UserError, match=r"sft.optimizer: adamw_fp8 needs a GPU of compute capability 8.9 .*found 8.6"):
+        check_optimizer("sft.optimizer", "adamw_fp8")
+    check_optimizer("sft.optimizer", "adamw_8bit")

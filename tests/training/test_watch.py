@@ -1,5 +1,6 @@
 """Numbers of both branches: means, divergence, and the warning about a growing gap."""
 
+import json
 import math
 import random
 
@@ -47,6 +48,18 @@ def test_a_growing_gap_is_told_through_noise():
     draw = random.Random(0)
     told = [first_warning([draw.gauss(0.003 * step, 0.05) for step in range(200)]) is not None for _ in range(100)]
     assert sum(told) >= 95
+
+
+def test_a_restored_watch_speaks_when_the_whole_one_would():
+    gaps = [0.002 * step for step in range(400)]
+    told, watch = [], GapWatch()
+    for step, gap in enumerate(gaps, 1):
+        if watch.grows(gap):
+            told.append(step)
+        if step % 7 == 0:
+            kept, watch = json.loads(json.dumps(watch.state())), GapWatch()
+            watch.restore(kept)
+    assert told == [80]
 
 
 def test_the_warning_names_both_remedies():

@@ -70,7 +70,9 @@ def _rows(
     STRONG_CAPPED: tl.constexpr,
     WEAK_CAPPED: tl.constexpr,
     STATISTICS: tl.constexpr,
+    ANCHORED: tl.constexpr,
     GRADIENTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -78,6 +80,11 @@ def _rows(
     weak_ptr += row * weak_stride
     target = tl.load(target_ptr + row)
     known = (target >= 0) & (target < vocabulary)  # another target has no logit: its loss is not a number
+    # read here, because other warps may have written their gradients over it by the time of its use
+    strong_y = tl.load(strong_ptr + target, mask=known, other=float("nan")).to(tl.float32)
+    strong_y = _capped(strong_y, strong_scale, strong_cap, STRONG_CAPPED)
+    weak_y = tl.load(weak_ptr + target, mask=known, other=float("nan")).to(tl.float32)
+    weak_y = _capped(weak_y, weak_scale, weak_cap, WEAK_CAPPED)
     lanes = tl.arange(0, BLOCK)
     low = tl.full((BLOCK,), -1e30, tl.float32)  # finite: the difference of two infinities is not a number
     mixed_max, mixed_sum, mixed_dot = low, low * 0, low * 0
@@ -105,13 +112,9 @@ def _rows(
 
     mixed_lse, mixed_entropy = _finish(mixed_max, mixed_sum, mixed_dot)
     strong_lse, strong_entropy = mixed_lse, mixed_entropy
-    strong_y = tl.load(strong_ptr + target, mask=known, other=float("nan")).to(tl.float32)
-    strong_y = _capped(strong_y, strong_scale, strong_cap, STRONG_CAPPED)
     mixed_y = strong_y
-    result_ptr += row * 9
+    result_ptr += row * COLUMNS
     if WEAK:
-        weak_y = tl.load(weak_ptr + target, mask=known, other=float("nan")).to(tl.float32)
-        weak_y = _capped(weak_y, weak_scale, weak_cap, WEAK_CAPPED)
         mixed_y = strong_weight * strong_y + (1 - strong_weight) * weak_y
         if STATISTICS:
             strong_lse, strong_entropy = _finish(strong_max, strong_sum, strong_dot)
@@ -146,8 +149,10 @@ def _rows(
                 if WEAK:
                     slope = (1 - strong_weight) * _slope(weak, weak_scale, weak_cap, WEAK_CAPPED)  # pyright: ignore
                     tl.store(weak_ptr + place, (slope * gradient).to(weak_ptr.dtype.element_ty), mask=inside)
-                anchored = strong_weight * gradient + strong_anchor * (tl.exp(strong - strong_lse) - hit)
-                gradient = anchored * _slope(strong, strong_scale, strong_cap, STRONG_CAPPED)
+                gradient *= strong_weight
+                if ANCHORED:
+                    gradient += strong_anchor * (tl.exp(strong - strong_lse) - hit)
+                gradient *= _slope(strong, strong_scale, strong_cap, STRONG_CAPPED)
             tl.store(strong_ptr + place, gradient.to(strong_ptr.dtype.element_ty), mask=inside)
 
 
@@ -168,26 +173,29 @@ def mix_rows(
     result_R9 = torch.full((rows, COLUMNS), float("nan"), dtype=torch.float32, device=strong_RV.device)
     block = min(BLOCK, max(16, triton.next_power_of_2(vocabulary)))
     other = strong_RV if weak_RV is None else weak_RV
-    _rows[(rows,)](
-        strong_RV,
-        other,
-        target_R,
-        result_R9,
-        strong_RV.stride(0),
-        other.stride(0),
-        vocabulary,
-        strong_weight,
-        strong_anchor,
-        scales[0],
-        caps[0],
-        scales[1],
-        caps[1],
-        WEAK=weak_RV is not None,
-        STRONG_CAPPED=caps[0] > 0,
-        WEAK_CAPPED=caps[1] > 0,
-        STATISTICS=statistics or strong_anchor > 0,
-        GRADIENTS=gradients,
-        BLOCK=block,
-        num_warps=WARPS if block == BLOCK else 4,  # pyright: ignore
-    )
+    with torch.cuda.device_of(strong_RV):  # Triton launches on the current device
+        _rows[(rows,)](
+            strong_RV,
+            other,
+            target_R,
+            result_R9,
+            strong_RV.stride(0),
+            other.stride(0),
+            vocabulary,
+            strong_weight,
+            strong_anchor,
+            scales[0],
+            caps[0],
+            scales[1],
+            caps[1],
+            WEAK=weak_RV is not None,
+            STRONG_CAPPED=caps[0] > 0,
+            WEAK_CAPPED=caps[1] > 0,
+            STATISTICS=statistics or strong_anchor > 0,
+            ANCHORED=strong_anchor > 0,
+            GRADIENTS=gradients,
+            COLUMNS=COLUMNS,
+            BLOCK=block,
+            num_warps=WARPS if block == BLOCK else 4,  # pyright: ignore
+        )
     return result_R9

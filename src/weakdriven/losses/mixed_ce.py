@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
+from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
 
 IGNORE = -100
 Implementation = Literal["auto", "reference", "chunked", "triton"]
@@ -24,7 +25,6 @@ IMPLEMENTATIONS = get_args(Implementation)
 TILE_BYTES = int(0.73 * 2**30)
 """Memory for logits on an accelerator."""
 CPU_TILE_BYTES = 2**26
-NO_GRADIENT, SHARED, SEPARATE = 0, 1, 2
 
 
 class MixStatistics(NamedTuple):
@@ -45,7 +45,8 @@ class MixStatistics(NamedTuple):
 
 
 def mixed_cross_entropy_reference(strong_TV: Tensor, weak_TV: Tensor, target_T: Tensor, *, strong_weight: float):
-    mixed_TV = strong_weight * strong_TV + (1 - strong_weight) * weak_TV
+    wide = torch.promote_types(strong_TV.dtype, torch.float32)
+    mixed_TV = strong_weight * strong_TV.to(wide) + (1 - strong_weight) * weak_TV.to(wide)
     return F.cross_entropy(mixed_TV, target_T, ignore_index=IGNORE, reduction="sum")
 
 
@@ -95,10 +96,11 @@ def mixed_cross_entropy(
         weak,
         target_T,
         strong_weight=strong_weight,
+        scale=1.0 if reduction == "sum" else 1 / len(target_T) if len(target_T) else float("nan"),
         implementation=implementation,
         statistics=False,
     )
-    return total / len(target_T) if reduction == "mean" else total
+    return total
 
 
 def mixed_cross_entropy_with_statistics(
@@ -110,6 +112,7 @@ def mixed_cross_entropy_with_statistics(
     *,
     strong_weight: float = 0.5,
     strong_anchor: float = 0.0,
+    scale: float = 1.0,
     implementation: Implementation = "auto",
     statistics: bool = True,
 ) -> tuple[Tensor, MixStatistics]:
@@ -118,6 +121,8 @@ def mixed_cross_entropy_with_statistics(
     Args:
         strong_TD: Hidden states; those of a branch whose weight is 0 may be None.
         strong_anchor: Weight of the strong branch's own cross-entropy, added to the mixed one.
+        scale: Factor of the loss, such as one over the tokens of the step. Given here, and not applied to the result,
+            it lets gradients be rounded to the tensors' precision once. The statistics are sums all the same.
     """
     if not 0 <= strong_weight <= 1:
         raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
@@ -130,17 +135,30 @@ def mixed_cross_entropy_with_statistics(
     strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
     if not strong_runs:  # the weak branch is all there is
         loss, alone = mixed_cross_entropy_with_statistics(
-            weak_TE, weak, None, weak, target_T, strong_weight=1, implementation=implementation, statistics=statistics
+            weak_TE,
+            weak,
+            None,
+            weak,
+            target_T,
+            strong_weight=1,
+            scale=scale,
+            implementation=implementation,
+            statistics=statistics,
         )
         nan = torch.full_like(alone.mixed_loss, torch.nan)
         return loss, MixStatistics(*alone[:1], nan, *alone[1:2], *alone[3:4], nan, nan, *alone[6:7], nan, *alone[7:8])
-    assert strong_TD is not None
-    if weak_runs and weak_TE is not None and strong_TD.dtype != weak_TE.dtype:  # one tile of logits serves both
+    lengths = [None if x is None else len(x) for x in (strong_TD, weak_TE if weak_runs else target_T, target_T)]
+    if strong_TD is None or len(set(lengths)) > 1:
+        raise UserError(
+            f"Strong hidden states have {lengths[0]} rows, weak ones {lengths[1]}, and there are {lengths[2]} targets; "
+            "expected one row of each for every target."
+        )
+    if weak_TE is not None and weak_runs and strong_TD.dtype != weak_TE.dtype:  # one tile of logits serves both
         wide = torch.promote_types(strong_TD.dtype, weak_TE.dtype)
         strong_TD, weak_TE = strong_TD.to(wide), weak_TE.to(wide)
     if implementation == "reference":
         return _reference(
-            strong_TD, strong, weak_TE if weak_runs else None, weak, target_T, strong_weight, strong_anchor
+            strong_TD, strong, weak_TE if weak_runs else None, weak, target_T, strong_weight, strong_anchor, scale
         )
     if implementation == "auto":
         narrow = strong_TD.dtype != torch.float64  # the kernel computes in float32
@@ -152,6 +170,7 @@ def mixed_cross_entropy_with_statistics(
         target_T,
         strong_weight,
         strong_anchor,
+        scale,
         [strong.scale, weak.scale],
         [strong.cap or 0.0, weak.cap or 0.0],
         statistics,
@@ -172,6 +191,7 @@ def _mixed_ce(
     target_T: Tensor,
     strong_weight: float,
     strong_anchor: float,
+    scale: float,
     scales: list[float],
     caps: list[float],
     statistics: bool,
@@ -183,15 +203,16 @@ def _mixed_ce(
     Gradients are taken tile by tile in the forward pass, so that each logit is computed once and never kept. An
     operator of its own, so that `torch.compile` takes it as a whole.
     """
+    target_T = target_T.contiguous()
     strong = _Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
     weak = None
     if weak_TE is not None and weak_head_VE is not None:
         weak = _Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
-    gradients, factors = NO_GRADIENT, (1.0, 1.0)
+    gradients, factors = NO_GRADIENT, (scale, scale)
     if any(needs) and (strong_anchor or any(caps)):
         gradients = SEPARATE
     elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
-        gradients, factors = SHARED, (strong_weight * scales[0], (1 - strong_weight) * scales[1])
+        gradients, factors = SHARED, (scale * strong_weight * scales[0], scale * (1 - strong_weight) * scales[1])
     fill = _triton_rows(strong_TD) if triton else mix_rows
     chunk, tile = _tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
     chunk = min(chunk, max(len(target_T), 1))
@@ -225,7 +246,7 @@ def _mixed_ce(
                 weak.take(weak_logits if gradients == SEPARATE else strong_logits, begin, end, factors[1])
     del strong_CV, weak_RV, strong_logits, weak_logits
     totals_9 = torch.cat(results).sum(0).to(strong.wide) if results else strong_TD.new_zeros(9, dtype=strong.wide)
-    loss = totals_9[0] + strong_anchor * totals_9[1] if strong_anchor else totals_9[0].clone()
+    loss = scale * (totals_9[0] + strong_anchor * totals_9[1] if strong_anchor else totals_9[0])
     nothing = strong_TD.new_empty(0), strong_TD.new_empty(0), strong_TD.new_empty(0)
     return loss, totals_9, *strong.gradients(), *(weak.gradients() if weak else nothing)
 
@@ -244,14 +265,18 @@ def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.needs = inputs[-1]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
     ctx.save_for_backward(*output[2:])
 
 
 def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
-    # in place, so that no second copy of the heads' gradients exists; autograd refuses a second backward by itself.
+    if getattr(ctx, "used", False):
+        raise UserError("The gradients of a mixed loss can be taken once; ask for all of them in one call.")
+    ctx.used = True
+    # in place, so that no second copy of the heads' gradients exists.
     # A scale of one dimension keeps its float32; one of none would be rounded to the gradient's precision.
     scaled = [g.mul_(scale.reshape(1)) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)]
-    return *scaled, *(None,) * 8
+    return *scaled, *(None,) * 9
 
 
 _mixed_ce.register_autograd(_scale, setup_context=_keep)
@@ -310,105 +335,36 @@ class _Branch:
         return hidden, head, bias
 
 
-def mix_rows(
-    strong_RV: Tensor,
-    weak_RV: Tensor | None,
-    target_R: Tensor,
-    *,
-    strong_weight: float,
-    strong_anchor: float,
-    scales: tuple[float, float],
-    caps: tuple[float, float],
-    statistics: bool,
-    gradients: int,
-) -> Tensor:
-    """Loss and statistics of each row, in the order of `MixStatistics`; NaN where not asked for.
-
-    Args:
-        strong_RV: Raw logits. With `gradients` SHARED they become P_mix - onehot(y); with SEPARATE, the gradient of the
-            whole loss by the raw strong logits.
-        weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
-    """
-    place_R1 = target_R[:, None]
-    strong = _capped(strong_RV, scales[0], caps[0])
-    weak = None if weak_RV is None else _capped(weak_RV, scales[1], caps[1])
-    # not torch.lerp, which subtracts: a logit of minus infinity would make it not a number
-    mixed = strong if weak is None else (strong * strong_weight).add_(weak, alpha=1 - strong_weight)
-    result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=mixed.dtype, device=mixed.device)
-    mixed_lse_R = mixed.logsumexp(-1)
-    result_R9[:, 0] = mixed_lse_R - mixed.gather(1, place_R1)[:, 0]
-    strong_lse_R = mixed_lse_R if weak is None or not (statistics or strong_anchor) else strong.logsumexp(-1)
-    if statistics or strong_anchor:
-        result_R9[:, 1] = strong_lse_R - strong.gather(1, place_R1)[:, 0]
-    if statistics:
-        result_R9[:, 3:5] = (-result_R9[:, :2]).exp()
-        result_R9[:, 6] = mixed_lse_R - _mean(mixed, mixed_lse_R)
-        result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
-    if statistics and weak is not None:
-        weak_lse_R = weak.logsumexp(-1)
-        result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
-        # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
-        difference = weak - strong
-        result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
-        del difference
-        result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
-    if gradients == NO_GRADIENT:
-        return result_R9
-    hit = torch.full_like(place_R1, -1, dtype=mixed.dtype)
-    residual = mixed.clone() if mixed is strong and gradients == SEPARATE else mixed  # over what is not read again
-    residual.sub_(mixed_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
-    if gradients == SHARED:
-        strong_RV.copy_(residual)
-        return result_R9
-    if weak is not None and weak_RV is not None:
-        weak_RV.copy_(_by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
-    residual.mul_(strong_weight)
-    if strong_anchor:
-        alone = (strong - strong_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
-        residual.add_(alone, alpha=strong_anchor)
-    strong_RV.copy_(_by_raw(residual, strong, scales[0], caps[0]))
-    return result_R9
-
-
-def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
-    """Expected logit under its own softmax; entropy is log-sum-exp minus this."""
-    p_RV = (z_RV - lse_R[:, None]).exp_()
-    total_R = p_RV.sum(-1)  # not quite 1: large logits have a rounded log-sum-exp, and would magnify what is missing
-    return p_RV.mul_(z_RV).sum(-1) / total_R
-
-
-def _capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
-    z_RV = raw_RV.to(torch.promote_types(raw_RV.dtype, torch.float32))
-    z_RV = z_RV if scale == 1 else z_RV * scale
-    return (z_RV / cap).tanh_().mul_(cap) if cap else z_RV
-
-
-def _by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
-    """A factor times the gradient by the raw logits, from that by the capped ones, which are overwritten."""
-    return z_RV.div_(cap).square_().neg_().add_(1).mul_(gradient_RV).mul_(factor) if cap else gradient_RV * factor
-
-
 def _tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradients: int) -> tuple[int, int]:
     """Rows of strong logits held at a time, and of weak ones: as many as the memory for logits allows.
 
     Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks pay; weak logits are
     done with as soon as they are mixed, so theirs may be short where the gradient is shared.
     """
-    if not triton:  # torch makes float32 copies
-        wide = torch.promote_types(like.dtype, torch.float32).itemsize
-        rows = (TILE_BYTES if like.is_cuda else CPU_TILE_BYTES) // (vocabulary * (2 * like.element_size() + 4 * wide))
-        return max(rows, 1), max(rows, 1)
+    if not triton:  # torch makes copies in float32
+        wide = torch.promote_types(like.dtype, torch.float32)
+        copies = 2 if wide == like.dtype and gradients != SEPARATE else 4
+        budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES
+        rows = max(budget // (vocabulary * (2 * like.element_size() + copies * wide.itemsize)), 1)
+        return rows, rows
     rows = max(TILE_BYTES // (vocabulary * like.element_size()), 2)
     if not pair:
         return rows, rows
     if gradients == SEPARATE:
         return rows // 2, rows // 2
-    tile = max(rows // 5 // 128 * 128, 1)
-    return max((rows - tile) // 128 * 128, 1), tile
+    tile = rows // 5 // 128 * 128 or max(rows // 5, 1)
+    return (rows - tile) // 128 * 128 or rows - tile, tile
 
 
 def _reference(
-    strong_TD: Tensor, strong: Head, weak_TE: Tensor | None, weak: Head, target_T: Tensor, weight: float, anchor: float
+    strong_TD: Tensor,
+    strong: Head,
+    weak_TE: Tensor | None,
+    weak: Head,
+    target_T: Tensor,
+    weight: float,
+    anchor: float,
+    scale: float,
 ) -> tuple[Tensor, MixStatistics]:
     strong_TV = strong.logits(strong_TD)
     weak_TV = strong_TV if weak_TE is None else weak.logits(weak_TE)
@@ -427,7 +383,7 @@ def _reference(
             statistics=True,
             gradients=NO_GRADIENT,
         )
-    return loss, MixStatistics(*columns.sum(0).unbind())
+    return scale * loss, MixStatistics(*columns.sum(0).unbind())
 
 
 def _as_head(head: Tensor | Head) -> Head:

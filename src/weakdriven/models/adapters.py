@@ -12,12 +12,15 @@ import torch
 from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from weakdriven.errors import UserError
+from weakdriven.models.load import DTYPES, load_model
 
 ADAPTER = "default"
 """The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""
+ADAPTER_FILE = "adapter_config.json"
+"""Tells the folder of an adapter from that of a model."""
 IN_FORWARD = {PeftType.XLORA, PeftType.ADALORA}
 """Adapters that do part of their work in PeftModel.forward, which a pair does not call."""
 KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
@@ -69,7 +72,8 @@ def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> Pef
     """A fresh adapter like another model's; with a seed of its own, or two fresh ones would stay the same."""
     config = copy.deepcopy(config)
     config.inference_mode = False
-    with torch.random.fork_rng(devices=[]):
+    devices = list(range(torch.cuda.device_count()))  # a seed is set on all of them
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         adapted: Any = get_peft_model(model, config)
     if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
@@ -137,7 +141,26 @@ def merged(model: PeftModel) -> PreTrainedModel:
     """An ordinary model with the adapter added to a copy of its base in main memory: the base may be shared."""
     memo = {id(w): nn.Parameter(w.detach().to("cpu", copy=True), w.requires_grad) for w in model.parameters()}
     alone: Any = copy.deepcopy(model, memo).to("cpu")
-    return alone.merge_and_unload()
+    return _merge(alone)
+
+
+def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: bool = False) -> PreTrainedModel:
+    """An ordinary model from an adapter's folder and its base; summed in float32, so that it is rounded once."""
+    try:
+        model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
+        merged_model: Any = _merge(PeftModel.from_pretrained(model, str(folder)))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"The adapter in {folder} does not fit {base} ({error}).") from error
+    if (folder / "generation_config.json").is_file():
+        merged_model.generation_config = GenerationConfig.from_pretrained(folder)
+    return merged_model.to(DTYPES[precision])
+
+
+def _merge(model: Any) -> PreTrainedModel:
+    model = model.merge_and_unload()
+    # PEFT notes in the configuration that a head it trained is no longer tied, and not here
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    return model
 
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:

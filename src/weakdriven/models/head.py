@@ -32,11 +32,17 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
         layer = layer.modules_to_save[layer.active_adapters[0]]
     if not isinstance(layer, nn.Linear):
         raise UserError(f"{type(inner).__name__} has no plain output head; weak-driven training needs a causal LM.")
+    if not layer.weight.is_floating_point():
+        raise UserError(
+            f"The output head of {type(inner).__name__} is quantized, and the mixed loss reads its weights directly; "
+            "keep lm_head out of quantization (llm_int8_skip_modules)."
+        )
     config: Any = inner.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     if divisor := getattr(config, "logits_scaling", None):
         scale = divisor if config.model_type.startswith("hyperclovax") else 1 / divisor
-    return Head(layer.weight, layer.bias, scale, getattr(config, "final_logit_softcapping", None))
+    caps = (getattr(config, name, None) for name in ("final_logit_softcapping", "logits_soft_cap"))
+    return Head(layer.weight, layer.bias, scale, next((cap for cap in caps if cap), None))
 
 
 def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) -> Tensor:

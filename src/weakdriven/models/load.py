@@ -63,6 +63,11 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     return tokenizer
 
 
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows that a head needs; more than there are tokens where some ids are left out."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def load_model(
     folder: Path,
     *,

@@ -1,12 +1,13 @@
 """WeakStrongPair: two causal LMs, one forward, one mixed loss; saved and loaded together."""
 
+import json
 import warnings
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,6 +22,8 @@ from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states
 
 WEAK_FOLDER = "weak"
+PAIR_FILE = "pair.json"
+"""Beside a saved pair: how it was mixed at that step, and what else its training has to remember."""
 
 
 class PairOutput(NamedTuple):
@@ -60,13 +63,25 @@ class WeakStrongPair(nn.Module):
             raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
         if strong_weight == strong_anchor == 0:
             warnings.warn("strong_weight is 0, so the strong model gets no gradient", stacklevel=2)
+        refuse_shared_layers(strong, weak)
         refuse_different_heads(strong, weak, vocabulary)
         self.strong, self.weak = strong, weak
-        self.strong_weight, self.strong_anchor = strong_weight, strong_anchor
+        self.strong_anchor = strong_anchor
+        self.strong_weight = strong_weight
         self.implementation: Implementation = implementation
         self.weak_trainable = weak_trainable
         if not weak_trainable:
             weak.requires_grad_(False)
+
+    @property
+    def strong_weight(self) -> float:
+        return self._strong_weight
+
+    @strong_weight.setter
+    def strong_weight(self, value: float) -> None:
+        self._strong_weight = value
+        # all that a compiled forward reads of the weight, so that a schedule does not compile it again at each step
+        self.strong_runs, self.weak_runs = value > 0 or self.strong_anchor > 0, value < 1
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -94,31 +109,35 @@ class WeakStrongPair(nn.Module):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **kwargs}
         if position_ids is not None:
             inputs["position_ids"] = position_ids
-        target = labels[:, 1:]
-        if position_ids is not None and attention_mask is None:  # the end of one sequence does not predict the next
-            target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)
+        target = targets(labels, position_ids, attention_mask)
         # positions by number, so that the one wait for the GPU is here and not once more for each model
         place = (target != IGNORE).flatten().nonzero()[:, 0]
 
         def supervised(model: Any) -> Tensor:
             return hidden_states(model, inputs)[:, :-1].flatten(0, 1).index_select(0, place)
 
-        strong_TD = supervised(self.strong) if self.strong_weight > 0 or self.strong_anchor > 0 else None
+        strong_TD = supervised(self.strong) if self.strong_runs else None
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
-            weak_TE = supervised(self.weak) if self.strong_weight < 1 else None
-        total, statistics = mixed_cross_entropy_with_statistics(
+            weak_TE = supervised(self.weak) if self.weak_runs else None
+        target_T = target.flatten().index_select(0, place)
+        loss, statistics = self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
+        return PairOutput(loss, torch.tensor(len(place), device=target.device), statistics)
+
+    @torch.compiler.disable
+    def _mixed_loss(
+        self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
+    ) -> tuple[Tensor, MixStatistics]:
+        return mixed_cross_entropy_with_statistics(
             strong_TD,
             head(self.strong),
             weak_TE,
             head(self.weak),
-            target.flatten().index_select(0, place),
+            target_T,
             strong_weight=self.strong_weight,
             strong_anchor=self.strong_anchor,
+            scale=1 / max(float(len(target_T) if items is None else items), 1.0),
             implementation=self.implementation,
         )
-        num_tokens = torch.tensor(len(place), device=target.device)
-        items = num_tokens.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        return PairOutput(total / items, num_tokens, statistics)
 
     @property
     def config(self) -> Any:
@@ -143,6 +162,22 @@ class WeakStrongPair(nn.Module):
             model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
 
 
+def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    """The next token of each position, or IGNORE; the end of one packed sequence does not predict the next one."""
+    target = labels[:, 1:]
+    if position_ids is not None and attention_mask is None:
+        target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)
+    return target
+
+
+def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
+    if {id(module) for module in strong.modules()} & {id(module) for module in weak.modules()}:
+        raise UserError(
+            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path, "
+            "or load it a second time. The trainer shares equal frozen tensors in memory by itself."
+        )
+
+
 def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:
     """Heads of one vocabulary may be padded to different lengths; without a tokenizer's word they must be equal."""
     rows = [len(head(model).weight_VD) for model in (weak, strong)]
@@ -154,11 +189,23 @@ def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> No
         )
 
 
-def save_pair(pair: WeakStrongPair, folder: Path) -> None:
-    """An ordinary strong checkpoint, with the weak one in a folder inside; of adapted models the adapters only."""
+def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
+    """An ordinary strong checkpoint, with the weak one in a folder inside; of adapted models the adapters only.
+
+    Args:
+        more: JSON values to keep beside the mixture; `read_pair` gives them back.
+    """
     pair.strong.save_pretrained(str(folder))
     if not _weak_is_bare_base(pair):
         pair.weak.save_pretrained(str(folder / WEAK_FOLDER))
+    kept = {"strong_weight": pair.strong_weight, "strong_anchor": pair.strong_anchor, **more}
+    (folder / PAIR_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def read_pair(folder: Path) -> dict[str, Any]:
+    """What stands in a saved pair's `PAIR_FILE`; nothing in a folder that an older version wrote."""
+    file = folder / PAIR_FILE
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
@@ -177,13 +224,17 @@ def _weak_is_bare_base(pair: WeakStrongPair) -> bool:
 
 
 def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-    left, extra = {name for name, _ in model.named_parameters()}, set()
-    for shard in sorted(folder.glob("*.safetensors")):
-        weights = load_file(shard)
-        extra.update(model.load_state_dict(weights, strict=False).unexpected_keys)
-        left -= weights.keys()
+    """Through `from_pretrained`, because `save_pretrained` writes some weights under other names than the model's."""
+    dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    try:
+        options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+        loaded, found = type(model).from_pretrained(folder, **options)  # pyright: ignore
+    except Exception as error:
+        raise UserError(f"The checkpoint {folder} cannot be read ({error}). If it is damaged, remove it.") from error
+    left, extra = found["missing_keys"], found["unexpected_keys"]
     if left or extra:
         raise UserError(
             f"The checkpoint {folder} does not fit: {len(left)} weights are missing and {len(extra)} too many "
-            f"(first: {sorted(left | extra)[0]}). Remove it and run again."
+            f"(first: {sorted({*left, *extra})[0]}). Remove it and run again."
         )
+    model.load_state_dict(loaded.state_dict())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -26,20 +27,16 @@ def keep(model: PreTrainedModel, kept: Kept) -> None:
     """Make gradient checkpointing of this model spare what attention gave, or that and what every product gave.
 
     Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, where a function cannot
-    stand, so the model's own `gradient_checkpointing_enable` adds it. Calling this twice changes nothing.
+    stand, so the model's own `gradient_checkpointing_enable` adds it. Bound like a method, it goes with a deep copy.
     """
-    if "gradient_checkpointing_enable" in vars(model):
-        return
-    enable = model.gradient_checkpointing_enable
-    contexts = partial(create_selective_checkpoint_contexts, policy(model, kept))
+    model._kept_in_checkpoints = kept  # pyright: ignore
+    model.gradient_checkpointing_enable = MethodType(_enable, model)
 
-    def gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        options = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False, "context_fn": contexts}
-        enable(gradient_checkpointing_kwargs=options, **kwargs)
 
-    model.gradient_checkpointing_enable = gradient_checkpointing_enable  # pyright: ignore[reportAttributeAccessIssue]
+def _enable(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    contexts = partial(create_selective_checkpoint_contexts, policy(model, model._kept_in_checkpoints))
+    options = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False, "context_fn": contexts}
+    type(model).gradient_checkpointing_enable(model, gradient_checkpointing_kwargs=options, **kwargs)
 
 
 def policy(model: PreTrainedModel, kept: Kept) -> Callable[..., CheckpointPolicy]:

@@ -19,7 +19,7 @@ from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, benchmark_source, load_items
 from weakdriven.eval.run import evaluate
-from weakdriven.export import Branch
+from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
     check_model,
@@ -48,7 +48,7 @@ from weakdriven.rundir import (
 )
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
-from weakdriven.training.lora import ADAPTER_FILE, check_lora, name_base, ready_adapter
+from weakdriven.training.lora import check_lora, name_base, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
@@ -117,7 +117,10 @@ class Stages:
             return counters
 
         inputs = keys(start=start, data=data, active=active)
-        return self._model_stage(name, compute, settings, inputs=inputs, also={"epochs": epochs})
+        also: dict[str, Any] = {"epochs": epochs}
+        if self.recipe.lora and start.name == self.base.name:  # a later adapter goes on as the one it starts from
+            also["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
+        return self._model_stage(name, compute, settings, inputs=inputs, also=also)
 
     def entropy(self, model: Model, data: Stage) -> Stage:
         """Entropy of every example under `model`, by batches that survive a kill."""
@@ -235,8 +238,10 @@ class Stages:
         precision = "fp32" if recipe.precision == "fp32" else "bf16"
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            branch = Branch(model.folder, self.base.folder)
-            network = branch.load(precision, trust_remote_code=recipe.trust_remote_code)
+            network = load_merged(
+                model.folder, self.base.folder, precision=precision, trust_remote_code=recipe.trust_remote_code
+            )
+            network.config.use_cache = True
             network.save_pretrained(out)
             self.renderer.tokenizer.save_pretrained(out)
             return {"parameters": network.num_parameters()}
@@ -248,9 +253,7 @@ class Stages:
     ) -> Model:
         fields = set(TrainSettings.model_fields)
         decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
-        common = self.recipe.model_dump(mode="json", include={"precision", "attention", "seed"})
-        if self.recipe.lora:
-            common["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output"})
+        common = self._asking() | {"seed": self.recipe.seed}
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
         fast = fast_layers(self.recipe.fast_layers, model_type(self.base.folder))
         execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": "liger" if fast else "off"}

@@ -1,5 +1,6 @@
 """From what the caller of `WDJTTrainer` hands over to two models that can be mixed; what cannot be is refused here."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
@@ -16,13 +17,20 @@ from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapter, twin
 from weakdriven.models.head import causal_lm, head
+from weakdriven.models.load import vocabulary_size
+from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
 from weakdriven.training.joint_config import WDJTConfig
 
+logger = logging.getLogger(__name__)
 NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 
 
-def refuse_options(args: WDJTConfig, options: dict[str, Any], processor: Any) -> None:
+def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
+    wanted = (os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("FSDP", "DEEPSPEED"))
+    refuse_sharding(bool(args.fsdp or args.deepspeed or any(wanted)))
+    if args.n_gpu > 1:
+        _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():
         raise UserError("activation_offloading moves activations off the GPU, and there is none here; turn it off.")
     for name in NEEDS_LOGITS:
@@ -31,11 +39,27 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any], processor: Any) ->
                 f"{name} is set, but WDJTTrainer never builds the logits that it would read; leave it out. Losses, "
                 "probabilities and entropies of both models are logged by themselves."
             )
-    if isinstance(processor, ProcessorMixin):
+    processor = options.get("processing_class")
+    if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
         raise UserError(
-            f"processing_class is {type(processor).__name__}, of a vision-language model; WDJTTrainer trains text-only "
-            "causal LMs: give a tokenizer."
+            f"processing_class is {type(processor).__name__}; WDJTTrainer trains text-only causal LMs: give a "
+            "tokenizer."
         )
+
+
+def refuse_sharding(sharded: bool) -> None:
+    if sharded:
+        raise UserError(
+            "WDJTTrainer runs on one device or under DDP; FSDP and DeepSpeed would shard the heads that the mixed "
+            "loss reads. LoRA, gradient checkpointing and 8-bit optimizers save memory too."
+        )
+
+
+def _refuse_several_gpus(found: str) -> None:
+    raise UserError(
+        f"{found}, and WDJTTrainer trains on one GPU per process; start the script with `accelerate launch` to use "
+        "all of them, or with CUDA_VISIBLE_DEVICES=0 to use one."
+    )
 
 
 def load_branches(
@@ -54,6 +78,8 @@ def load_branches(
         options["device_map"] = None
     if not isinstance(model, str):
         _refuse_model(model, "strong")
+        if not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
+            logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
     strong: Any = model
     shared_base = None
     if isinstance(model, str):
@@ -77,22 +103,20 @@ def load_branches(
         adapter = _base_of(weak_model) != weak_model
         weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
     _refuse_model(weak, "weak")
-    if {id(module) for module in strong.modules()} & {id(module) for module in weak.modules()}:
-        raise UserError(
-            "model and weak_model share layers, so the two would be one model; give weak_model as a path, or load it "
-            "a second time. Equal frozen tensors are then shared in memory by themselves."
-        )
+    refuse_shared_layers(strong, weak)
     return strong, weak
 
 
-def load_tokenizer_of(source: str, strong: Any, args: WDJTConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model; an adapter may have one of its own, or its base's."""
-    load: Any = args.model_init_kwargs or {}
-    for place in (source, causal_lm(strong).config._name_or_path):
-        options = {"revision": load.get("revision"), "trust_remote_code": args.trust_remote_code}
+    base = causal_lm(strong).config._name_or_path
+    source = model if isinstance(model, str) else base
+    load: Any = args.model_init_kwargs if isinstance(model, str) else None
+    for place in (source, base):
+        options = {"revision": (load or {}).get("revision"), "trust_remote_code": args.trust_remote_code}
         if (found := _tokenizer(place, **options)) is not None:
             return found
-    raise UserError(f"No tokenizer stands beside {source}; give one as processing_class.")
+    raise UserError(f"No tokenizer stands beside {source or 'the strong model'}; give one as processing_class.")
 
 
 def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
@@ -139,7 +163,26 @@ def _refuse_model(model: Any, name: str) -> None:
     head(model)
 
 
-def refuse_nothing_to_learn(model: Any, name: str) -> None:
+def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> None:
+    """What these two models and arguments cannot do together, as known before any data is read."""
+    adapter = peft_config or adapter_config(strong, "strong")
+    if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
+        raise UserError(
+            "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
+            "save the adapter, and merge it into the base in full precision."
+        )
+    fresh = {"strong": peft_config is not None, "weak": adapter is not None and not isinstance(weak, PeftModel)}
+    learns = {"strong": args.strong_runs, "weak": args.weak_learns}
+    for model, name in ((strong, "strong"), (weak, "weak")):
+        _refuse_router_loss(model, name, args.router_aux_loss_coef)
+        devices = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+        if len(devices) > 1:
+            _refuse_several_gpus(f"The {name} model lies on {len(devices)} GPUs")
+        if learns[name] and not fresh[name]:
+            _refuse_nothing_to_learn(model, name)
+
+
+def _refuse_nothing_to_learn(model: Any, name: str) -> None:
     if not any(weight.requires_grad for weight in model.parameters()):
         raise UserError(
             f"No weight of the {name} model is trainable. An adapter is loaded for training by "
@@ -147,7 +190,7 @@ def refuse_nothing_to_learn(model: Any, name: str) -> None:
         )
 
 
-def refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
+def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
     """The load-balancing loss of mixtures of experts is not part of the mixed loss."""
     config = causal_lm(model).config.get_text_config()
     if not hasattr(config, "output_router_logits"):
@@ -159,6 +202,20 @@ def refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
             "loss does not have; set router_aux_loss_coef=0.0 in the arguments to train without it."
         )
     config.output_router_logits = False
+
+
+def refuse_partial_optimizer(optimizer: Any, pair: WeakStrongPair, weak_learning_rate: float | None) -> None:
+    """An optimizer that the caller made must hold every weight that is to learn."""
+    if optimizer is None:
+        return
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    left = [name for name, weight in pair.named_parameters() if weight.requires_grad and id(weight) not in held]
+    if left or weak_learning_rate is not None:
+        found = f"lacks {len(left)} weights that are to learn (first: {left[0]})" if left else "has rates of its own"
+        raise UserError(
+            f"optimizers is set, and that optimizer {found}; give the parameters of both models to it and leave "
+            "weak_learning_rate out, or give optimizer_cls_and_kwargs, from which one is made for both."
+        )
 
 
 def refuse_no_targets(dataset: Any) -> None:
@@ -201,7 +258,7 @@ def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak:
             f"Cannot mix logits: the tokenizers of the weak model ({len(theirs)} tokens) and of the strong one "
             f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run."
         )
-    return len(tokenizer)
+    return vocabulary_size(tokenizer)
 
 
 def _tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase | None:

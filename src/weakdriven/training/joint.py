@@ -1,5 +1,7 @@
 """WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one. All that we override upstream is here."""
 
+import copy
+import inspect
 import logging
 import warnings
 from pathlib import Path
@@ -21,15 +23,22 @@ from trl.models.activation_offloading import OffloadActivations
 from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
 
-from weakdriven.errors import UserError
-from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
 from weakdriven.models.head import causal_lm, refuse_other_logits
 from weakdriven.models.layers import use_liger
-from weakdriven.models.pair import PairOutput, WeakStrongPair, load_pair_weights, save_pair
+from weakdriven.models.pair import (
+    PairOutput,
+    WeakStrongPair,
+    load_pair_weights,
+    read_pair,
+    refuse_different_heads,
+    save_pair,
+    targets,
+)
 from weakdriven.models.recompute import keep
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.training import branches
+from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.supervised import Phase, fit
 from weakdriven.training.watch import GapWatch, means, refuse_divergence
@@ -44,10 +53,10 @@ class WDJTTrainer(SFTTrainer):
     Args:
         model: The strong model: a path or Hub id (of a model or of an adapter), a model, or a PeftModel.
         weak_model: Likewise. What a path loads to has the strong model's precision unless `model_init_kwargs` say more.
-        args: `WDJTConfig`, or any training arguments, which get its defaults.
+        args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
         peft_config: Gives both models an adapter of this kind. A strong model that comes with one gives its kind to a
             weak model that has none. Frozen tensors that are equal in both are held once.
-        kwargs: As for SFTTrainer.
+        more, kwargs: As for SFTTrainer, in its order.
     """
 
     _tag_names = ["trl", "sft", "weak-driven"]  # noqa: RUF012
@@ -62,68 +71,53 @@ class WDJTTrainer(SFTTrainer):
         self,
         model: str | PreTrainedModel | PeftModel,
         args: TrainingArguments | None = None,
-        *,
+        *more: Any,
         weak_model: str | PreTrainedModel | PeftModel,
-        processing_class: Any = None,
-        peft_config: Any = None,
-        quantization_config: Any = None,
         **kwargs: Any,
     ):
+        options = inspect.signature(SFTTrainer).bind(model, args, *more, **kwargs).arguments
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = WDJTConfig(f"{Path(name).name}-WDJT")
-        config = WDJTConfig.of(args)
-        branches.refuse_options(config, kwargs, processing_class)
-        load = {"peft_config": peft_config, "quantization_config": quantization_config}
-        strong, weak = branches.load_branches(model, weak_model, config, **load)
-        if isinstance(model, str) and processing_class is None:
-            processing_class = branches.load_tokenizer_of(model, strong, config)
+        config = copy.copy(WDJTConfig.of(args))
+        branches.refuse_options(config, options)
+        load = {"quantization_config": options.pop("quantization_config", None)}
+        strong, weak = branches.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
+        branches.refuse_pair(strong, weak, config, options.get("peft_config"))
+        tokenizer = options.get("processing_class") or branches.load_tokenizer_of(model, strong, config)
+        vocabulary = branches.common_vocabulary(tokenizer, weak_model, weak)
+        refuse_different_heads(strong, weak, vocabulary)
         if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
             config.ddp_find_unused_parameters = True  # one model does not run in the first step
         config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops us anyway
         own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn of them
-        super().__init__(
-            model=strong, args=config, processing_class=processing_class, peft_config=peft_config, **kwargs
-        )
+        super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
         config.model_init_kwargs = own
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UserError(
-                "WDJTTrainer runs on one device or under DDP; FSDP and DeepSpeed would shard the heads that the mixed "
-                "loss reads. LoRA, gradient checkpointing and 8-bit optimizers save memory too."
-            )
-        branches.refuse_options(config, kwargs, self.processing_class)
+        branches.refuse_sharding(self.is_fsdp_enabled or self.is_deepspeed_enabled)
         branches.refuse_no_targets(self.train_dataset)
-        vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
+        if config.chat_template_path is not None:  # TRL may have added tokens
+            vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
             self.maybe_activation_offload_context.update_model_params(pair)  # weights, which are not to be offloaded
+        branches.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
         # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
         self.model_accepts_loss_kwargs = True
         self.neftune_noise_alpha = None  # see train
-        self._gap = GapWatch()
-        self._pending: Tensor | None = None
         self._norms: dict[str, Tensor] = {}
-        self._logged: list[tuple[list[float], dict[str, float]]] = []
+        self._liger = config.use_liger_kernel
+        self._forget()
         self._in_checkpoint = False
 
     def _pair_up(self, strong: Any, weak: Any, vocabulary: int | None) -> WeakStrongPair:
         args = self.args
         adapter = adapter_config(strong, "strong")
-        weak_learns = args.weak_trainable and args.weak_runs
-        if weak_learns and adapter is not None and not isinstance(weak, PeftModel):
+        if args.weak_learns and adapter is not None and not isinstance(weak, PeftModel):
             weak = add_adapter(weak, adapter, seed=args.seed + 1)
-        if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
-            raise UserError(
-                "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
-                "save the adapter, and merge it into the base in full precision."
-            )
         if shared := share_frozen(strong, weak):
             logger.info("weak and strong model share %.2f GiB of frozen weights", shared / 2**30)
-        for model, name in ((strong, "strong"), (weak, "weak")):
-            branches.refuse_router_loss(model, name, args.router_aux_loss_coef)
-        if args.use_liger_kernel:  # Trainer would look for its layers in the pair
-            args.use_liger_kernel = False
+        if args.use_liger_kernel:
             for model in (strong, weak):
                 use_liger(causal_lm(model))
         if isinstance(weak, PeftModel) and args.gradient_checkpointing:
@@ -135,7 +129,7 @@ class WDJTTrainer(SFTTrainer):
             strong=strong,
             weak=weak,
             strong_weight=args.strong_weight or args.strong_weight_end or 0.0,
-            weak_trainable=weak_learns,
+            weak_trainable=args.weak_learns,
             strong_anchor=args.strong_anchor,
             vocabulary=vocabulary,
             implementation=args.loss_implementation,
@@ -143,9 +137,6 @@ class WDJTTrainer(SFTTrainer):
         pair.strong_weight = args.strong_weight
         if not args.strong_runs:
             strong.requires_grad_(False)
-        for model, name, learns in ((strong, "strong", args.strong_runs), (weak, "weak", weak_learns)):
-            if learns:
-                branches.refuse_nothing_to_learn(model, name)
         if self.place_model_on_device and getattr(weak, "quantization_method", None) is None:
             self._move_model_to_device(weak, args.device)
         for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
@@ -158,6 +149,7 @@ class WDJTTrainer(SFTTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream; NEFTune, if asked for, puts its noise on the embeddings of both models."""
+        self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
         models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
         hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
         try:
@@ -165,6 +157,30 @@ class WDJTTrainer(SFTTrainer):
         finally:
             for model, hook in hooks:
                 deactivate_neftune(model, hook)
+
+    def _forget(self) -> None:
+        self._pending: Tensor | None = None
+        self._logged: list[tuple[list[float], dict[str, float]]] = []
+        self._gap, self._total_train_tokens = GapWatch(), 0
+
+    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
+        """Where training begins, begins again with a smaller batch, or goes on from a checkpoint."""
+        self._forget()
+        kept = read_pair(Path(resume_from_checkpoint)) if resume_from_checkpoint else {}
+        if "gap" in kept:
+            self._total_train_tokens = kept["num_tokens"]
+            self._gap.restore(kept["gap"])
+        self.args.use_liger_kernel = self._liger  # what trackers and checkpoints record
+        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
+        """Counts the tokens that the pair takes its loss on."""
+        counted = [
+            {**batch, "shift_labels": targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask"))}
+            for batch in batch_samples
+            if "labels" in batch
+        ]
+        return super()._get_num_items_in_batch(counted, device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
@@ -211,9 +227,6 @@ class WDJTTrainer(SFTTrainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The last that upstream calls before the optimizer moves, clipping or not."""
         sums, norms = self._read_sums(self._branch_norms() if grad_norm is None else self._norms)
-        if not self._total_train_tokens:  # a resumed run counts on
-            seen = (entry["num_tokens"] for entry in reversed(self.state.log_history) if "num_tokens" in entry)
-            self._total_train_tokens = int(next(seen, 0))
         self._total_train_tokens += int(sums[0])
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         _, tokens, *losses = sums[:5]
@@ -223,7 +236,8 @@ class WDJTTrainer(SFTTrainer):
         # a gradient scaler (fp16) meets infinite gradients while it looks for its scale, and skips those steps
         refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
         self._logged.append((sums, norms))
-        if len(losses) == 3 and self._gap.grows(gap := losses["strong"] - losses["mixed"]):
+        gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
+        if gap is not None and self._gap.grows(gap) and self.is_world_process_zero():
             warnings.warn(GapWatch.WARNING.format(gap=gap), stacklevel=2)
         return super()._get_grad_norm(model, grad_norm)
 
@@ -241,18 +255,22 @@ class WDJTTrainer(SFTTrainer):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Any:
         inputs = self._prepare_inputs(inputs)
+        lengths: Any = inputs.pop(LENGTHS, None)
         state = self.accelerator.gradient_state
-        if "attention_mask" in inputs and state.end_of_dataloader and state.remainder > 0:
-            # accelerate fills the last batches up with rows that were seen; they count once
-            rows = len(inputs["labels"])
-            inputs["labels"][max(state.remainder - rows * self.accelerator.process_index, 0) :] = IGNORE
+        if lengths is not None and state.end_of_dataloader and state.remainder > 0:
+            ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
         """Means over the tokens of the whole set, where upstream takes the mean of the batches' means."""
         self._pending = None
-        output: Any = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self.accelerator.num_processes > 1:
+            inner = getattr(dataloader, "base_dataloader", dataloader)
+            inner.collate_fn = WithLengths(inner.collate_fn)
+        output: Any = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self._pending is not None:
             found = means(self._read_sums({})[0])
             found["strong_weight"] = self.pair.strong_weight
@@ -284,7 +302,9 @@ class WDJTTrainer(SFTTrainer):
         folder = Path(output_dir or str(self.args.output_dir))
         strong: Any = self.pair.strong
         if self._in_checkpoint:
-            save_pair(self.pair, folder)
+            names = ("strong_weight_end", "strong_weight_schedule")
+            kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
+            save_pair(self.pair, folder, **{name: getattr(self.args, name) for name in names}, **kept)
         elif self.args.merge_adapter and isinstance(strong, PeftModel):
             merged(strong).save_pretrained(folder)
         else:

@@ -8,9 +8,12 @@ from transformers import TrainingArguments
 from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mixed_ce import Implementation
+from weakdriven.losses.mixed_ce import Implementation, MixStatistics
 
 Schedule = Literal["linear", "cosine"]
+METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]
+METRICS.remove("margin_tokens")
+"""What evaluation gives, each after `eval_`."""
 
 
 @dataclass
@@ -43,6 +46,7 @@ class WDJTConfig(SFTConfig):
     )
 
     def __post_init__(self) -> None:
+        metric_given = self.metric_for_best_model is not None
         super().__post_init__()
         for name in ("strong_weight", "strong_weight_end"):
             value = getattr(self, name)
@@ -67,13 +71,20 @@ class WDJTConfig(SFTConfig):
             if getattr(self, name) not in get_args(known):
                 raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(known))}.")
         _refuse_other_losses(self)
+        _refuse_metrics_of_logits(self.metric_for_best_model or "")
+        # eval_loss is of the mixture, and of another one at each step of a schedule; the strong model is what is kept
+        if self.load_best_model_at_end and not metric_given and (self.strong_weight or self.strong_anchor):
+            self.metric_for_best_model = "strong_loss"
 
     @classmethod
     def of(cls, args: TrainingArguments, **changes: Any) -> "WDJTConfig":
         """Any training arguments as ours, with defaults for what they lack."""
         if isinstance(args, cls) and not changes:
             return args
-        return cls(**{**{item.name: getattr(args, item.name) for item in fields(args) if item.init}, **changes})
+        given = {item.name: getattr(args, item.name) for item in fields(args) if item.init}
+        if not isinstance(args, cls) and args.load_best_model_at_end and args.metric_for_best_model == "loss":
+            given["metric_for_best_model"] = None  # the default there, and the loss of the strong model
+        return cls(**given | changes)
 
     def strong_weight_at(self, done: float) -> float:
         """Lambda once the share `done` of the optimizer steps is taken."""
@@ -91,10 +102,22 @@ class WDJTConfig(SFTConfig):
     def weak_runs(self) -> bool:
         return self.strong_weight < 1 or self.strong_weight_end not in (None, 1)
 
+    @property
+    def weak_learns(self) -> bool:
+        return self.weak_trainable and self.weak_runs
+
 
 def _within(value: Any, low: float, high: float) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and low <= value <= high
+
+
+def _refuse_metrics_of_logits(metric: str) -> None:
+    if metric.endswith("mean_token_accuracy") or (metric.endswith("entropy") and not metric.endswith(tuple(METRICS))):
+        raise UserError(
+            f"metric_for_best_model is {metric!r}, which is TRL's and not measured here; use one of "
+            f"{', '.join(METRICS)}."
+        )
 
 
 def _refuse_other_losses(args: SFTConfig) -> None:

@@ -13,11 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from weakdriven.errors import UserError
-from weakdriven.models.adapters import ADAPTER, keeps_base, refuse_adapter
+from weakdriven.models.adapters import ADAPTER, ADAPTER_FILE, keeps_base, refuse_adapter
 from weakdriven.models.load import fingerprint, locate_model, refuse_different_vocabularies
 from weakdriven.recipe import LoraSettings
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 def lora_config(lora: LoraSettings) -> LoraConfig:

@@ -1,4 +1,4 @@
-"""An AdamW that transformers has no name for, and whether the chosen one can run here."""
+"""The AdamWs that transformers has no name for, and whether the chosen one can run here."""
 
 import os
 import shutil
@@ -12,22 +12,29 @@ from weakdriven.recipe import TrainSettings
 
 
 def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
-    """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16; None for what its arguments can name."""
-    if settings.optimizer != "adamw_bf16":
+    """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16 and adamw_fp8; None for what its arguments can name."""
+    if settings.optimizer not in ("adamw_bf16", "adamw_fp8"):
         return None
-    # private by its name, though torchao.optim exports it: AdamW8bit without the 8 bits, its state like the weights
-    from torchao.optim import _AdamW
+    # _AdamW is private by its name, though torchao.optim exports it: AdamW8bit without the 8 bits
+    from torchao.optim import AdamWFp8, _AdamW
 
+    # only weights in bf16 are rounded by chance
     options = {"lr": settings.learning_rate, "betas": settings.adam_betas, "eps": 1e-8, "bf16_stochastic_round": True}
-    return _AdamW, options
+    return (_AdamW if settings.optimizer == "adamw_bf16" else AdamWFp8), options
 
 
 def check_optimizer(key: str, optimizer: str) -> None:
-    """Refuse an optimizer that lacks its package or, since torchao compiles its step, a compiler."""
+    """Refuse an optimizer that lacks its package, its kind of GPU or, since torchao compiles its step, a compiler."""
     if optimizer == "adamw":
         return
     if find_spec("torchao") is None:
         raise UserError(f"{key}: {optimizer} needs torchao, which is not installed; pip install 'weakdriven[cuda]'.")
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    if optimizer == "adamw_fp8" and capability and capability < (8, 9):
+        raise UserError(
+            f"{key}: adamw_fp8 needs a GPU of compute capability 8.9 or more, found {capability[0]}.{capability[1]}; "
+            "set optimizer: adamw_8bit."
+        )
     compilers = [os.environ.get("CXX", "g++")]
     if torch.cuda.is_available():
         compilers.append(os.environ.get("CC") or ("gcc" if shutil.which("gcc") else "clang"))

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from itertools import pairwise
 from statistics import mean, stdev
+from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import MixStatistics
@@ -69,6 +70,14 @@ class GapWatch:
         self.current: list[float] = []
         self.means: deque[float] = deque(maxlen=rises + 1)
         self.told = False
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for `restore` in a resumed run."""
+        return {"current": self.current, "means": list(self.means), "told": self.told}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.current, self.told = list(state["current"]), state["told"]
+        self.means.extend(state["means"])
 
     def grows(self, gap: float) -> bool:
         """Take the gap of one optimizer step; True the first time that it has kept growing."""

@@ -1,0 +1,98 @@
+"""Rows of logits to loss, statistics and gradient in plain torch: what `kernels/mixed_ce.py` does in one kernel.
+
+R = rows of a tile, V = vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+NO_GRADIENT, SHARED, SEPARATE = 0, 1, 2
+
+
+def mix_rows(
+    strong_RV: Tensor,
+    weak_RV: Tensor | None,
+    target_R: Tensor,
+    *,
+    strong_weight: float,
+    strong_anchor: float,
+    scales: tuple[float, float],
+    caps: tuple[float, float],
+    statistics: bool,
+    gradients: int,
+) -> Tensor:
+    """Loss and statistics of each row, in the order of `MixStatistics`; NaN where not asked for.
+
+    Args:
+        strong_RV: Raw logits. With `gradients` SHARED they become P_mix - onehot(y); with SEPARATE, the gradient of the
+            whole loss by the raw strong logits.
+        weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
+    """
+    place_R1 = target_R[:, None]
+    strong = _capped(strong_RV, scales[0], caps[0])
+    weak = None if weak_RV is None else _capped(weak_RV, scales[1], caps[1])
+    result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=strong.dtype, device=strong.device)
+    strong_lse_R = None
+    if weak is not None and (statistics or strong_anchor):
+        strong_lse_R = strong.logsumexp(-1)
+        result_R9[:, 1] = strong_lse_R - strong.gather(1, place_R1)[:, 0]
+    if weak is not None and strong_lse_R is not None and statistics:
+        weak_lse_R = weak.logsumexp(-1)
+        result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
+        # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
+        difference = weak - strong
+        result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
+        del difference
+        result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
+        result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
+    if weak is None:
+        mixed = strong
+    else:  # over the strong logits where nobody reads them again
+        mixed = strong.mul_(strong_weight) if gradients == SHARED else strong * strong_weight
+        # not torch.lerp, which subtracts: a logit of minus infinity would make it not a number
+        mixed.add_(weak, alpha=1 - strong_weight)
+    mixed_lse_R = mixed.logsumexp(-1)
+    result_R9[:, 0] = mixed_lse_R - mixed.gather(1, place_R1)[:, 0]
+    if weak is None:
+        strong_lse_R = mixed_lse_R
+        result_R9[:, 1] = result_R9[:, 0]
+    if statistics:
+        result_R9[:, 3:5] = (-result_R9[:, :2]).exp()
+        result_R9[:, 6] = mixed_lse_R - _mean(mixed, mixed_lse_R)
+    if statistics and weak is None:
+        result_R9[:, 7] = result_R9[:, 6]
+    if gradients == NO_GRADIENT:
+        return result_R9
+    hit = torch.full_like(place_R1, -1, dtype=mixed.dtype)
+    residual = mixed.clone() if mixed is strong and gradients == SEPARATE else mixed  # over what is not read again
+    residual.sub_(mixed_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
+    if gradients == SHARED:
+        if residual is not strong_RV:  # a wider copy of it
+            strong_RV.copy_(residual)
+        return result_R9
+    if weak is not None and weak_RV is not None:
+        weak_RV.copy_(_by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
+    residual.mul_(strong_weight)
+    if strong_anchor and strong_lse_R is not None:
+        alone = (strong - strong_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
+        residual.add_(alone, alpha=strong_anchor)
+    strong_RV.copy_(_by_raw(residual, strong, scales[0], caps[0]))
+    return result_R9
+
+
+def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
+    """Expected logit under its own softmax; entropy is log-sum-exp minus this."""
+    p_RV = (z_RV - lse_R[:, None]).exp_()
+    total_R = p_RV.sum(-1)  # not quite 1: large logits have a rounded log-sum-exp, and would magnify what is missing
+    return p_RV.mul_(z_RV).sum(-1) / total_R
+
+
+def _capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
+    z_RV = raw_RV.to(torch.promote_types(raw_RV.dtype, torch.float32))
+    z_RV = z_RV if scale == 1 else z_RV * scale
+    return (z_RV / cap).tanh_().mul_(cap) if cap else z_RV
+
+
+def _by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
+    """A factor times the gradient by the raw logits, from that by the capped ones, which are overwritten."""
+    return z_RV.div_(cap).square_().neg_().add_(1).mul_(gradient_RV).mul_(factor) if cap else gradient_RV * factor
