@@ -343,7 +343,7 @@ def _tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradi
     """
     if not triton:  # torch makes copies in float32
         wide = torch.promote_types(like.dtype, torch.float32)
-        copies = 2 if wide == like.dtype and gradients != SEPARATE else 4
+        copies = 3 if wide == like.dtype and gradients != SEPARATE else 4
         budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES
         rows = max(budget // (vocabulary * (2 * like.element_size() + copies * wide.itemsize)), 1)
         return rows, rows
