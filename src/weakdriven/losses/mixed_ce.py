@@ -24,7 +24,7 @@ Implementation = Literal["auto", "reference", "chunked", "triton"]
 IMPLEMENTATIONS = get_args(Implementation)
 TILE_BYTES = int(0.73 * 2**30)
 """Memory for logits on an accelerator."""
-CPU_TILE_BYTES = 2**26
+CPU_TILE_BYTES = 176 * 2**20
 
 
 class MixStatistics(NamedTuple):
