@@ -19,6 +19,7 @@ from weakdriven.cli import main
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.models.mixture import MixtureForCausalLM
 from weakdriven.models.pair import WeakStrongPair, save_pair
+from weakdriven.rundir import WORK
 
 IDS = torch.arange(3, 12)[None]
 JUST_TRAIN = ["baselines=[]", "eval.benchmarks=[]", "data.limit=8"]
@@ -148,7 +149,7 @@ def test_a_scheduled_weight_is_taken_at_its_end(run, export, tmp_path):
 
 
 def test_a_checkpoint_in_a_runs_work_folder_takes_the_weight_of_its_recipe(run, export, tmp_path):
-    place = tmp_path / "run/.work/round-1--strong/work/checkpoints/checkpoint-1"
+    place = tmp_path / "run" / WORK / "round-1--strong" / "work" / "checkpoints" / "checkpoint-1"
     shutil.copytree(run / "round-1/strong", place)
     (place / "manifest.json").unlink()
     for name in ("run.json", "recipe.yaml"):

@@ -318,7 +318,7 @@ def test_mistakes_are_answered_before_anything_is_computed(overrides, message, t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without a GPU")
 @pytest.mark.parametrize(
     "package, message",
     [
