@@ -201,7 +201,8 @@ def assert_solves(way: Way, case: Problem) -> None:
         assert got is not None and (got.dtype, got.shape) == (given.dtype, given.shape), name
         relative = max(2e-5, 2 * torch.finfo(given.dtype).eps)
         error = (got.cpu().double() - true).abs() - relative * scale
-        assert error.numel() == 0 or error.max() <= 1e-6, f"{name}: off by {error.max()}"
+        # a sure token's P - 1 is as exact as float32 is at 1, and the scale of the logits magnifies that
+        assert error.numel() == 0 or error.max() <= 1e-6 * max(1, *case.scales), f"{name}: off by {error.max()}"
 
 
 @contextmanager
@@ -212,7 +213,7 @@ def tiles(chunk: int, tile: int | None = None):
         return chunk, chunk if tile is None or gradients == mixed_ce.SEPARATE else min(tile, chunk)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixed_ce, "_tile_rows", rows)
+        patch.setattr(mixed_ce, "tile_rows", rows)
         yield
 
 

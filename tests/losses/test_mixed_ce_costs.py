@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loss_cases import Watch, Way, every_fast_way, every_way, given_tensors, problem, tiles
-from weakdriven.losses import mixed_ce
+from weakdriven.losses import tiles as tiling
 from weakdriven.losses.mixed_ce import IGNORE, NO_GRADIENT, SEPARATE, SHARED, mixed_cross_entropy
 
 T, D, V = 5, 4, 37
@@ -103,7 +103,7 @@ def test_chunked_never_holds_more_than_its_budget_beside_the_gradients(options, 
     rows, width, vocabulary = 7, 8, 999
     element = 2 * torch.finfo(dtype).bits // 8 + (3 if dtype == torch.float32 and not options else 4) * 4
     budget = rows * vocabulary * element + 5
-    monkeypatch.setattr(mixed_ce, "CPU_TILE_BYTES", budget)
+    monkeypatch.setattr(tiling, "CPU_TILE_BYTES", budget)
     case = problem(100, width, width, vocabulary, dtype=dtype, **options)
     with Watch() as watch:
         case.solve(CHUNKED)
@@ -127,22 +127,22 @@ def test_no_tensor_of_all_logits_is_ever_made(way):
 @pytest.mark.parametrize("vocabulary", [32_000, 151_936, 262_144])
 def test_tiles_fill_the_budget_and_stay_inside_it(vocabulary, dtype, pair, gradients):
     like = torch.empty(0, dtype=dtype)
-    chunk, tile = mixed_ce._tile_rows(like, vocabulary, triton=True, pair=pair, gradients=gradients)
+    chunk, tile = tiling.tile_rows(like, vocabulary, triton=True, pair=pair, gradients=gradients)
     held = (chunk + tile * pair) * vocabulary * like.element_size()
-    assert 0.6 * mixed_ce.TILE_BYTES < held <= mixed_ce.TILE_BYTES
+    assert 0.6 * tiling.TILE_BYTES < held <= tiling.TILE_BYTES
     if pair and gradients == SEPARATE:
         assert chunk == tile  # both gradients of a chunk are used at once
-    chunk, tile = mixed_ce._tile_rows(like, vocabulary, triton=False, pair=pair, gradients=gradients)
+    chunk, tile = tiling.tile_rows(like, vocabulary, triton=False, pair=pair, gradients=gradients)
     copies = 3 if dtype == torch.float32 and gradients != SEPARATE else 4
     held = chunk * vocabulary * (2 * like.element_size() + copies * 4)
-    assert chunk == tile and 0.6 * mixed_ce.CPU_TILE_BYTES < held <= mixed_ce.CPU_TILE_BYTES
+    assert chunk == tile and 0.6 * tiling.CPU_TILE_BYTES < held <= tiling.CPU_TILE_BYTES
 
 
 @pytest.mark.parametrize("triton", [True, False])
 @pytest.mark.parametrize("gradients", [NO_GRADIENT, SHARED, SEPARATE])
 def test_a_budget_smaller_than_a_row_still_gives_a_row(gradients, triton, monkeypatch):
-    monkeypatch.setattr(mixed_ce, "TILE_BYTES", 10)
-    monkeypatch.setattr(mixed_ce, "CPU_TILE_BYTES", 10)
+    monkeypatch.setattr(tiling, "TILE_BYTES", 10)
+    monkeypatch.setattr(tiling, "CPU_TILE_BYTES", 10)
     for pair in (True, False):
-        rows = mixed_ce._tile_rows(torch.empty(0), 1000, triton=triton, pair=pair, gradients=gradients)
+        rows = tiling.tile_rows(torch.empty(0), 1000, triton=triton, pair=pair, gradients=gradients)
         assert min(rows) >= 1

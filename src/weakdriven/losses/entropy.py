@@ -1,34 +1,98 @@
-"""Entropy of a model's next-token distribution, without a (T, V) tensor.
+"""Entropy of a model's next-token distribution, and the likelihood of the true token, without a (T, V) tensor.
 
-T = supervised tokens, C = tokens in a chunk, D = width, V = vocabulary.
+T = tokens, R = rows of a tile, D = width, V = vocabulary. The rows are those of the mixed loss with no weak branch:
+one pass over the logits gives log-sum-exp and entropy together.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weakdriven.losses.head import Head
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head, as_head
+from weakdriven.losses.mix_rows import NO_GRADIENT
+from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
+
+NLL, ENTROPY = 0, 6
+"""Columns of what `mix_rows` gives."""
+
+
+class TokenScores(NamedTuple):
+    """One value per token, in float32 or better."""
+
+    entropy_T: Tensor
+    """Of the whole distribution, in nats."""
+    nll_T: Tensor
+    """Negative log-likelihood of the true token."""
 
 
 def token_entropy_reference(logits_TV: Tensor) -> Tensor:
-    log_p_TV = logits_TV.float().log_softmax(-1)
-    return -(log_p_TV.exp() * log_p_TV).sum(-1)
+    log_p_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(-1)
+    return -torch.xlogy(p_TV := log_p_TV.exp(), p_TV).sum(-1)  # 0 log 0 is 0
+
+
+def token_entropy(hidden_TD: Tensor, head_VD: Tensor | Head, *, implementation: Implementation = "auto") -> Tensor:
+    """Entropy (nats) of the next-token distribution after each hidden state; carries no gradient.
+
+    Args:
+        head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
+        implementation: `triton` (CUDA) and `chunked` (plain torch) hold one tile of logits, `reference` all of them.
+
+    >>> logits = torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]])
+    >>> [round(x, 6) for x in token_entropy(logits, torch.eye(4)).tolist()]
+    [0.310639, 1.137899]
+    """
+    anything_T = torch.zeros(len(hidden_TD), dtype=torch.long, device=hidden_TD.device)
+    return token_scores(hidden_TD, head_VD, anything_T, implementation=implementation).entropy_T
 
 
 @torch.no_grad()
-def token_entropy(
-    hidden_TD: Tensor, head_VD: Tensor | Head, target_T: Tensor, *, chunk: int = 1024
-) -> tuple[Tensor, Tensor]:
-    """Entropy (nats) of each token's prediction, and the negative log-likelihood of its target; peak memory (chunk, V).
+def token_scores(
+    hidden_TD: Tensor, head_VD: Tensor | Head, target_T: Tensor, *, implementation: Implementation = "auto"
+) -> TokenScores:
+    """Entropy, and the negative log-likelihood of the targets, from one pass over the logits.
 
-    >>> logits = torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]])
-    >>> entropy, nll = token_entropy(logits, torch.eye(4), torch.tensor([0, 0]))
-    >>> [round(x, 6) for x in (entropy.mean().item(), nll[0].item())]
-    [0.724269, 0.072172]
+    >>> scores = token_scores(torch.tensor([[4.0, 1, 0, -1]]), torch.eye(4), torch.tensor([0]))
+    >>> [round(x.item(), 5) for x in scores]
+    [0.31064, 0.07217]
     """
-    head = head_VD if isinstance(head_VD, Head) else Head(head_VD)
-    entropy, nll = [], []
-    for hidden_CD, target_C in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
-        log_p_CV = head.logits(hidden_CD).log_softmax(-1)
-        nll.append(-log_p_CV.gather(1, target_C[:, None])[:, 0])
-        entropy.append(-(log_p_CV.exp() * log_p_CV).sum(-1))
-    return torch.cat(entropy), torch.cat(nll)
+    head = as_head(head_VD)
+    if hidden_TD.dim() != 2 or hidden_TD.shape[1] != head.weight_VD.shape[1] or len(hidden_TD) != len(target_T):
+        raise UserError(
+            f"Hidden states have shape {tuple(hidden_TD.shape)}, the head {tuple(head.weight_VD.shape)}, and there are "
+            f"{len(target_T)} targets; expected (tokens, width), (vocabulary, width) and one target for each token."
+        )
+    triton = use_triton(implementation, hidden_TD)
+    if implementation == "reference":
+        logits_TV = head.logits(hidden_TD)
+        nll_T = -logits_TV.log_softmax(-1).gather(1, target_T[:, None])[:, 0]
+        return TokenScores(token_entropy_reference(logits_TV), nll_T)
+    fill, vocabulary = row_function(triton), len(head.weight_VD)
+    rows, _ = tile_rows(hidden_TD, vocabulary, triton=triton, pair=False, gradients=NO_GRADIENT)
+    tile_RV = hidden_TD.new_empty(min(rows, len(hidden_TD)), vocabulary)
+    weight_DV = head.weight_VD.to(hidden_TD.dtype).T
+    bias_V = None if head.bias_V is None else head.bias_V.to(hidden_TD.dtype)
+    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+    result_T9 = torch.empty(len(hidden_TD), 9, dtype=wide, device=hidden_TD.device)
+    with torch.autocast(hidden_TD.device.type, enabled=False):
+        for begin in range(0, len(hidden_TD), rows):
+            hidden_RD, target_R = hidden_TD[begin : begin + rows], target_T[begin : begin + rows].contiguous()
+            logits_RV = tile_RV[: len(hidden_RD)]
+            if bias_V is None:
+                torch.mm(hidden_RD, weight_DV, out=logits_RV)
+            else:
+                torch.addmm(bias_V, hidden_RD, weight_DV, out=logits_RV)
+            result_T9[begin : begin + rows] = fill(
+                logits_RV,
+                None,
+                target_R,
+                strong_weight=1.0,
+                strong_anchor=0.0,
+                scales=(head.scale, 1.0),
+                caps=(head.cap or 0.0, 0.0),
+                statistics=True,
+                gradients=NO_GRADIENT,
+            )
+    # a certain prediction may come out a rounding error below zero
+    return TokenScores(result_T9[:, ENTROPY].clamp_min(0), result_T9[:, NLL])

@@ -31,3 +31,7 @@ class Head(NamedTuple):
             raw_TV = raw_TV + self.bias_V
         raw_TV = raw_TV * self.scale
         return raw_TV if self.cap is None else self.cap * (raw_TV / self.cap).tanh()
+
+
+def as_head(head: Tensor | Head) -> Head:
+    return head if isinstance(head, Head) else Head(head)

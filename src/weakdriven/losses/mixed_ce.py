@@ -7,24 +7,18 @@ element-wise pass (torch or Triton), and used up by two more products per branch
 which is as few as there can be. Nothing of size (T, V) exists.
 """
 
-import importlib.util
-import os
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from weakdriven.errors import UserError
-from weakdriven.losses.head import Head
+from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
+from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
 
 IGNORE = -100
-Implementation = Literal["auto", "reference", "chunked", "triton"]
-IMPLEMENTATIONS = get_args(Implementation)
-TILE_BYTES = int(0.73 * 2**30)
-"""Memory for logits on an accelerator."""
-CPU_TILE_BYTES = 176 * 2**20
 
 
 class MixStatistics(NamedTuple):
@@ -82,7 +76,7 @@ def mixed_cross_entropy(
     kept = target_T != IGNORE
     if not kept.all():  # a copy only where there is something to leave out
         strong_TD, weak_TE, target_T = strong_TD[kept], weak_TE[kept], target_T[kept]
-    strong, weak = _as_head(strong_head_VD), _as_head(weak_head_VE)
+    strong, weak = as_head(strong_head_VD), as_head(weak_head_VE)
     rows = min(len(strong.weight_VD), len(weak.weight_VD))
     if len(strong.weight_VD) != len(weak.weight_VD) and len(target_T) and (largest := int(target_T.max())) >= rows:
         raise UserError(
@@ -128,8 +122,7 @@ def mixed_cross_entropy_with_statistics(
         raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
     if not 0 <= strong_anchor < float("inf"):
         raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
-    if implementation not in IMPLEMENTATIONS:
-        raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}.")
+    triton = use_triton(implementation, weak_TE if strong_TD is None else strong_TD)
     rows = min(len(strong.weight_VD), len(weak.weight_VD))
     strong, weak = _first_rows(strong, rows), _first_rows(weak, rows)
     strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
@@ -160,9 +153,6 @@ def mixed_cross_entropy_with_statistics(
         return _reference(
             strong_TD, strong, weak_TE if weak_runs else None, weak, target_T, strong_weight, strong_anchor, scale
         )
-    if implementation == "auto":
-        narrow = strong_TD.dtype != torch.float64  # the kernel computes in float32
-        implementation = "triton" if strong_TD.is_cuda and narrow and _has_triton() else "chunked"
     tensors = [strong_TD, strong.weight_VD, strong.bias_V]
     tensors += [weak_TE, weak.weight_VD, weak.bias_V] if weak_runs else [None, None, None]
     loss, statistics_9, *_ = _mixed_ce(
@@ -174,7 +164,7 @@ def mixed_cross_entropy_with_statistics(
         [strong.scale, weak.scale],
         [strong.cap or 0.0, weak.cap or 0.0],
         statistics,
-        implementation == "triton",
+        triton,
         [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors],
     )
     return loss, MixStatistics(*statistics_9.unbind())
@@ -213,8 +203,8 @@ def _mixed_ce(
         gradients = SEPARATE
     elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
         gradients, factors = SHARED, (scale * strong_weight * scales[0], scale * (1 - strong_weight) * scales[1])
-    fill = _triton_rows(strong_TD) if triton else mix_rows
-    chunk, tile = _tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
+    fill = row_function(triton)
+    chunk, tile = tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
     chunk = min(chunk, max(len(target_T), 1))
     tile = min(tile, chunk)
     strong_CV = strong_TD.new_empty(chunk, len(strong_head_VD))
@@ -335,27 +325,6 @@ class _Branch:
         return hidden, head, bias
 
 
-def _tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradients: int) -> tuple[int, int]:
-    """Rows of strong logits held at a time, and of weak ones: as many as the memory for logits allows.
-
-    Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks pay; weak logits are
-    done with as soon as they are mixed, so theirs may be short where the gradient is shared.
-    """
-    if not triton:  # torch makes copies in float32
-        wide = torch.promote_types(like.dtype, torch.float32)
-        copies = 3 if wide == like.dtype and gradients != SEPARATE else 4
-        budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES
-        rows = max(budget // (vocabulary * (2 * like.element_size() + copies * wide.itemsize)), 1)
-        return rows, rows
-    rows = max(TILE_BYTES // (vocabulary * like.element_size()), 2)
-    if not pair:
-        return rows, rows
-    if gradients == SEPARATE:
-        return rows // 2, rows // 2
-    tile = rows // 5 // 128 * 128 or max(rows // 5, 1)
-    return (rows - tile) // 128 * 128 or rows - tile, tile
-
-
 def _reference(
     strong_TD: Tensor,
     strong: Head,
@@ -386,25 +355,7 @@ def _reference(
     return scale * loss, MixStatistics(*columns.sum(0).unbind())
 
 
-def _as_head(head: Tensor | Head) -> Head:
-    return head if isinstance(head, Head) else Head(head)
-
-
 def _first_rows(head: Head, rows: int) -> Head:
     if len(head.weight_VD) == rows:
         return head
     return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])
-
-
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _triton_rows(strong_TD: Tensor) -> Any:
-    if not strong_TD.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError("implementation='triton' needs tensors on a CUDA device; use 'auto' or 'chunked' elsewhere.")
-    try:
-        from weakdriven.kernels.mixed_ce import mix_rows as triton_rows
-    except ImportError as error:
-        raise UserError("implementation='triton' needs triton; pip install triton, or use 'chunked'.") from error
-    return triton_rows

@@ -12,12 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mixed_ce import (
-    IGNORE,
-    Implementation,
-    MixStatistics,
-    mixed_cross_entropy_with_statistics,
-)
+from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
+from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states
 

@@ -8,7 +8,8 @@ from transformers import TrainingArguments
 from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mixed_ce import Implementation, MixStatistics
+from weakdriven.losses.mixed_ce import MixStatistics
+from weakdriven.losses.tiles import Implementation
 
 Schedule = Literal["linear", "cosine"]
 METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]

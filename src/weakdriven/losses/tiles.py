@@ -1,0 +1,65 @@
+"""How many rows of logits are held at a time, and what turns them into results: plain torch or Triton.
+
+V = vocabulary, D = width, T = tokens.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weakdriven.errors import UserError
+from weakdriven.losses.mix_rows import SEPARATE, mix_rows
+
+Implementation = Literal["auto", "reference", "chunked", "triton"]
+IMPLEMENTATIONS = get_args(Implementation)
+TILE_BYTES = int(0.73 * 2**30)
+"""Memory for logits on an accelerator."""
+CPU_TILE_BYTES = 176 * 2**20
+
+
+def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool:
+    """Whether Triton computes the rows; an implementation that cannot run on this tensor is refused."""
+    if implementation not in IMPLEMENTATIONS:
+        raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}.")
+    on_cuda = hidden_TD is not None and hidden_TD.is_cuda
+    if implementation == "triton" and not on_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError("implementation='triton' needs tensors on a CUDA device; use 'auto' or 'chunked' elsewhere.")
+    has_triton = importlib.util.find_spec("triton") is not None
+    if implementation == "triton" and not has_triton:
+        raise UserError("implementation='triton' needs triton; pip install triton, or use 'chunked'.")
+    narrow = hidden_TD is not None and hidden_TD.dtype != torch.float64  # the kernel computes in float32
+    return implementation == "triton" or (implementation == "auto" and on_cuda and narrow and has_triton)
+
+
+def row_function(triton: bool) -> Callable[..., Tensor]:
+    """`mix_rows` of `losses/mix_rows.py`, or the kernel with the same contract."""
+    if not triton:
+        return mix_rows
+    from weakdriven.kernels.mixed_ce import mix_rows as triton_rows
+
+    return triton_rows
+
+
+def tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradients: int) -> tuple[int, int]:
+    """Rows of strong logits held at a time, and of weak ones: as many as the memory for logits allows.
+
+    Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks pay; weak logits are
+    done with as soon as they are mixed, so theirs may be short where the gradient is shared.
+    """
+    if not triton:  # torch makes copies in float32
+        wide = torch.promote_types(like.dtype, torch.float32)
+        copies = 3 if wide == like.dtype and gradients != SEPARATE else 4
+        budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES
+        rows = max(budget // (vocabulary * (2 * like.element_size() + copies * wide.itemsize)), 1)
+        return rows, rows
+    rows = max(TILE_BYTES // (vocabulary * like.element_size()), 2)
+    if not pair:
+        return rows, rows
+    if gradients == SEPARATE:
+        return rows // 2, rows // 2
+    tile = rows // 5 // 128 * 128 or max(rows // 5, 1)
+    return (rows - tile) // 128 * 128 or rows - tile, tile
