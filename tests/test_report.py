@@ -1,6 +1,5 @@
 """The report of whole, partial, empty and hostile run directories."""
 
-import json
 import random
 import re
 import subprocess
@@ -8,10 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from run_files import put, put_active, put_scores
 from weakdriven.report import accuracy_rows, load_run, write_report
-from weakdriven.report.charts import CURVE_POINTS, SCATTER_POINTS
+from weakdriven.report.charts import CURVE_POINTS
+from weakdriven.report.costs import cost_words, selection_cost
+from weakdriven.report.examples import BARS, SCATTER_POINTS, odds_bars
 from weakdriven.report.page import sample_items
 from weakdriven.rundir import PLAN_FILE, write_json
 
@@ -25,13 +28,6 @@ PLAN += [f"eval/{model}/arithmetic" for model in ("base", "sft", "round-1", "bas
 
 def write_plan(run: Path, names: list[str], **keys: str) -> None:
     write_json(run / PLAN_FILE, {name: keys.get(name, "ab12") for name in names})
-
-
-def put(path: Path, value: Any) -> None:
-    """A list becomes JSON lines, a text stays as it is, the rest becomes JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in value) if isinstance(value, list) else json.dumps(value)
-    path.write_text(value if isinstance(value, str) else lines, encoding="utf-8")
 
 
 def manifest(run: Path, stage: str, second: int, **counters: Any) -> None:
@@ -58,16 +54,14 @@ def start(run: Path, examples: int = 60, steps: int = 40, recipe: str = "demo") 
 
 def finish(run: Path, examples: int = 60, steps: int = 40, items: int = 80, recipe: str = "demo") -> None:
     """Everything that a run with one round and a control leaves behind."""
-    rng = start(run, examples, steps, recipe)
+    rng, ids = start(run, examples, steps, recipe), [f"train-{i}" for i in range(examples)]
     entropy = {"base": [rng.gammavariate(3, 0.2) for _ in range(examples)]}
     entropy["sft"] = [value * rng.uniform(0.4, 1.15) for value in entropy["base"]]
     for second, (model, values) in enumerate(entropy.items(), 22):
-        rows = [{"id": f"train-{i}", "tokens": 20, "entropy": value, "nll": value} for i, value in enumerate(values)]
-        put(run / f"entropy/{model}/scores.jsonl", rows)
-        manifest(run, f"entropy/{model}", second)
+        put_scores(run, model, ids, values)
+        manifest(run, f"entropy/{model}", second, tokens_read=5000)
     draws = [rng.choice([0, 0, 1, 1, 2]) for _ in range(examples)]
-    rows = [{"id": f"train-{i}", "probability": 1 / examples, "draws": count} for i, count in enumerate(draws)]
-    put(run / "round-1/active/active.jsonl", rows)
+    put_active(run, 1, ids, np.array(entropy["sft"]) / sum(entropy["sft"]), draws)
     shares = {"consolidation": 0.04, "difficulty": 0.95, "repair": 0.01}
     counts = {"examples": examples, "active": sum(map(bool, draws)), "falling": 48, "equal": 0, "rising": 12}
     odds = {"expected_unique": 0.61, "realised_unique": 0.6, "p_cv": 0.31, "zero_weight": 0, "formula": "paper"}
@@ -195,6 +189,152 @@ def test_a_torn_last_line_is_mentioned_and_the_rest_survives(tmp_path: Path) -> 
     assert "sft/metrics.jsonl: 1 unreadable" in data["problems"][0]
 
 
+@pytest.mark.parametrize("file", ["entropy/base/scores.parquet", "round-1/active/active.parquet"])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_torn_parquet_file_is_mentioned_and_the_page_still_stands(tmp_path: Path, file: str, share: float) -> None:
+    finish(tmp_path)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: int(share * len(whole))])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count(f"{file} cannot be read as Parquet") == 1
+    assert page.count('<circle class="point') == (60 if "active" in file else 0)
+    assert ("Sampling probability, round 1" in page) == ("active" not in file)
+    assert "The draw, round 1" in page
+
+
+def test_a_missing_parquet_file_leaves_out_its_chart(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "entropy/sft/scores.parquet").unlink()
+    assert write_report(tmp_path).read_text(encoding="utf-8").count('<circle class="point') == 0
+
+
+def test_entropies_without_a_draw_are_shown_as_not_drawn_yet(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "round-1/active/active.parquet").unlink()
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "no draw yet" in page and "draw not recorded" in page and page.count('<circle class="point') == 60
+
+
+def test_files_of_different_examples_are_not_joined(tmp_path: Path) -> None:
+    finish(tmp_path)
+    ids = [f"other-{i}" for i in range(60)]
+    put_active(tmp_path, 1, ids, [1 / 60] * 60, [1] * 60)
+    data = load_run(tmp_path)
+    assert data["problems"] == [
+        "round-1/active: its examples are not those of the entropies; the chart leaves the draw out."
+    ]
+    assert len(data["rounds"][0]["points"]) == 60 and not data["rounds"][0]["drawn"]
+    put_scores(tmp_path, "base", ids, [1.0] * 60)
+    data = load_run(tmp_path)
+    assert "the two models' entropies are of different examples" in data["problems"][0]
+    assert data["rounds"][0]["points"] == []
+
+
+def test_an_entropy_that_is_no_number_is_left_out_and_counted(tmp_path: Path) -> None:
+    finish(tmp_path)
+    put_scores(tmp_path, "base", [f"train-{i}" for i in range(60)], [None, float("nan"), *[1.0] * 58])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count('<circle class="point') == 58
+    assert "58 examples; below" in page and "2 more lack an entropy" in page
+
+
+def test_questions_are_read_only_for_points_that_are_drawn(tmp_path: Path) -> None:
+    finish(tmp_path, examples=SCATTER_POINTS + 500)
+    points = load_run(tmp_path)["rounds"][0]["points"]
+    rows = {point["row"] for point in points}
+    assert len(rows) == SCATTER_POINTS and all(point["question"] == f"What is {point['row']} + 2?" for point in points)
+    lines = (tmp_path / "data/examples.jsonl").read_text().splitlines()
+    put(tmp_path / "data/examples.jsonl", "\n".join(line if i in rows else "{torn" for i, line in enumerate(lines)))
+    assert load_run(tmp_path)["problems"] == []
+    put(tmp_path / "data/examples.jsonl", "\n".join(lines[:1000]))
+    (problem,) = load_run(tmp_path)["problems"]
+    missing = sum(row >= 1000 for row in rows)
+    assert f"{missing:,} of 2,000 charted examples do not stand there in their place" in problem
+
+
+def test_a_run_that_only_selects_shows_its_selection(tmp_path: Path) -> None:
+    finish(tmp_path)
+    write_plan(tmp_path, ["data", "sft", "entropy/base", "entropy/sft", "round-1/active"])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count('<circle class="point') == 60 and "The draw, round 1" in page
+
+
+def test_bars_count_every_example_once_and_the_chosen_apart() -> None:
+    bars = odds_bars(np.array([0.0, 0.1, 0.25, 0.65]), np.array([0, 0, 1, 1]))
+    assert len(bars) == BARS and bars[-1]["to"] == pytest.approx(2.6)
+    filled = [
+        (round(bar["low"] * BARS / bars[-1]["high"]), bar["examples"], bar["chosen"]) for bar in bars if bar["examples"]
+    ]
+    # the top is the 99.5% quantile of 0, 0.4, 1, 2.6 (2.576), so a bar is 0.10733 wide
+    assert filled == [(0, 1, 0), (3, 1, 0), (9, 1, 1), (23, 1, 1)]
+    assert odds_bars(np.array([float("nan")]), np.array([0])) == []
+
+
+def stage(name: str, seconds: float | None, status: str = "done", **counters: Any) -> dict[str, Any]:
+    return {"name": name, "status": status, "manifest": {"wall_seconds": seconds, "counters": counters}}
+
+
+COSTLY = [
+    stage("data", 10),
+    stage("sft", 100),
+    stage("entropy/base", 20, tokens_read=50_000),
+    stage("entropy/sft", 25),
+    stage("round-1/active", 5),
+    stage("round-1/strong", 90),
+    stage("baselines/sft", 200),
+    stage("eval/base/arithmetic", 1000),
+]
+
+
+def test_the_cost_of_choosing_the_data_by_hand() -> None:
+    cost = selection_cost(COSTLY)
+    assert cost is not None
+    assert (cost["seconds"], cost["training_seconds"], cost["share"]) == (50, 250, 0.2)
+    assert (cost["control_seconds"], cost["control_share"]) == (200, 0.25)
+    assert [(one["model"], one["tokens_per_second"]) for one in cost["scans"]] == [("base", 2500), ("sft", None)]
+    assert cost_words(cost) == (
+        "Choosing the data (WD-DS: the models' entropies and the draw) took 50.0 s, 20.0% of the 4 min 10 s that this "
+        "run spent on all but evaluation and baselines. The SFT control took 3 min 20 s in all; WD-DS is 25.0% of that."
+    )
+
+
+def test_entropies_of_another_run_cost_nothing_here() -> None:
+    reused = stage("entropy/base", 20, tokens_read=50_000, reused_from="runs/other")
+    cost = selection_cost([reused if one["name"] == "entropy/base" else one for one in COSTLY])
+    assert cost is not None
+    assert (cost["seconds"], cost["training_seconds"]) == (30, 230)
+    assert [(one["reused_from"], one["tokens_per_second"]) for one in cost["scans"]] == [
+        ("runs/other", None),
+        (None, None),
+    ]
+    assert cost_words(cost).endswith("Entropies taken over from another run are not counted.")
+
+
+def test_the_cost_of_a_run_under_way_is_told_so_far() -> None:
+    waiting = [stage(one["name"], None, "not run yet") if one["name"] == "round-1/strong" else one for one in COSTLY]
+    cost = selection_cost(waiting[:6])
+    assert cost is not None and cost["control_share"] is None
+    assert "took 50.0 s so far, 31.2% of the 2 min 40 s that this run spent so far" in cost_words(cost)
+
+
+def test_stages_of_an_older_recipe_cost_nothing_and_no_selection_has_no_cost() -> None:
+    older = [one | {"status": "from an older recipe"} if "entropy" in one["name"] else one for one in COSTLY]
+    cost = selection_cost(older)
+    assert cost is not None and (cost["seconds"], cost["training_seconds"], cost["scans"]) == (5, 205, [])
+    assert selection_cost(COSTLY[:2]) is None and selection_cost([]) is None
+
+
+def test_the_page_tells_what_choosing_the_data_cost(tmp_path: Path) -> None:
+    finish(tmp_path)
+    manifest(tmp_path, "entropy/sft", 23, reused_from="runs/other")
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    # 25.5 s of entropy/base and 27.5 s of the draw, beside 4.5 s of data, 23.5 s of SFT, 43.5 s of joint training
+    assert "took 53.0 s, 42.6% of the 2 min 04 s" in page and "WD-DS is 119.1% of that" in page
+    assert "<td>196</td>" in page and "taken over from runs/other" in page
+    start(tmp_path / "begun")
+    assert "What choosing the data cost" not in write_report(tmp_path / "begun").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "wmss, control, words",
     [
@@ -297,7 +437,8 @@ def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path) -> None:
 
 
 def test_the_report_needs_no_heavy_library() -> None:
-    code = "import sys, weakdriven.report; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
+    heavy = "{'torch', 'transformers', 'datasets', 'pydantic'}"
+    code = f"import sys, weakdriven.report; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from weakdriven.losses import mixed_cross_entropy, token_entropy
     from weakdriven.models.mixture import MixtureConfig, MixtureForCausalLM
     from weakdriven.models.pair import WeakStrongPair
+    from weakdriven.models.scan import score_dataset
     from weakdriven.selection import draw_active, selection_probabilities
     from weakdriven.training.joint import WDJTConfig, WDJTTrainer
 
@@ -19,6 +20,7 @@ __all__ = [
     "WeakStrongPair",
     "draw_active",
     "mixed_cross_entropy",
+    "score_dataset",
     "selection_probabilities",
     "token_entropy",
 ]
@@ -30,6 +32,7 @@ _HOMES = {
     "WeakStrongPair": "weakdriven.models.pair",
     "draw_active": "weakdriven.selection",
     "mixed_cross_entropy": "weakdriven.losses",
+    "score_dataset": "weakdriven.models.scan",
     "selection_probabilities": "weakdriven.selection",
     "token_entropy": "weakdriven.losses",
 }

@@ -4,14 +4,18 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from weakdriven.errors import UserError, explain
-from weakdriven.recipe import describe, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.recipe import Recipe, describe, load_recipe, recipe_schema, shipped_recipes
+
+if TYPE_CHECKING:
+    from weakdriven.pipeline.pairing import Separation
 
 app = typer.Typer(
     help="Weak-driven post-training: one command takes a recipe to a stronger model.",
@@ -24,32 +28,46 @@ app.add_typer(recipes_app, name="recipes")
 export_app = typer.Typer(help="Save what a run trained in other forms.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
 
+
+class SelectGroup(TyperGroup):
+    """`select RECIPE` is short for `select draw RECIPE`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["draw", *args])
+
+
+select_app = typer.Typer(help="WD-DS: draw the active set of a recipe, and see why.", cls=SelectGroup)
+app.add_typer(select_app, name="select", no_args_is_help=True)
+
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
+
+
+Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")]
+Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
+Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 
 
 @app.command()
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")] = None,
-    quiet: Annotated[bool, typer.Option(help="Print the final table only.")] = False,
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    output: Output = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
-    settings = load_recipe(recipe, overrides)
-    root = output or Path("runs") / settings.name
-    quieten_libraries()
+    settings, root, progress = prepare(recipe, overrides, output, quiet)
     from weakdriven.pipeline.run import run_recipe
-    from weakdriven.progress import choose_progress
 
-    report = run_recipe(settings, root, choose_progress(Console(), quiet=quiet))
+    report = run_recipe(settings, root, progress)
     print_scores(root)
     print(f"\nReport: {report}")
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+def report(run: RunArgument) -> None:
     """Write report.html of a run again, finished or not."""
     from weakdriven.report import write_report
     from weakdriven.rundir import RUN_FILE
@@ -57,6 +75,62 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
     if not (run / RUN_FILE).is_file():
         raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}.")
     print(write_report(run))
+
+
+@select_app.command("draw")
+def select_draw(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    turn: Annotated[int, typer.Option("--round", help="Round whose active set is drawn.")] = 1,
+    output: Output = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Draw the active set of a round: what it needs is trained first, entropies are computed or taken over.
+
+    Entropies are computed by several processes if started as: accelerate launch -m weakdriven select RECIPE
+    """
+    settings, root, progress = prepare(recipe, overrides, output, quiet)
+    from weakdriven.explain import explain_selection
+    from weakdriven.pipeline.run import select_recipe
+
+    if select_recipe(settings, root, progress, turn):
+        explain_selection(root, turn, Console())
+
+
+@select_app.command("explain")
+def select_explain(
+    run: RunArgument,
+    turn: Annotated[int | None, typer.Option("--round", help="Round; unset: the last that has a selection.")] = None,
+    id: Annotated[str | None, typer.Option(help="Say why this example was chosen or not.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Hardest and most regressed examples to show.")] = 5,
+    debug: Debug = False,
+) -> None:
+    """Say how the active set of a finished selection came about, or why one example is in it or not."""
+    from weakdriven.explain import explain_example, explain_selection
+
+    if id is None:
+        explain_selection(run, turn, Console(), top)
+    else:
+        explain_example(run, turn, id, Console())
+
+
+@select_app.command("pairing")
+def select_pairing(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    weak: Annotated[list[str] | None, typer.Option(help="An earlier checkpoint; may be given several times.")] = None,
+    strong: Annotated[str | None, typer.Option(help="The strong model; unset: the recipe's M1.")] = None,
+    examples: Annotated[int, typer.Option(help="Examples to score, drawn at random.")] = 2048,
+    output: Output = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compare earlier checkpoints as weak model by how far their entropies lie from the strong one's (paper B.5)."""
+    settings, root, progress = prepare(recipe, overrides, output, quiet)
+    from weakdriven.pipeline.pairing import pair_checkpoints
+
+    print_pairings(pair_checkpoints(settings, root, progress, weak=weak or [], strong=strong, examples=examples))
 
 
 @recipes_app.callback()
@@ -95,7 +169,7 @@ def export_mix(
         Literal["bf16", "fp32"] | None,
         typer.Option(help="Of the saved weights; unset: bf16 if both models are, else fp32."),
     ] = None,
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Save weak and strong as one model that answers with their mixed logits, to evaluate what was trained."""
     quieten_libraries()
@@ -106,6 +180,40 @@ def export_mix(
     print(f"strong  {mix.strong.folder}\nweak    {mix.weak.folder}")
     print(f"weight  {mix.strong_weight:g} on the strong logits, from {mix.weight_from}")
     print(f"saved   {mix.out}, which loads and answers as the two models mixed")
+
+
+def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
+    """What the commands that compute share: settings, run directory, and someone who tells of progress."""
+    settings = load_recipe(recipe, overrides)
+    quieten_libraries()
+    from weakdriven.progress import choose_progress
+
+    helper = os.environ.get("RANK", "0") != "0"  # of several processes the first one speaks
+    return settings, output or Path("runs") / settings.name, choose_progress(Console(), quiet=quiet or helper)
+
+
+def print_pairings(found: "list[Separation]") -> None:
+    if not found:
+        return
+    table = Table("weak model", "entropy", "change to strong", "distance", "", "rank corr.")
+    for one in found:
+        table.add_row(
+            "/".join(Path(one.weak).parts[-2:]),
+            f"{one.weak_entropy:.4f}",
+            f"{one.change:+.4f} ± {one.error:.4f}",
+            f"{one.distance:.4f}, {one.relative:.1%}",
+            "too close" if one.too_close else "",
+            "" if one.correlation is None else f"{one.correlation:.3f}",
+        )
+    print(f"Strong model: entropy {found[0].strong_entropy:.4f} nats per token over {found[0].examples} examples.")
+    Console().print(table)
+    print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
+    for one in found:
+        if one.too_close:
+            print(
+                f"Warning: {one.weak} lies {one.relative:.1%} of the strong model's entropy away from it. A pair below "
+                "5% has nearly the same doubts, so mixing adds little (paper B.5); choose an earlier checkpoint."
+            )
 
 
 def print_scores(root: Path) -> None:

@@ -41,6 +41,8 @@ class DataSettings(Settings):
     """Tokens of prompt and completion together; longer completions are cut on the right and counted."""
     long_prompts: Literal["error", "drop"] = "error"
     """What to do with rows whose prompt leaves no room for a supervised token."""
+    empty_completions: Literal["error", "drop"] = "error"
+    """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
 
@@ -123,8 +125,14 @@ class SelectionSettings(Settings):
     """Draws per example, with replacement."""
     dedup: bool = True
     """Drop repeated draws, as the paper does; the authors' code keeps them."""
+    match_steps: bool = False
+    """Train as many steps as an epoch over all examples has, by going through the active set again and again."""
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
+    reuse: list[str] = []
+    """Other run directories, or score files of theirs: scores of the same model on the same tokens are taken over."""
+
+    _no_repeats = field_validator("reuse")(refuse_repeats)
 
     @model_validator(mode="after")
     def _some_weight(self) -> "SelectionSettings":
@@ -270,6 +278,10 @@ class Recipe(Settings):
             if not self.mixes and mixing[name] != JointSettings.model_fields[name].default:
                 why = "strong_weight is 1" if joint.enabled else "enabled is false"
                 raise ValueError(f"joint.{name} is set, but joint.{why}, so no logits are mixed; remove one of them")
+        if self.selection.match_steps and not self.selection.enabled:
+            raise ValueError(
+                "selection.match_steps is set, but selection.enabled is false, so every example is used; remove one"
+            )
         if self.method == "sft" and self.sft.model:
             raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
         if self.method == "sft" and self.baselines:

@@ -26,7 +26,7 @@ from weakdriven.errors import UserError
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
-EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.jsonl", "active.jsonl"
+EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
@@ -72,6 +72,10 @@ class Run:
     dry: bool = False
     progress: Progress = field(default_factory=Progress)
     planned: list[Planned] = field(default_factory=list)
+    leads: bool = True
+    """Of several processes on one run, the first publishes; the others help with shared stages."""
+    meet: Callable[[], None] = lambda: None
+    """Wait for all processes of this run."""
 
     def stage(
         self,
@@ -81,6 +85,7 @@ class Run:
         settings: dict[str, Any],
         inputs: dict[str, str],
         execution: dict[str, Any] | None = None,
+        shared: bool = False,
     ) -> Stage:
         """Compute stage `name` unless it is done.
 
@@ -88,6 +93,7 @@ class Run:
             settings: What decides the result; part of the key.
             inputs: Name and key of everything that is read; part of the key.
             execution: Settings that change speed or memory and not the result, such as a micro-batch size.
+            shared: Every process of the run computes a part; otherwise the first one works and the others wait.
         """
         settings = json.loads(json.dumps(settings))
         stage = Stage(name, self.root / name, digest({"settings": settings, "inputs": inputs}))
@@ -97,22 +103,32 @@ class Run:
         self.planned.append(Planned(name, stage.key, reason))
         if self.dry:
             return stage
+        home = self.root / WORK / name.replace("/", "--")
+        whole = _key(home / "out") == stage.key  # a kill came between the last byte and the rename
+        self.meet()  # all have looked before the first one changes anything
         if not reason:
             self.progress.skip(name)
             return stage
         self.progress.begin(name, reason)
         begin = time.monotonic()
-        home = self.root / WORK / name.replace("/", "--")
-        if _key(home / "out") != stage.key:  # else a kill came between the last byte and the rename
+        if not whole:
             facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
-            self._compute(stage, home, compute, facts)
-        _publish(home / "out", stage.path)
-        shutil.rmtree(home, ignore_errors=True)
+            self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
+        if self.leads:
+            _publish(home / "out", stage.path)
+            shutil.rmtree(home, ignore_errors=True)
+        self.meet()
         self.progress.end(name, time.monotonic() - begin)
         return stage
 
+    def _help(self, home: Path, compute: Compute, shared: bool) -> None:
+        self.meet()  # the first process has made the folders
+        if shared:
+            compute(home / "work", home / "out")
+
     def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
         begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
+        self.meet()
         _reset_peak_memory()
         try:
             counters = compute(home / "work", home / "out")

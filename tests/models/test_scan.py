@@ -1,16 +1,21 @@
-"""The entropy pass: batch-size independent, every row once, resumable."""
+"""The entropy pass: exact, every row once, and independent of how rows are batched, ordered and padded."""
 
 from functools import lru_cache
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers import demo_examples, embedded_tokenizer
+from helpers import demo_examples, embedded_tokenizer, tiny_model, token_rows
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, load_tokens, write_tokens
+from weakdriven.errors import UserError
+from weakdriven.models import scan as home
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.models.scan import scan, scan_batches
+from weakdriven.models.scan import column, plan_batches, row_lengths, scan, score_dataset
+from weakdriven.scores import PART_SCHEMA
 
 ROWS = 30
 
@@ -28,58 +33,154 @@ def model():
     return load_model(locate_model(EMBEDDED), precision="fp32")
 
 
-def scanned(dataset, batch_tokens, skip=()):
-    batches = []
-    scan(model(), dataset, batch_tokens=batch_tokens, skip=set(skip), on_batch=batches.append)
-    return batches
+@lru_cache
+def exact_model():
+    return load_model(locate_model(EMBEDDED), precision="fp32").double().eval()
+
+
+def scanned(dataset, batches, network=None):
+    table = pa.Table.from_batches(list(scan(network or model(), dataset, batches)), PART_SCHEMA)
+    return {row["id"]: row for row in table.to_pylist()}
 
 
 @torch.no_grad()
-def dense(row):
-    """Mean entropy and likelihood of one unpadded row, in float64; logits row t - 1 predicts token t."""
-    logits = model().eval()(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].double()
-    target = torch.tensor(row["labels"][1:])
-    logits, target = logits[target != IGNORE], target[target != IGNORE]
-    p = logits.softmax(-1)
-    return len(target), -(p * p.log()).sum(-1).mean().item(), F.cross_entropy(logits, target).item()
+def dense(network, row, *, shift=1):
+    """Means over one unpadded row in float64; logits row t - 1 predicts token t, unless `shift` is 0."""
+    logits = network(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
+    target = torch.tensor(row["labels"])
+    places = (target != IGNORE).nonzero()[:, 0]
+    p = logits[places - shift].softmax(-1)
+    nll = F.cross_entropy(logits[places - 1], target[places], reduction="none")
+    return len(places), -(p * p.log()).sum(-1).mean().item(), nll.mean().item(), (-nll).exp().mean().item()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_scores_equal_a_dense_pass_over_each_row_for_any_batch_size(batch_size, dataset):
-    longest = max(len(ids) for ids in dataset["input_ids"])
-    batches = scanned(dataset, batch_size * longest)
-    assert len(batches[0]) == batch_size
-    scores = {score["id"]: score for batch in batches for score in batch}
-    assert len(scores) == sum(map(len, batches)) == ROWS
-    for row in dataset:
-        tokens, entropy, nll = dense(row)
+def batches_of(size, *, ordered, rows=ROWS):
+    order = np.arange(rows) if ordered else np.random.default_rng(size).permutation(rows)
+    return [order[begin : begin + size] for begin in range(0, rows, size)]
+
+
+def assert_exact(scores, dataset, network):
+    assert len(scores) == len(dataset)
+    for number, row in enumerate(dataset):
+        tokens, *means = dense(network, row)
         score = scores[row["id"]]
-        assert (score["tokens"], score["truncated"]) == (tokens, row["truncated"])
-        assert (score["entropy"], score["nll"]) == pytest.approx((entropy, nll), abs=1e-5)
+        assert (score["row"], score["tokens"], score["truncated"]) == (number, tokens, row["truncated"])
+        assert [score[name] for name in ("entropy", "nll", "target_probability")] == pytest.approx(means, abs=1e-5)
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "shuffled"])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_scores_equal_a_dense_float64_pass_over_each_row_for_any_batches(size, ordered, dataset):
+    assert_exact(scanned(dataset, batches_of(size, ordered=ordered)), dataset, exact_model())
+
+
+@pytest.mark.parametrize("budget", [1, 400, 100_000])
+def test_scores_equal_a_dense_float64_pass_for_any_budget_of_tokens(budget, dataset):
+    assert_exact(scanned(dataset, plan_batches(row_lengths(dataset), budget)), dataset, exact_model())
+
+
+def test_rows_packed_into_one_equal_a_dense_pass_over_each(dataset, monkeypatch):
+    monkeypatch.setattr(home, "is_flash_attention_requested", lambda config: True)
+    assert_exact(scanned(dataset, batches_of(7, ordered=False)), dataset, exact_model())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3", "gemma2", "granite", "cohere", "phi"])
+def test_other_families_are_scored_as_they_predict(family):
+    network = tiny_model(family, **({"final_logit_softcapping": 2.0} if family == "gemma2" else {}))
+    rows = token_rows(9)
+    rows = rows.add_column("id", [str(i) for i in range(9)]).add_column("truncated", [False] * 9)
+    scores = scanned(rows, batches_of(4, ordered=False, rows=9), network)
+    assert_exact(scores, rows, network.double().eval())
+
+
+def test_the_off_by_one_reading_of_the_authors_gives_other_entropies(dataset):
+    """Their code takes the logits row of each completion token itself, which predicts the token after it."""
+    scores = scanned(dataset, batches_of(16, ordered=True))
+    right, theirs = (np.array([dense(exact_model(), row, shift=shift)[1] for row in dataset]) for shift in (1, 0))
+    ours = np.array([scores[i]["entropy"] for i in dataset["id"]])
+    assert np.abs(ours - right).max() < 1e-5
+    assert np.median(np.abs(ours - theirs)) > 0.05
+
+
+def test_a_model_in_half_precision_is_scored_close_to_the_exact_one(dataset):
+    network = load_model(locate_model(EMBEDDED), precision="bf16")
+    scores = scanned(dataset, batches_of(5, ordered=True), network)
+    right = np.array([dense(exact_model(), row)[1] for row in dataset])
+    assert [scores[i]["entropy"] for i in dataset["id"]] == pytest.approx(right, rel=0.05)
 
 
 def test_some_rows_of_the_scan_were_truncated_and_say_so(dataset):
-    truncated = [score["truncated"] for batch in scanned(dataset, 2000) for score in batch]
+    truncated = [score["truncated"] for score in scanned(dataset, batches_of(8, ordered=True)).values()]
     assert 0 < sum(truncated) == sum(dataset["truncated"]) < ROWS
 
 
-def test_batches_that_were_done_are_skipped(dataset):
-    whole = scanned(dataset, 400)
-    done = [score["id"] for score in whole[0] + whole[2]]
-    assert scanned(dataset, 400, skip=done) == [whole[1], *whole[3:]]
-    assert scanned(dataset, 400, skip=dataset["id"]) == []
+def test_a_row_without_a_supervised_token_has_a_null_score_and_spoils_no_other(dataset):
+    first = dataset[0]
+    rows = dataset.select(range(3)).map(
+        lambda row: {"labels": [IGNORE] * len(row["labels"])} if row["id"] == first["id"] else {}
+    )
+    scores = scanned(rows, [np.array([1, 0, 2])])
+    empty = scores.pop(first["id"])
+    assert (empty["tokens"], empty["entropy"], empty["nll"], empty["target_probability"]) == (0, None, None, None)
+    assert [score["entropy"] for score in scores.values()] == pytest.approx(
+        [dense(exact_model(), row)[1] for row in rows.select([1, 2])], abs=1e-5
+    )
+    alone = scanned(rows, [np.array([0])])[first["id"]]
+    assert (alone["tokens"], alone["entropy"]) == (0, None)
 
 
-def test_a_batch_that_was_done_in_part_is_done_again_whole(dataset):
-    whole = scanned(dataset, 400)
-    assert scanned(dataset, 400, skip=[whole[0][0]["id"]]) == whole
+def test_an_entropy_that_is_not_a_number_stops_the_scan_and_names_the_examples(dataset):
+    network = load_model(locate_model(EMBEDDED), precision="fp32")
+    batches = scan(network, dataset, batches_of(2, ordered=True))
+    next(batches)
+    with torch.no_grad():
+        network.get_input_embeddings().weight.fill_(torch.nan)
+    next(batches)  # launched before
+    with pytest.raises(UserError, match=f"not a finite number for 2 of 2 .*{dataset[4]['id']!r}"):
+        next(batches)
+
+
+def test_scanning_turns_dropout_off(dataset):
+    network = tiny_model(attention_dropout=0.9).train()
+    rows = token_rows(4).add_column("id", list("abcd")).add_column("truncated", [False] * 4)
+    assert scanned(rows, batches_of(2, ordered=True, rows=4), network) == scanned(
+        rows, batches_of(2, ordered=True, rows=4), network
+    )
+
+
+def test_lengths_and_columns_are_those_of_the_rows_chosen(dataset):
+    some = dataset.select([5, 2, 9])
+    assert row_lengths(some).tolist() == [len(row["input_ids"]) for row in some]
+    assert column(some, "id").to_pylist() == list(some["id"])
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 10, 37, 10_000])
 @pytest.mark.parametrize("lengths", [[], [5], [3, 9, 9, 1, 4, 7, 2, 9, 1, 1], list(range(1, 40))])
 def test_batches_cover_each_row_once_longest_first_within_the_budget(lengths, batch_tokens):
-    batches = list(scan_batches(lengths, batch_tokens))
-    rows = [row for batch in batches for row in batch]
+    lengths = np.array(lengths, int)
+    batches = plan_batches(lengths, batch_tokens)
+    rows = [row for batch in batches for row in batch.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
-    assert [lengths[row] for row in rows] == sorted(lengths, reverse=True)
+    assert lengths[rows].tolist() == sorted(lengths.tolist(), reverse=True)
     assert all(len(batch) == 1 or lengths[batch[0]] * len(batch) <= batch_tokens for batch in batches)
+
+
+def test_batches_are_as_full_as_the_budget_allows():
+    assert [batch.tolist() for batch in plan_batches(np.full(7, 5), 15)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_a_dataset_of_ones_own_is_scored_in_its_order(dataset):
+    table = score_dataset(model(), dataset, batch_tokens=400)
+    assert table["id"].to_pylist() == list(dataset["id"])
+    assert table["truncated"].to_pylist() == list(dataset["truncated"])
+    want = [dense(exact_model(), row)[1] for row in dataset]
+    assert table["entropy"].to_pylist() == pytest.approx(want, abs=1e-5)
+    bare = score_dataset(model(), dataset.select_columns(["input_ids", "labels"]), batch_tokens=400)
+    assert bare["entropy"].equals(table["entropy"])
+    assert bare["id"].to_pylist() == [str(row) for row in range(ROWS)]
+    assert bare["truncated"].to_pylist() == [False] * ROWS
+
+
+def test_a_dataset_without_labels_is_refused(dataset):
+    with pytest.raises(UserError, match=r"columns id, input_ids, truncated; scoring needs labels: tokenise"):
+        score_dataset(model(), dataset.remove_columns("labels"))

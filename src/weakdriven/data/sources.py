@@ -30,14 +30,21 @@ class Example:
         return asdict(self)
 
 
-def load_examples(path: str, split: str = "train", limit: int | None = None) -> list[Example]:
-    """All examples of a source; an empty source, a repeated id or a row without a completion is an error."""
+def load_examples(
+    path: str, split: str = "train", limit: int | None = None, *, empty_completions: str = "error"
+) -> list[Example]:
+    """All examples of a source; an empty source or a repeated id is an error.
+
+    Args:
+        empty_completions: `drop` keeps rows without a completion as examples whose completion is empty, for whoever
+            counts them; else they are an error.
+    """
     examples: list[Example] = []
     first_use: dict[str, int] = {}
     for number, row in enumerate(read_rows(path, split), start=1):
         if limit is not None and number > limit:
             break
-        example = as_example(row, number, path)
+        example = as_example(row, number, path, needs_completion=empty_completions != "drop")
         if example.id in first_use:
             raise UserError(
                 f"{path}: id {example.id!r} stands in rows {first_use[example.id]} and {number}; ids must be unique."
@@ -49,12 +56,13 @@ def load_examples(path: str, split: str = "train", limit: int | None = None) -> 
     return examples
 
 
-def as_example(row: dict[str, Any], number: int, path: str) -> Example:
+def as_example(row: dict[str, Any], number: int, path: str, *, needs_completion: bool = True) -> Example:
     """Read one row in whichever of the known forms it has; `number` counts from 1 and stands in for a missing id."""
     where = f"{path}, row {number}"
     if "messages" in row:
         turns, used = _messages(row["messages"], where), {"messages"}
-        prompt, replies = turns[:-1], turns[-1:]
+        replies = turns[-1:] if turns and turns[-1]["role"] == "assistant" else []
+        prompt = turns[: len(turns) - len(replies)]
     elif "prompt" in row or "question" in row:
         ask, reply = ("prompt", "completion") if "prompt" in row else ("question", "solution")
         used = {ask, reply}
@@ -67,12 +75,16 @@ def as_example(row: dict[str, Any], number: int, path: str) -> Example:
         )
     if not prompt or not any(message["content"].strip() for message in prompt):
         raise UserError(f"{where}: the prompt is empty; every row needs one.")
-    if len(replies) != 1 or replies[0]["role"] != "assistant" or not replies[0]["content"].strip():
-        raise UserError(f"{where}: there is no completion to learn from; remove the row or give it one.")
+    completion = replies[0]["content"] if len(replies) == 1 and replies[0]["role"] == "assistant" else ""
+    if needs_completion and not completion.strip():
+        raise UserError(
+            f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "
+            "data.empty_completions=drop."
+        )
     identity = str(number if row.get("id") is None else row["id"]).encode(errors="backslashreplace").decode()
     gold = next((str(row[key]) for key in GOLD_FIELDS if row.get(key) is not None), None)
     meta = {key: value for key, value in row.items() if key not in used | {"id", *GOLD_FIELDS}}
-    return Example(identity, prompt, replies[0]["content"], gold, meta)
+    return Example(identity, prompt, completion, gold, meta)
 
 
 def _messages(value: Any, where: str, role: str = "") -> list[Message]:

@@ -46,11 +46,15 @@ def write_tokens(
     on_row: Callable[[int], None] = lambda done: None,
 ) -> dict[str, int]:
     """Tokenise into an Arrow file that `datasets` maps without a copy; returns what was kept, cut and left out."""
-    counters = {"examples": 0, "truncated": 0, "dropped_long_prompts": 0, "tokens": 0, "supervised_tokens": 0}
+    counters = {"examples": 0, "truncated": 0, "dropped_long_prompts": 0, "dropped_empty_completions": 0}
+    counters |= {"tokens": 0, "supervised_tokens": 0}
     too_long: list[str] = []
     batch: list[dict[str, Any]] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for done, example in enumerate(examples, start=1):
+            if not example.completion.strip():
+                counters["dropped_empty_completions"] += 1
+                continue
             row = tokenize(example, renderer, max_length)
             supervised = sum(label != IGNORE for label in row["labels"])
             if not supervised:
@@ -75,7 +79,11 @@ def write_tokens(
             "data.long_prompts=drop."
         )
     if not counters["examples"]:
-        raise UserError(f"Every prompt is longer than data.max_length={max_length} tokens; raise it.")
+        empty = counters["dropped_empty_completions"]
+        raise UserError(
+            f"Nothing is left to learn from: {len(too_long)} prompts are longer than data.max_length={max_length} "
+            f"tokens and {empty} completions are empty; raise it, or use other rows."
+        )
     return counters
 
 

@@ -63,6 +63,15 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     return tokenizer
 
 
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of what decides the tokens of a text and of a conversation."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    rules: Any = json.loads(backend.to_str()) if backend else sorted(tokenizer.get_vocab().items())
+    if isinstance(rules, dict):  # how the last caller padded is no property of the tokens
+        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
+    return digest([rules, tokenizer.chat_template])
+
+
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows that a head needs; more than there are tokens where some ids are left out."""
     return max(tokenizer.get_vocab().values()) + 1
@@ -86,7 +95,7 @@ def load_model(
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
-        options["device_map"] = {"": 0}
+        options["device_map"] = {"": torch.cuda.current_device() if torch.cuda.is_available() else 0}
     if attention:
         options["attn_implementation"] = attention
     loading = logging.getLogger("transformers.modeling_utils")

@@ -1,72 +1,182 @@
-"""One teacher-forced pass over a tokenised dataset: entropy and likelihood of each example."""
+"""One teacher-forced pass over a tokenised dataset: entropy and likelihood of each example.
 
-from collections.abc import Callable, Iterator
-from typing import Any
+N = examples, B = examples of a batch, L = its width, T = its supervised tokens.
+"""
 
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils.generic import is_flash_attention_requested
 
 from weakdriven.data.tokenize import IGNORE
-from weakdriven.losses.entropy import token_entropy
+from weakdriven.errors import UserError
+from weakdriven.losses.entropy import TokenScores, token_scores
 from weakdriven.models.head import head, hidden_states
+from weakdriven.scores import PART_SCHEMA
 
 
-def scan_batches(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Row numbers in groups of similar length, longest first so that memory trouble shows at once."""
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+    """Row numbers in groups of similar length, longest first so that memory trouble shows at once.
+
+    A group is never split or regrouped, by a kill or by the number of processes, because half-precision products are
+    rounded differently in another shape.
+
+    >>> [rows.tolist() for rows in plan_batches(np.array([3, 9, 4, 2]), batch_tokens=10)]
+    [[1], [2, 0], [3]]
+    """
+    order = np.argsort(-lengths_N, kind="stable")
+    batches, begin = [], 0
+    while begin < len(order):
+        size = max(batch_tokens // max(int(lengths_N[order[begin]]), 1), 1)
+        batches.append(order[begin : begin + size])
+        begin += size
+    return batches
+
+
+def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
+    """As Arrow holds it: a million lists of tokens would not fit as Python's."""
+    return dataset.select_columns(name).with_format("arrow")[:][name]
+
+
+def row_lengths(dataset: Dataset) -> np.ndarray:
+    return pc.call_function("list_value_length", [column(dataset, "input_ids")]).to_numpy()
+
+
+def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:
+    """Entropy, likelihood and token count of every row, in order; null scores where nothing is supervised.
+
+    Args:
+        dataset: Rows with `input_ids` and `labels` (-100: not supervised), as a trainer takes them. `id` (else: the
+            row's number) and `truncated` (else: false) are passed on.
+        batch_tokens: Padded tokens in one forward pass.
+    """
+    if missing := {"input_ids", "labels"} - set(dataset.column_names):
+        raise UserError(
+            f"The dataset has the columns {', '.join(dataset.column_names)}; scoring needs {' and '.join(missing)}: "
+            "tokenise it first."
+        )
+    parts = list(scan(model, dataset, plan_batches(row_lengths(dataset), batch_tokens)))
+    return pa.Table.from_batches(parts, PART_SCHEMA).sort_by("row").drop_columns("row")
+
+
+class _Batch(NamedTuple):
+    """Rows as the model takes them, and where their supervised tokens are."""
+
+    numbers: np.ndarray
+    ids: list[str]
+    truncated: list[bool]
+    inputs: dict[str, Tensor]
+    predictor_T: Tensor
+    """Place, in the flattened batch, of the hidden state that predicts each supervised token."""
+    target_T: Tensor
+    count_B: np.ndarray
 
 
 @torch.no_grad()
-def scan(
-    model: PreTrainedModel,
-    dataset: Dataset,
-    *,
-    batch_tokens: int,
-    skip: set[str],
-    on_batch: Callable[[list[dict[str, Any]]], None],
-) -> None:
-    """Pass each batch's scores to `on_batch`; a batch whose ids are all in `skip` was done before."""
+def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
+    """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
     model.eval()
-    lengths = [len(ids) for ids in dataset["input_ids"]]
-    for rows in scan_batches(lengths, batch_tokens):
-        examples = [dataset[row] for row in rows]
-        if all(example["id"] in skip for example in examples):
-            continue
-        on_batch(score_batch(model, examples))
+    packed = is_flash_attention_requested(model.config)
+    waiting = None
+    for numbers in batches:
+        batch = _assemble(dataset, numbers, packed=packed)
+        launched = batch, _to_host(_forward(model, batch))
+        if waiting:  # read only now, so that the device never waits for us
+            yield _collect(*waiting)
+        waiting = launched
+    if waiting:
+        yield _collect(*waiting)
 
 
-def score_batch(model: PreTrainedModel, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entropy (mean over supervised tokens, nats) and mean negative log-likelihood of each example."""
-    width = max(len(example["input_ids"]) for example in examples)
-    shape, device = (len(examples), width), model.device
-    ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    labels = torch.full(shape, IGNORE)
-    for i, example in enumerate(examples):
-        length = len(example["input_ids"])
-        ids[i, :length], mask[i, :length] = torch.tensor(example["input_ids"]), 1
-        labels[i, :length] = torch.tensor(example["labels"])
-    ids, mask, target = ids.to(device), mask.to(device), labels[:, 1:].to(device)
-    kept = target != IGNORE
-    hidden = hidden_states(model, {"input_ids": ids, "attention_mask": mask, "use_cache": False})[:, :-1]
-    entropy_T, nll_T = token_entropy(hidden[kept], head(model), target[kept])
-    counts = kept.sum(1).tolist()
-    return [
-        {
-            "id": example["id"],
-            "tokens": count,
-            "entropy": entropy.double().mean().item(),
-            "nll": nll.double().mean().item(),
-            "truncated": example["truncated"],
-        }
-        for example, count, entropy, nll in zip(
-            examples, counts, entropy_T.split(counts), nll_T.split(counts), strict=True
+def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool) -> _Batch:
+    """One long row of all examples where attention tells them apart by position, else one padded row each.
+
+    Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch takes its
+    fused causal kernel.
+    """
+    rows = [dataset[int(number)] for number in numbers]
+    width = max(len(row["input_ids"]) for row in rows)
+    if packed:
+        starts = np.cumsum([0] + [len(row["input_ids"]) for row in rows])
+        size = int(starts[-1])
+    else:
+        starts = width * np.arange(len(rows) + 1)
+        size = width * len(rows)
+    ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    predictors, targets = [], []
+    for row, start in zip(rows, starts[:-1], strict=True):
+        length = len(row["input_ids"])
+        ids[start : start + length] = row["input_ids"]
+        positions[start : start + length] = np.arange(length)
+        labels = np.asarray(row["labels"])[1:]  # row t - 1 of the logits predicts token t
+        places = np.flatnonzero(labels != IGNORE)
+        predictors.append(start + places)
+        targets.append(labels[places].astype(np.int64))
+    shape = (1, size) if packed else (len(rows), width)
+    inputs = {"input_ids": torch.from_numpy(ids).view(shape)}
+    if packed:
+        inputs["position_ids"] = torch.from_numpy(positions).view(shape)
+    predictor_T, target_T = (torch.from_numpy(np.concatenate(parts)) for parts in (predictors, targets))
+    names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
+    truncated = [row.get("truncated", False) for row in rows]
+    counts = np.array([len(part) for part in targets])
+    return _Batch(numbers, names, truncated, inputs, predictor_T, target_T, counts)
+
+
+def _forward(model: PreTrainedModel, batch: _Batch) -> TokenScores:
+    def to_device(x: Tensor) -> Tensor:
+        return x.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else x
+
+    inputs = {name: to_device(x) for name, x in batch.inputs.items()}
+    hidden_TD = hidden_states(model, {**inputs, "use_cache": False}).flatten(0, 1)
+    return token_scores(hidden_TD[to_device(batch.predictor_T)], head(model), to_device(batch.target_T))
+
+
+def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Begin to copy; what came is whole once the event has passed."""
+    both_2T = torch.stack(scores)
+    if not both_2T.is_cuda:
+        return both_2T, None
+    host_2T = torch.empty_like(both_2T, device="cpu", pin_memory=True)
+    host_2T.copy_(both_2T, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host_2T, event
+
+
+def _collect(batch: _Batch, copying: tuple[Tensor, torch.cuda.Event | None]) -> pa.RecordBatch:
+    """Means over each example's supervised tokens, in float64."""
+    host_2T, event = copying
+    if event:
+        event.synchronize()
+    entropy_T, nll_T = host_2T.double().numpy()
+    begin_B = np.cumsum(batch.count_B) - batch.count_B
+    some_B = batch.count_B > 0
+    ids = batch.ids
+    columns: list[Any] = [batch.numbers, ids, batch.count_B.astype(np.int32)]
+    for value_T in (entropy_T, nll_T, np.exp(-nll_T)):
+        mean_B = np.zeros(len(ids))
+        if some_B.any():
+            mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / batch.count_B[some_B]
+        columns.append(mean_B)
+    if len(bad := np.flatnonzero(~np.isfinite(columns[3]))):
+        named = ", ".join(repr(ids[i]) for i in bad[:5])
+        raise UserError(
+            f"The model's entropy is not a finite number for {len(bad)} of {len(ids)} examples of a batch (ids {named}"
+            f"{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: fp32 or another "
+            "checkpoint, or take those examples out."
         )
+    columns.append(batch.truncated)
+    scores = {"entropy", "nll", "target_probability"}
+    arrays = [
+        pa.array(values, field.type, mask=~some_B if field.name in scores else None)
+        for values, field in zip(columns, PART_SCHEMA, strict=True)
     ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA)

@@ -33,12 +33,16 @@ class Loader:
     recipe: Recipe
     base: Model
 
-    def load(self, model: Model, *, train: bool = True) -> Any:
-        """A model to train or to ask; with `lora` the base and the model's adapter, a fresh one where M0 is trained."""
+    def load(self, model: Model, *, train: bool = True, scan: bool = False) -> Any:
+        """A model to train or to ask; with `lora` the base and the model's adapter, a fresh one where M0 is trained.
+
+        Args:
+            scan: To ask with the layers of training, which are the faster ones over long rows.
+        """
         network: Any = self._read(model, train=train)
         if self.recipe.lora and (train or model.name != self.base.name):
             network = self._adapted(network, model, kind=lora_config(self.recipe.lora), seed=self.recipe.seed)
-        return self._ready(network, train=train)
+        return self._ready(network, train=train, fast=train or scan)
 
     def pair(self, strong: Model, weak: Model) -> tuple[Any, Any]:
         """Two models to train; with `lora` two adapters over one copy of the base, M0's fresh and like the other."""
@@ -49,7 +53,7 @@ class Loader:
         strong_model: Any = load_adapter(base, strong.folder)
         kind = strong_model.peft_config[ADAPTER]
         weak_model = self._adapted(other, weak, kind=kind, seed=self.recipe.seed + 1)
-        return self._ready(strong_model, train=True), self._ready(weak_model, train=True)
+        return tuple(self._ready(network, train=True, fast=True) for network in (strong_model, weak_model))  # pyright: ignore
 
     def _read(self, model: Model, *, train: bool) -> PreTrainedModel:
         """Weights from disk: a model's own, or with `lora` those of the base."""
@@ -72,11 +76,11 @@ class Loader:
             return add_adapter(base, kind, seed=seed)
         return load_adapter(base, model.folder)
 
-    def _ready(self, network: PreTrainedModel | PeftModel, *, train: bool) -> Any:
+    def _ready(self, network: PreTrainedModel | PeftModel, *, train: bool, fast: bool) -> Any:
         inner: Any = causal_lm(network)
+        if fast and fast_layers(self.recipe.fast_layers, inner.config.model_type):
+            use_liger(inner)
         if train:
-            if fast_layers(self.recipe.fast_layers, inner.config.model_type):
-                use_liger(inner)
             return network
         on_device = not torch.cuda.is_available() or getattr(inner, "quantization_method", None) is not None
         return inner if on_device else inner.cuda()  # its adapter is in its layers

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfApi
 from peft import PeftModel
@@ -27,10 +30,12 @@ from weakdriven.models.load import (
     load_tokenizer,
     locate_model,
     refuse_different_tokenizers,
+    tokenizer_fingerprint,
 )
 from weakdriven.models.pair import WEAK_FOLDER
-from weakdriven.models.scan import scan
+from weakdriven.models.scan import column
 from weakdriven.pipeline.loader import Loader, Model
+from weakdriven.pipeline.scoring import score_examples
 from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import (
     ACTIVE,
@@ -43,15 +48,16 @@ from weakdriven.rundir import (
     append_jsonl,
     digest,
     file_digest,
-    read_jsonl,
-    salvage_jsonl,
 )
+from weakdriven.scores import ScoreFacts, read_scores, refuse_other_tokens
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import check_lora, name_base, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
+FORMAT = {"format": 2}
+"""Of score and selection files; raised where a new version could not read the old ones."""
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
 
@@ -76,7 +82,9 @@ class Stages:
         settings = self.recipe.data
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            examples = load_examples(settings.path, settings.split, settings.limit)
+            examples = load_examples(
+                settings.path, settings.split, settings.limit, empty_completions=settings.empty_completions
+            )
             counters = write_tokens(
                 examples,
                 self.renderer,
@@ -110,46 +118,57 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             model = self.loader.load(start)
-            phase = Phase(name, turn, epochs, work, self.run.progress)
             rows = training_rows(data, active)
+            phase = Phase(name, turn, epochs, work, self.run.progress, self._epoch_rows(data, active))
             counters = train_supervised(model, self.renderer.tokenizer, rows, settings, self.recipe, phase)
             self._save(model, work, out)
             return counters
 
         inputs = keys(start=start, data=data, active=active)
-        also: dict[str, Any] = {"epochs": epochs}
+        also: dict[str, Any] = {"epochs": epochs, **self._matching(active)}
         if self.recipe.lora and start.name == self.base.name:  # a later adapter goes on as the one it starts from
             also["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
         return self._model_stage(name, compute, settings, inputs=inputs, also=also)
 
-    def entropy(self, model: Model, data: Stage) -> Stage:
-        """Entropy of every example under `model`, by batches that survive a kill."""
+    def entropy(self, model: Model, data: Stage, examples: int | None = None) -> Stage:
+        """Entropy of each example under `model`, or of some drawn at random; taken over from another run or scanned."""
+        settings = self.recipe.selection
+        sample: dict[str, Any] = {"examples": examples, "seed": self.recipe.seed} if examples else {}
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            scores, dataset = work / SCORES, load_tokens(data.path / TOKENS)
-            seen = {row["id"] for row in salvage_jsonl(scores)}
-
-            def keep(batch: list[dict[str, Any]]) -> None:
-                batch = [row for row in batch if row["id"] not in seen]
-                append_jsonl(scores, batch)
-                seen.update(row["id"] for row in batch)
-                self.run.progress.update(len(seen), len(dataset))
-
-            network = self.loader.load(model, train=False)
-            scan(network, dataset, batch_tokens=self.recipe.selection.batch_tokens, skip=set(seen), on_batch=keep)
-            rows = list(read_jsonl(scores))
-            append_jsonl(out / SCORES, rows)
-            tokens = sum(row["tokens"] for row in rows)
-            means = {name: sum(row[name] for row in rows) / len(rows) for name in ("entropy", "nll")}
-            truncated = sum(row["truncated"] for row in rows)
-            return {"examples": len(rows), "tokens": tokens, "truncated": truncated, **means}
+            dataset = load_tokens(data.path / TOKENS)
+            if examples and examples < len(dataset):
+                draw = np.random.default_rng(self.recipe.seed).permutation(len(dataset))
+                dataset = dataset.select(np.sort(draw[:examples]))
+            return score_examples(
+                lambda: self.loader.load(model, train=False, scan=True),
+                dataset,
+                lambda: self._score_facts(model, data, sample),
+                reuse=settings.reuse,
+                batch_tokens=settings.batch_tokens,
+                work=work,
+                out=out,
+                progress=self.run.progress,
+            )
 
         return self.run.stage(
-            f"entropy/{model.name}",
+            f"{'pairing' if examples else 'entropy'}/{model.name}",
             compute,
-            settings=self._asking(),
+            settings=self._asking() | FORMAT | sample,
             inputs=keys(model=model, data=data),
-            execution={"batch_tokens": self.recipe.selection.batch_tokens},
+            execution={"batch_tokens": settings.batch_tokens, "reuse": settings.reuse, "fast_layers": self._layers()},
+            shared=True,
+        )
+
+    def _score_facts(self, model: Model, data: Stage, sample: dict[str, Any]) -> ScoreFacts:
+        recipe, own = self.recipe, fingerprint(model.folder)
+        precision = "fp32" if recipe.precision == "fp32" else "bf16"
+        return ScoreFacts(
+            model=digest([own, self.base.key]) if (model.folder / ADAPTER_FILE).is_file() else own,
+            rows=digest([file_digest(data.path / TOKENS), sample]),
+            tokenizer=tokenizer_fingerprint(self.renderer.tokenizer),
+            max_length=recipe.data.max_length,
+            precision=(recipe.lora and recipe.lora.quantize) or precision,
         )
 
     def selection(self, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
@@ -158,16 +177,16 @@ class Stages:
         weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            ids = list(load_tokens(data.path / TOKENS)["id"])
-            scores = (list(read_jsonl(stage.path / SCORES)) for stage in (weak_scores, strong_scores))
-            weak_N, strong_N = align_scores(next(scores), next(scores), ids)
+            ids = column(load_tokens(data.path / TOKENS), "id")
+            tables = [read_scores(stage.path / SCORES) for stage in (weak_scores, strong_scores)]
+            weak, strong = ((table["id"], table["entropy"]) for table in tables)
+            weak_N, strong_N = align_scores(weak, strong, ids)
             probabilities_N = selection_probabilities(weak_N, strong_N, **weights)
             active = draw_active(
                 probabilities_N, seed=[self.recipe.seed, turn], multiplier=settings.multiplier, dedup=settings.dedup
             )
-            draws = torch.bincount(torch.from_numpy(active), minlength=len(ids)).tolist()
-            columns = zip(ids, probabilities_N.tolist(), draws, strict=True)
-            append_jsonl(out / ACTIVE, [{"id": i, "probability": p, "draws": n} for i, p, n in columns])
+            draws_N = np.bincount(active, minlength=len(ids)).astype(np.int32)
+            pq.write_table(pa.table({"id": ids, "probability": probabilities_N, "draws": draws_N}), out / ACTIVE)
             return selection_counters(
                 weak_N, strong_N, probabilities_N, active, multiplier=settings.multiplier, **weights
             )
@@ -176,8 +195,9 @@ class Stages:
             f"round-{turn}/active",
             compute,
             settings={
-                **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens"}),
+                **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
                 "seed": [self.recipe.seed, turn],
+                **FORMAT,
             },
             inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
         )
@@ -190,7 +210,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             strong_model, weak_model = self.loader.pair(strong, weak)
-            phase = Phase(name, turn, settings.epochs, work, self.run.progress)
+            phase = Phase(name, turn, settings.epochs, work, self.run.progress, self._epoch_rows(data, active))
             rows, tokenizer = training_rows(data, active), self.renderer.tokenizer
             counters = train_joint(strong_model, weak_model, tokenizer, rows, settings, self.recipe, phase)
             self._save(strong_model, work, out)
@@ -198,7 +218,7 @@ class Stages:
                 self._save(weak_model, work, out / WEAK_FOLDER)
             return counters
 
-        mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"})
+        mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | self._matching(active)
         inputs = keys(weak=weak, strong=strong, data=data, active=active)
         return self._model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
@@ -255,12 +275,21 @@ class Stages:
         decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
         common = self._asking() | {"seed": self.recipe.seed}
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
-        fast = fast_layers(self.recipe.fast_layers, model_type(self.base.folder))
-        execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": "liger" if fast else "off"}
+        execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": self._layers()}
         stage = self.run.stage(
             name, compute, settings={**decisive, **common, **also}, inputs=inputs, execution=execution
         )
         return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key)
+
+    def _layers(self) -> str:
+        return "liger" if fast_layers(self.recipe.fast_layers, model_type(self.base.folder)) else "off"
+
+    def _matching(self, active: Stage | None) -> dict[str, Any]:
+        """Part of a training phase's key only where it changes something."""
+        return {"match_steps": True} if active and self.recipe.selection.match_steps else {}
+
+    def _epoch_rows(self, data: Stage, active: Stage | None) -> int | None:
+        return len(load_tokens(data.path / TOKENS)) if self._matching(active) else None
 
     def _asking(self) -> dict[str, Any]:
         """What decides a model's answers beside its weights."""
@@ -285,8 +314,8 @@ def training_rows(data: Stage, active: Stage | None) -> Any:
     dataset = load_tokens(data.path / TOKENS)
     if active is None:
         return dataset
-    draws = [row["draws"] for row in read_jsonl(active.path / ACTIVE)]
-    return dataset.select([row for row, count in enumerate(draws) for _ in range(count)])
+    draws_N = pq.read_table(active.path / ACTIVE, columns=["draws"])["draws"].to_numpy()
+    return dataset.select(np.repeat(np.arange(len(draws_N)), draws_N))
 
 
 def keys(**parts: Model | Stage | None) -> dict[str, str]:
@@ -310,15 +339,21 @@ def data_key(path: str, split: str) -> str:
     return f"{path}@{commit}/{split}"
 
 
-def bind(recipe: Recipe, run: Run) -> Stages:
-    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage."""
+def bind(recipe: Recipe, run: Run, *, processes: int = 1) -> Stages:
+    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
+
+    Args:
+        processes: How many work on this run, where its stages allow for several.
+    """
     if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
         have = ", ".join(trackers) or "none"
         raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
-    if (devices := torch.cuda.device_count()) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    devices, launched = torch.cuda.device_count(), int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1 and (devices > 1 or launched > 1):
         raise UserError(
-            f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE "
-            f"{os.environ.get('WORLD_SIZE', 'unset')}; set CUDA_VISIBLE_DEVICES=0 and start without a launcher."
+            f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE {launched}; "
+            "set CUDA_VISIBLE_DEVICES=0 and start without a launcher. Entropies alone are computed by several "
+            "processes: accelerate launch -m weakdriven select."
         )
     for phase, settings in (("sft", recipe.sft), ("joint", recipe.joint)):
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
@@ -335,24 +370,27 @@ def bind(recipe: Recipe, run: Run) -> Stages:
     base = Model("base", base_folder, fingerprint(base_folder))
     if recipe.lora:
         check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
-    strong = ready_strong(recipe.sft.model, recipe, base) if recipe.sft.model else None
+    strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in recipe.eval.benchmarks}
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
+    refuse_other_tokens(
+        recipe.selection.reuse, tokenizer=tokenizer_fingerprint(tokenizer), max_length=recipe.data.max_length
+    )
     return Stages(recipe, run, base, strong, renderer, items)
 
 
-def ready_strong(source: str, recipe: Recipe, base: Model) -> Model:
-    """An M1 that was trained elsewhere: a model like the base, or with `lora` an adapter over it."""
+def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:
+    """A model that was trained elsewhere: one like the base, or with `lora` an adapter over it."""
     if recipe.lora:
         folder = ready_adapter(source, base.folder, recipe.model, trust_remote_code=recipe.trust_remote_code)
-        return Model("sft", folder, digest([fingerprint(folder), base.key]))
+        return Model(name, folder, digest([fingerprint(folder), base.key]))
     if (Path(source).expanduser() / ADAPTER_FILE).is_file():
         raise UserError(
-            f"sft.model: {source} is an adapter; set lora to go on training adapters, or merge it into its base first."
+            f"{setting}{source} is an adapter; set lora to go on training adapters, or merge it into its base first."
         )
     folder = locate_model(source)
     check_model(folder, trust_remote_code=recipe.trust_remote_code)
     fast_layers(recipe.fast_layers, model_type(folder))
     refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
-    return Model("sft", folder, fingerprint(folder))
+    return Model(name, folder, fingerprint(folder))

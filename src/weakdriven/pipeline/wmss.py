@@ -4,11 +4,13 @@ from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.rundir import Stage
 
 
-def wmss(stages: Stages, data: Stage) -> list[Model]:
-    """M0, M1, ... M_{K+1}; the last is the result."""
+def wmss(stages: Stages, data: Stage, rounds: int) -> list[Model]:
+    """M0, M1, ... M_{rounds + 1}; the last is the result."""
     recipe = stages.recipe
+    if recipe.selection.enabled:
+        stages.entropy(stages.base, data)  # first, so that what is wrong with it shows before hours of training
     models = [stages.base, first_strong(stages, data)]
-    for turn in range(1, recipe.joint.rounds + 1):
+    for turn in range(1, rounds + 1):
         weak, strong = models[turn - 1], models[turn]
         active = select(stages, turn, weak, strong, data) if recipe.selection.enabled else None
         if recipe.mixes:

@@ -1,15 +1,15 @@
 """Charts as SVG, 420 units wide, so that their text is still readable when a phone shrinks them."""
 
 import math
-import random
 from collections.abc import Iterator
 from typing import Any
 
 from markupsafe import Markup
 
+from weakdriven.report.examples import SCATTER_POINTS
 from weakdriven.report.words import colour, model_name, number, score
 
-SCATTER_POINTS, CURVE_POINTS = 2000, 1000
+CURVE_POINTS = 1000
 
 
 class Axes:
@@ -110,37 +110,69 @@ def line_chart(title: str, series: list[tuple[str, str, list[dict[str, Any]], st
     return {"title": title, "svg": svg, "legend": [(css, name) for name, css, _ in curves], "caption": " ".join(notes)}
 
 
-def entropy_scatter(data: dict[str, Any], one: dict[str, Any]) -> dict[str, Any] | None:
+def entropy_scatter(one: dict[str, Any]) -> dict[str, Any] | None:
     """A point per example: its entropy under the weak model against that under the strong one."""
-    weak, strong, draws = data["entropy"][one["weak"]], data["entropy"][one["strong"]], one["draws"]
-    both = [(item, number(weak.get(item)), number(strong.get(item))) for item in dict.fromkeys([*weak, *strong])]
-    points = [(item, x, y) for item, x, y in both if x is not None and y is not None]
+    points = one["points"]
     if not points:
         return None
-    notes = [f"{len(points):,} examples; below the diagonal the strong model is surer than the weak one."]
-    if len(points) < len(both):
-        notes.append(f"{len(both) - len(points):,} more lack an entropy under one of the two and are left out.")
-    if len(points) > SCATTER_POINTS:
-        points = random.Random(0).sample(points, SCATTER_POINTS)
+    notes = [f"{one['usable']:,} examples; below the diagonal the strong model is surer than the weak one."]
+    if one["left_out"]:
+        notes.append(f"{one['left_out']:,} more lack an entropy under one of the two and are left out.")
+    if one["usable"] > len(points):
         notes.append(f"A random {SCATTER_POINTS:,} of them are drawn.")
-    limit = padded([0.0, *(value for point in points for value in point[1:])], 0.03)[1]
+    limit = padded([0.0, *(point[role] for point in points for role in ("weak", "strong"))], 0.03)[1]
     axes = Axes((0.0, limit), (0.0, limit), height=400)
     marks = [Markup('<path class="diagonal" d="M{} {}L408 10"/>').format(axes.left, axes.bottom)]
-    for item, x, y in points:
-        times = number(draws.get(item))
+    mark = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.6"><title>{}</title></circle>')
+    for point in points:
+        x, y, times = point["weak"], point["strong"], number(point["draws"])
         css = "blue chosen" if times else "grey"
         told = "draw not recorded" if times is None else f"drawn {times:g} time{'s' * (times != 1)}"
-        title = f"{item}: weak {x:.3f}, strong {y:.3f}, {told}\n{data['questions'].get(item, '')}"
-        mark = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2.6"><title>{}</title></circle>')
+        title = f"{point['id']}: weak {x:.3f}, strong {y:.3f}, {told}\n{point['question']}"
         marks.append(mark.format(css, axes.x(x), axes.y(y), title))
     title = f"Entropy of each example, round {one['number']}"
     x_label, y_label = (f"{role}: {model_name(one[role])}, nats per token" for role in ("weak", "strong"))
-    legend = [("blue", "chosen"), ("grey hollow", "not chosen")] if draws else [("grey hollow", "no draw yet")]
+    legend = [("blue", "chosen"), ("grey hollow", "not chosen")] if one["drawn"] else [("grey hollow", "no draw yet")]
     return {
         "title": title,
         "svg": axes.draw(title, x_label, y_label, marks),
         "legend": legend,
         "caption": " ".join(notes),
+    }
+
+
+def odds_chart(one: dict[str, Any]) -> dict[str, Any] | None:
+    """A histogram of the sampling probability as a multiple of the uniform one."""
+    bars, whole = one["bars"], sum(bar["examples"] for bar in one["bars"])
+    if not whole:
+        return None
+    tallest = max(bar["examples"] for bar in bars)
+    axes = Axes((0.0, bars[-1]["high"]), (0.0, 105 * tallest / whole))
+    mark = Markup(
+        '<g><title>{}</title><path class="bar grey" d="M{left:.1f} {base}V{all:.1f}H{right:.1f}V{base}"/>'
+        '<path class="bar blue chosen" d="M{left:.1f} {base}V{chosen:.1f}H{right:.1f}V{base}"/></g>'
+    )
+    marks = []
+    for bar in bars:
+        told = f"{bar['low']:.2f} to {bar['to']:.2f} times uniform: {bar['examples']:,} examples"
+        marks.append(
+            mark.format(
+                f"{told}, {bar['chosen']:,} of them chosen",
+                left=axes.x(bar["low"]) + 0.8,
+                right=axes.x(bar["high"]) - 0.8,
+                base=axes.bottom,
+                all=axes.y(100 * bar["examples"] / whole),
+                chosen=axes.y(100 * bar["chosen"] / whole),
+            )
+        )
+    title = f"Sampling probability, round {one['number']}"
+    last = bars[-1]
+    beyond = f" The last bar reaches to {last['to']:.3g} times." if last["to"] > last["high"] else ""
+    return {
+        "title": title,
+        "svg": axes.draw(title, "probability in one draw, times uniform", "share of the examples, per cent", marks),
+        "legend": [("blue", "chosen"), ("grey hollow", "not chosen")],
+        "caption": f"1 is what each example would have if all were equally likely.{beyond}",
     }
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from weakdriven.report.charts import entropy_scatter, interval_chart, loss_charts
-from weakdriven.report.read import LEFTOVER, STALE, load_run
-from weakdriven.report.words import FILTERS, in_prose, mapping, number, plain, score
+from weakdriven.report.charts import entropy_scatter, interval_chart, loss_charts, odds_chart
+from weakdriven.report.costs import cost_words, selection_cost
+from weakdriven.report.read import load_run
+from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, in_prose, mapping, number, plain, score
 from weakdriven.rundir import REPORT, write_text
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -34,11 +35,10 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
             versions.setdefault(package, set()).add(str(version))
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in data["scores"]))
     wall = {stage["name"]: number(stage["manifest"].get("wall_seconds")) or 0.0 for stage in done}
+    cost = selection_cost(data["stages"])
     return data | {
         "name": str(data["info"].get("recipe") or "unnamed run"),
-        "waiting": [
-            stage["name"] for stage in data["stages"] if stage["status"] in ("unfinished", "not run yet", STALE)
-        ],
+        "waiting": [stage["name"] for stage in data["stages"] if stage["status"] in WAITING],
         "leftover": LEFTOVER,
         "verdict": verdict(data),
         "effort": effort(data),
@@ -46,7 +46,10 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
         "intervals": {name: interval_chart(name, data["accuracy"]) for name in benchmarks},
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "losses": list(loss_charts(data)),
-        "scatters": {one["number"]: entropy_scatter(data, one) for one in data["rounds"]},
+        "scatters": {one["number"]: entropy_scatter(one) for one in data["rounds"]},
+        "odds": {one["number"]: odds_chart(one) for one in data["rounds"]},
+        "cost": cost,
+        "cost_words": cost_words(cost) if cost else "",
         "manifests": {stage["name"]: stage["manifest"] for stage in done},
         "sample_items": [item for name in benchmarks for item in sample_items(name, data)],
         "wall": wall,

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from weakdriven.report.words import MODEL_NAMES, model_name, number, shorten
+from weakdriven.errors import UserError
+from weakdriven.report.columns import Columns, read_columns
+from weakdriven.report.examples import add_questions, odds_bars, sample_points
+from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model_at, model_name, number
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
-    EXAMPLES,
     MANIFEST,
     METRICS,
     PLAN_FILE,
@@ -20,8 +22,6 @@ from weakdriven.rundir import (
     SCORES,
     WORK,
 )
-
-LEFTOVER, STALE = "from an older recipe", "out of date"
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
@@ -40,26 +40,14 @@ def load_run(run: Path) -> dict[str, Any]:
     def rows(stage: str, file: str) -> list[dict[str, Any]]:
         return _read_lines(run / stage / file, problems) if current is None or stage in current else []
 
-    def column(stage: str, file: str, key: str) -> dict[str, Any]:
-        return {str(row.get("id")): row.get(key) for row in rows(stage, file)}
-
-    recipe = run / RECIPE_FILE
+    recipe, data = run / RECIPE_FILE, manifests.get("data", {}) if current is None or "data" in current else {}
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
     scores = _read_scores(run, current, problems)
-    numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/strong")])
-    rounds: list[dict[str, Any]] = [
-        {
-            "number": t,
-            "weak": _model(t - 1),
-            "strong": _model(t),
-            "draws": column(f"round-{t}/active", ACTIVE, "draws"),
-        }
-        for t in numbers
-    ]
+    numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")])
     return {
         "info": _read_json(run / RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
-        "questions": {item: shorten(prompt, 90) for item, prompt in column("data", EXAMPLES, "prompt").items()},
+        "examples": number(mapping(data.get("counters")).get("examples")),
         "stages": [
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names
@@ -67,11 +55,7 @@ def load_run(run: Path) -> dict[str, Any]:
         "metrics": {
             stage: rows(stage, METRICS) for stage in ["sft", "baselines/sft", *(f"round-{t}/strong" for t in numbers)]
         },
-        "entropy": {
-            model: column(f"entropy/{model}", SCORES, "entropy")
-            for model in dict.fromkeys(one[role] for one in rounds for role in ("weak", "strong"))
-        },
-        "rounds": rounds,
+        "rounds": _read_rounds(run, numbers, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {
@@ -82,13 +66,49 @@ def load_run(run: Path) -> dict[str, Any]:
     }
 
 
-def _model(place: int) -> str:
-    """Names of M0, M1, M2, ..."""
-    return ("base", "sft")[place] if place < 2 else f"round-{place - 1}"
-
-
 def _rounds(stages: list[str]) -> list[int]:
-    return sorted({int(found[1]) for name in stages if (found := re.fullmatch(r"round-([1-9]\d*)/strong", name))})
+    """Rounds that train or, where a run only selects, that draw."""
+    pattern = re.compile(r"round-([1-9]\d*)/(active|strong)")
+    return sorted({int(found[1]) for name in stages if (found := pattern.fullmatch(name))})
+
+
+def _read_rounds(run: Path, numbers: list[int], current: set[str] | None, problems: list[str]) -> list[dict[str, Any]]:
+    """Each round's pair of models, the points of its scatter and the bars of its odds."""
+
+    def columns(stage: str, file: str, *names: str) -> Columns | None:
+        if (current is not None and stage not in current) or not (run / stage / file).is_file():
+            return None
+        try:
+            return read_columns(run, f"{stage}/{file}", names)
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    models = {model_at(place) for t in numbers for place in (t - 1, t)}
+    entropy = {model: columns(f"entropy/{model}", SCORES, "entropy") for model in sorted(models)}
+    rounds: list[dict[str, Any]] = []
+    for t in numbers:
+        weak, strong, stage = model_at(t - 1), model_at(t), f"round-{t}/active"
+        one = _fitting(entropy[weak], entropy[strong], columns(stage, ACTIVE, "probability", "draws"), stage, problems)
+        rounds.append({"number": t, "weak": weak, "strong": strong, **one})
+    add_questions(run, rounds, problems)
+    return rounds
+
+
+def _fitting(
+    weak: Columns | None, strong: Columns | None, drawn: Columns | None, stage: str, problems: list[str]
+) -> dict[str, Any]:
+    """What can be shown of a round; files are joined row by row, so only those with the same ids."""
+    shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else []}
+    if weak is None or strong is None:
+        return shown
+    if not weak.ids.equals(strong.ids):
+        problems.append(f"{stage}: the two models' entropies are of different examples; no chart of them is drawn.")
+        return shown
+    if drawn and not drawn.ids.equals(weak.ids):
+        problems.append(f"{stage}: its examples are not those of the entropies; the chart leaves the draw out.")
+        drawn = None
+    return shown | sample_points(weak, strong, drawn)
 
 
 def _current(plan: dict[str, str] | None, manifests: dict[str, Any]) -> set[str] | None:
@@ -136,8 +156,9 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
 def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
     """Stage to manifest, in the order in which stages finished."""
     folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
-    # Names with a dot in front are work folders of stages under way.
-    manifests = {name: _read_json(run / name / MANIFEST, problems) for name in folders if name[0] != "."}
+    # work folders of stages under way, and what `select pairing` scored beside the run
+    ours = [name for name in folders if not name.startswith((".", "pairing/"))]
+    manifests = {name: _read_json(run / name / MANIFEST, problems) for name in ours}
     return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 
 

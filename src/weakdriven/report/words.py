@@ -9,6 +9,9 @@ MISSING = "\N{EN DASH}"
 TEXT_LENGTH = 1200
 MODEL_NAMES = {"base": "M0, base model", "sft": "M1, after phase-1 SFT", "baseline-sft": "SFT, same epochs"}
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
+LEFTOVER, STALE = "from an older recipe", "out of date"
+WAITING = ("unfinished", "not run yet", STALE)
+"""What the stage table calls a stage that the recipe asks for and that has no result yet."""
 
 
 def model_name(model: str) -> str:
@@ -17,6 +20,15 @@ def model_name(model: str) -> str:
     ('M0, base model', 'WMSS, round 2')
     """
     return MODEL_NAMES.get(model) or re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
+
+
+def model_at(place: int) -> str:
+    """Names of M0, M1, M2, ... in the run directory.
+
+    >>> model_at(0), model_at(1), model_at(2)
+    ('base', 'sft', 'round-1')
+    """
+    return ("base", "sft")[place] if place < 2 else f"round-{place - 1}"
 
 
 def in_prose(model: str) -> str:
@@ -40,6 +52,17 @@ def number(value: Any) -> Any:
 
 def percent(value: Any) -> str:
     return MISSING if number(value) is None else f"{100 * value:.1f}%"
+
+
+def share_words(share: Any) -> str:
+    """A share in per cent that never rounds to a certainty it is not.
+
+    >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
+    ('25.0%', 'less than 0.1%', 'more than 99.9%')
+    """
+    if number(share) is not None and 0 < share < 0.0005:
+        return "less than 0.1%"
+    return "more than 99.9%" if number(share) is not None and 0.9995 <= share < 1 else percent(share)
 
 
 def score(row: dict[str, Any]) -> str:

@@ -10,18 +10,30 @@ from trl.trainer.sft_config import SFTConfig
 from weakdriven.recipe import Recipe, TrainSettings
 
 
-def training_order(rows: int, *, epochs: int, batch_size: int, seed: int, phase: int = 0) -> np.ndarray:
+def training_order(
+    rows: int, *, epochs: int, batch_size: int, seed: int, phase: int = 0, epoch_rows: int | None = None
+) -> np.ndarray:
     """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
     Fixing the order here makes the number of steps exact (METHODS: floor(rows / batch) an epoch, at least 1) and lets
     a killed run go on by skipping what it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of
     a run see the rows in the same order.
 
+    Args:
+        epoch_rows: Train as many batches as an epoch over this many rows has; the rows there are come round again, in
+            a fresh shuffle each time.
+
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
     16
+    >>> sorted(training_order(3, epochs=1, batch_size=2, seed=0, epoch_rows=7).tolist())
+    [0, 0, 1, 1, 2, 2]
     """
-    keep = rows // min(batch_size, rows) * min(batch_size, rows)
-    shuffles = [np.random.default_rng([seed, phase, epoch]).permutation(rows) for epoch in range(epochs)]
+    epoch = epoch_rows or rows
+    keep = epoch // min(batch_size, epoch) * min(batch_size, epoch)
+    cycles = math.ceil(epochs * keep / rows) if epoch_rows else epochs
+    shuffles = [np.random.default_rng([seed, phase, cycle]).permutation(rows) for cycle in range(cycles)]
+    if epoch_rows:
+        return np.concatenate(shuffles)[: epochs * keep]
     return np.concatenate([shuffle[:keep] for shuffle in shuffles])
 
 

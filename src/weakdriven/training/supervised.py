@@ -32,11 +32,21 @@ class Phase:
     work: Path
     """What a killed try left here is used."""
     progress: Progress
+    epoch_rows: int | None = None
+    """Rows whose steps an epoch has, if not those of its own rows."""
 
     def prepare(self, dataset: Dataset, settings: TrainSettings, recipe: Recipe) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callback."""
         rows, epochs = len(dataset), self.epochs
-        order = training_order(rows, epochs=epochs, batch_size=settings.batch_size, seed=recipe.seed, phase=self.number)
+        order = training_order(
+            rows,
+            epochs=epochs,
+            batch_size=settings.batch_size,
+            seed=recipe.seed,
+            phase=self.number,
+            epoch_rows=self.epoch_rows,
+        )
+        rows = self.epoch_rows or rows
         folder = self.work / "checkpoints"
         # its default is a folder in the checkpoints, which go away with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)

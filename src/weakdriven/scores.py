@@ -1,0 +1,185 @@
+"""Score files: what a model makes of each example, streamed in parts that survive a kill and merged into one file.
+
+A score file carries what it was computed from (`ScoreFacts`) in its metadata, so that another run can use it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weakdriven.errors import UserError
+from weakdriven.rundir import PART, RUN_FILE, SCORES, sync
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("tokens", pa.int32()),
+        ("entropy", pa.float64()),
+        ("nll", pa.float64()),
+        ("target_probability", pa.float64()),
+        ("truncated", pa.bool_()),
+    ]
+)
+"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
+PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
+"""Parts also hold the place of each example in the data."""
+METADATA = b"weakdriven.scores"
+FLUSH_SECONDS = 30.0
+"""A kill loses at most this much work."""
+
+
+@dataclass(frozen=True)
+class ScoreFacts:
+    """What decides scores; two files with the same facts hold the same numbers, up to rounding."""
+
+    model: str
+    """Fingerprint of the weights."""
+    rows: str
+    """Fingerprint of the tokenised data."""
+    tokenizer: str
+    """Fingerprint of the tokenizer and its chat template."""
+    max_length: int
+    precision: str
+    """Of the forward pass: bf16, fp32 or 4bit."""
+
+
+@contextmanager
+def part_writer(folder: Path, *, every_seconds: float | None = None) -> Iterator["Parts"]:
+    """Where a scan streams to; what was added last is written even if the scan fails."""
+    parts = Parts(folder, FLUSH_SECONDS if every_seconds is None else every_seconds)
+    try:
+        yield parts
+    finally:
+        parts.flush()
+
+
+class Parts:
+    """Whole batches of one process, written every so often as a small Parquet file each."""
+
+    def __init__(self, folder: Path, every_seconds: float):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.every = folder, every_seconds
+        self.waiting: list[pa.RecordBatch] = []
+        self.flushed = time.monotonic()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        if time.monotonic() - self.flushed >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """A part is named after its first row, which no other part holds, and is there whole or not at all."""
+        if self.waiting:
+            table = pa.Table.from_batches(self.waiting, PART_SCHEMA)
+            path = self.folder / f"rows-{table['row'][0].as_py():010d}.parquet"
+            pq.write_table(table, path.with_name(path.name + PART))
+            sync(path.with_name(path.name + PART))
+            os.replace(path.with_name(path.name + PART), path)
+        self.waiting, self.flushed = [], time.monotonic()
+
+
+def read_parts(folder: Path) -> pa.Table:
+    """All that was written so far; a part that cannot be read is removed, so that its rows are scored again."""
+    tables = []
+    for path in sorted(folder.glob("rows-*.parquet")):
+        try:
+            tables.append(pq.read_table(path, schema=PART_SCHEMA))
+        except (OSError, pa.ArrowException):
+            path.unlink()
+    return pa.concat_tables(tables) if tables else PART_SCHEMA.empty_table()
+
+
+def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
+    """Every example once, in the order of the data; a score that is missing, double or of another row is an error."""
+    parts = read_parts(folder)
+    row_N = parts["row"].to_numpy()
+    count_N = np.bincount(row_N, minlength=len(ids)) if len(row_N) else np.zeros(len(ids), int)
+    if len(count_N) > len(ids) or (count_N != 1).any():
+        wrong = np.flatnonzero(count_N != 1)
+        raise UserError(
+            f"{folder}: {len(wrong)} of {len(ids)} examples were not scored exactly once (first: row {wrong[0]}, "
+            f"{count_N[wrong[0]]} times); remove that folder and run again."
+        )
+    table = parts.take(np.argsort(row_N)).select(SCHEMA.names)
+    if not table["id"].equals(ids):
+        raise UserError(f"{folder}: the parts hold scores of other data; remove that folder and run again.")
+    return table
+
+
+def write_scores(path: Path, table: pa.Table, facts: ScoreFacts) -> None:
+    note = {**(table.schema.metadata or {}), METADATA: json.dumps(asdict(facts)).encode()}
+    pq.write_table(table.replace_schema_metadata(note), path)
+
+
+def read_scores(path: Path) -> pa.Table:
+    with _readable(path):
+        return pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
+
+
+def read_facts(path: Path) -> ScoreFacts:
+    with _readable(path):
+        return ScoreFacts(**json.loads(pq.read_schema(path).metadata[METADATA]))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a score file ({error}); remove it and score again.") from error
+
+
+def score_files(place: str) -> list[Path]:
+    """The score files at a place that a recipe points to: one file, a folder with one, or a run directory."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return [path]
+    found = [path / SCORES] if (path / SCORES).is_file() else sorted(path.glob(f"entropy/*/{SCORES}"))
+    if not found:
+        what = "is a run without score files" if (path / RUN_FILE).is_file() else "holds no score files"
+        what = what if path.exists() else "does not exist"
+        raise UserError(f"selection.reuse: {place} {what}; give a run directory, or a {SCORES} of one.")
+    return found
+
+
+def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -> None:
+    """Before anything is computed: scores of other tokens cannot be used, and whoever points to them expects that."""
+    for path in (path for place in places for path in score_files(place)):
+        facts = read_facts(path)
+        if facts.tokenizer != tokenizer:
+            raise UserError(
+                f"selection.reuse: {path} was computed with another tokenizer or chat template; remove it from "
+                "selection.reuse, or use the model and chat_template that it belongs to."
+            )
+        if facts.max_length != max_length:
+            raise UserError(
+                f"selection.reuse: {path} was computed with data.max_length={facts.max_length}, and this recipe has "
+                f"{max_length}; set that max_length, or remove it from selection.reuse."
+            )
+
+
+def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
+    """The score file with these facts; one of the same model on other rows is an error, other models are no concern."""
+    others = []
+    for path in (path for place in places for path in score_files(place)):
+        found = read_facts(path)
+        if found == facts:
+            return path
+        if found.model == facts.model:
+            others += [path]
+    if others:
+        found = read_facts(others[0])
+        what = "rows" if found.rows != facts.rows else f"precision ({found.precision}, not {facts.precision})"
+        raise UserError(
+            f"selection.reuse: {others[0]} holds scores of the same model with other {what}; use what it belongs to "
+            "or remove it from selection.reuse."
+        )
+    return None
