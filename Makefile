@@ -19,7 +19,7 @@ demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/weakdriven run demo --output runs/demo
 
 test: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
 
 lint: $(READY)

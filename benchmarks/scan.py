@@ -133,6 +133,11 @@ def main() -> None:
         f"{options.budget}",
         "dtype": "bfloat16",
     }
+    entropy, smaller = (
+        score_dataset(model, dataset, batch_tokens=budget)["entropy"].to_numpy()
+        for budget in (options.budget, options.budget // 8)
+    )
+    steady = f", entropies in batches of an eighth differ by {abs(entropy - smaller).max():.0e} nats at most"
     times: dict[str, float] = {}
     runs = {"weakdriven scan": ours}
     if options.varied:
@@ -149,17 +154,14 @@ def main() -> None:
             continue
         times[name] = row["median_ms"]
         row["note"] = f"{1000 * tokens / row['median_ms']:.0f} tokens/s, {options.layers} layers"
+        row["note"] += steady if name == "weakdriven scan" else ""
         append(options.output, **about, variant=name, **row)
     ours_ms = times["weakdriven scan"]
     for name, ms in times.items():
         print(f"scan takes {ours_ms / ms:.3f} x {name}")
-    entropy = score_dataset(model, dataset, batch_tokens=options.budget)["entropy"].to_numpy()
-    smaller = score_dataset(model, dataset, batch_tokens=options.budget // 8)["entropy"].to_numpy()
-    print(f"entropies {entropy.min():.4f} to {entropy.max():.4f}; largest change in batches of an eighth:", end=" ")
-    print(f"{abs(entropy - smaller).max():.2e}")
     if not options.varied:
         other = trl_chunked(model, ids[batches[0].tolist()])[0].view(len(batches[0]), -1).mean(1)
-        print(f"largest difference from TRL's: {abs(entropy[batches[0]] - other.cpu().numpy()).max():.2e}")
+        print(f"largest difference from TRL's entropies: {abs(entropy[batches[0]] - other.cpu().numpy()).max():.2e}")
 
 
 if __name__ == "__main__":

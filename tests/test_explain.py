@@ -288,8 +288,8 @@ def test_an_unknown_id_names_close_ones_and_how_ids_look(tmp_path: Path) -> None
 
 def test_an_id_may_have_been_left_out_for_its_long_prompt(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    put(run / "data/manifest.json", {"counters": {"examples": 4, "rows_read": 7}})
-    with pytest.raises(UserError, match=r"3 rows were left out because their prompts fill data\.max_length"):
+    put(run / "data/manifest.json", {"counters": {"dropped_long_prompts": 3, "dropped_empty_completions": 1}})
+    with pytest.raises(UserError, match=r"may be one: 3 \(the prompt fills data\.max_length\), 1 \(no completion\)"):
         described(run, "zz")
 
 

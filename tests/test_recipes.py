@@ -158,6 +158,7 @@ def test_the_method_defaults_to_the_paper():
     selection = recipe.selection
     assert (selection.consolidation, selection.difficulty, selection.repair) == (0.1, 0.8, 0.1)
     assert (selection.formula, selection.dedup, selection.multiplier) == ("paper", True, 1.0)
+    assert (selection.match_steps, selection.reuse, recipe.data.empty_completions) == (False, [], "error")
     assert (recipe.data.max_length, recipe.seed, recipe.precision) == (4096, 42, "bf16-mixed")
 
 
@@ -256,6 +257,11 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             ["selection.consolidation=0", "selection.difficulty=0", "selection.repair=0"],
             "selection: consolidation, difficulty and repair are all 0",
         ),
+        (
+            ["selection.match_steps=true", "selection.enabled=false"],
+            "selection.match_steps is set, but selection.enabled",
+        ),
+        (["selection.reuse=[a, b, a]"], "selection.reuse: "),
         (["selection.enabled=false", "joint.enabled=false"], "selection.enabled and joint.enabled are both false"),
         (
             ["joint.strong_weight=0", "joint.weak=frozen"],

@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -306,3 +308,114 @@ def test_a_new_run_that_has_finished_a_stage_keeps_it_when_a_later_one_is_refuse
         stage(tmp_path, Work())
         raise UserError("wrong")
     assert manifest(tmp_path)["stage"] == "part/one" and (tmp_path / "run.json").exists()
+
+
+class Together:
+    """A leader and a helper on one directory; a process that waits once too often or too seldom breaks the barrier."""
+
+    def __init__(self, root: Path):
+        self.root, self.barrier, self.events = root, threading.Barrier(2, timeout=10), {True: [], False: []}
+
+    def work(self, name: str, leads: bool):
+        def compute(work: Path, out: Path) -> dict:
+            self.events[leads].append(f"compute {name}")
+            if leads:
+                (out / "result.txt").write_text(name)
+            else:
+                assert work.is_dir() and out.is_dir(), "the leader has made the folders"
+            return {}
+
+        return compute
+
+    def process(self, leads: bool) -> Recorder:
+        def agree(value):
+            self.events[leads].append("meet")
+            if leads:
+                self.said = value
+            self.barrier.wait()
+            said = self.said
+            self.barrier.wait()  # all have heard it before the next one is said
+            return said
+
+        recorder = Recorder()
+        run = Run(self.root, progress=recorder, leads=leads, agree=agree)
+        for name, shared in (("data", False), ("entropy/base", True), ("entropy/sft", True), ("active", False)):
+            run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)
+            run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)  # asked again
+        return recorder
+
+    def run(self) -> tuple[Recorder, Recorder]:
+        with ThreadPoolExecutor(2) as pool:
+            leader, helper = (pool.submit(self.process, leads) for leads in (True, False))
+            return leader.result(), helper.result()
+
+
+def test_helpers_meet_the_leader_at_every_stage_and_compute_shared_ones_only(tmp_path):
+    both = Together(tmp_path)
+    leader, helper = both.run()
+    assert leader.ran == helper.ran and list(leader.ran) == ["data", "entropy/base", "entropy/sft", "active"]
+    assert [event for event in both.events[True] if event != "meet"] == [f"compute {name}" for name in leader.ran]
+    assert [event for event in both.events[False] if event != "meet"] == ["compute entropy/base", "compute entropy/sft"]
+    assert both.events[True].count("meet") == both.events[False].count("meet") == 3 * 4
+    assert (tmp_path / "entropy/sft/result.txt").read_text() == "entropy/sft"
+    assert not list((tmp_path / ".work").iterdir())
+
+
+def test_helpers_skip_what_is_done_as_the_leader_does(tmp_path):
+    Together(tmp_path).run()
+    shared = json.loads((tmp_path / "entropy/sft/manifest.json").read_text())
+    (tmp_path / "entropy/sft/manifest.json").unlink()
+    before = contents(tmp_path / "data")
+    both = Together(tmp_path)
+    leader, helper = both.run()
+    assert leader.skipped == helper.skipped == ["data", "entropy/base", "active"]
+    assert both.events[True] == ["meet"] * 2 + ["meet", "meet", "compute entropy/sft", "meet"] + ["meet"]
+    assert both.events[False] == both.events[True]
+    assert contents(tmp_path / "data") == before
+    assert json.loads((tmp_path / "entropy/sft/manifest.json").read_text())["key"] == shared["key"]
+
+
+def test_a_stage_that_was_whole_but_not_in_place_is_put_there_by_the_leader_alone(tmp_path):
+    Together(tmp_path).run()
+    home = tmp_path / ".work/entropy--sft"
+    home.mkdir()
+    os.rename(tmp_path / "entropy/sft", home / "out")
+    both = Together(tmp_path)
+    both.run()
+    assert set(both.events[True]) == set(both.events[False]) == {"meet"}
+    assert both.events[True] == both.events[False]
+    assert (tmp_path / "entropy/sft/manifest.json").is_file() and not home.exists()
+
+
+def test_a_helper_alone_publishes_nothing(tmp_path):
+    met = []
+
+    def agree(value):
+        met.append(value)
+        return value
+
+    run = Run(tmp_path, leads=False, agree=agree)
+    work = Work()
+    run.stage("part/one", work, settings=SETTINGS, inputs=INPUTS)
+    assert work.found == [] and len(met) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_path):
+    """A file system that shows things late must not lead two processes along different paths."""
+    seen = []
+
+    def agree(value):
+        seen.append(value)
+        return (value[0], "", False) if value else value
+
+    recorder = Recorder()
+    run = Run(tmp_path, leads=False, agree=agree, progress=recorder)
+    run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS, shared=True)
+    assert seen[0][1] == "not run yet" and recorder.skipped == ["part/one"]
+
+
+def test_a_helper_with_other_inputs_stops(tmp_path):
+    run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False))
+    with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
+        run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)

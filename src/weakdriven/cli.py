@@ -32,11 +32,15 @@ app.add_typer(export_app, name="export")
 class SelectGroup(TyperGroup):
     """`select RECIPE` is short for `select draw RECIPE`."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        return super().resolve_command(ctx, args if args[0] in self.commands else ["draw", *args])
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = not args or args[0] in (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["draw", *args])
 
 
-select_app = typer.Typer(help="WD-DS: draw the active set of a recipe, and see why.", cls=SelectGroup)
+select_app = typer.Typer(
+    help="WD-DS: weakdriven select RECIPE draws the active set of a recipe (short for select draw RECIPE).",
+    cls=SelectGroup,
+)
 app.add_typer(select_app, name="select", no_args_is_help=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
@@ -208,12 +212,8 @@ def print_pairings(found: "list[Separation]") -> None:
     print(f"Strong model: entropy {found[0].strong_entropy:.4f} nats per token over {found[0].examples} examples.")
     Console().print(table)
     print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
-    for one in found:
-        if one.too_close:
-            print(
-                f"Warning: {one.weak} lies {one.relative:.1%} of the strong model's entropy away from it. A pair below "
-                "5% has nearly the same doubts, so mixing adds little (paper B.5); choose an earlier checkpoint."
-            )
+    for warning in filter(None, (one.warning for one in found)):
+        print(f"Warning: {warning}")
 
 
 def print_scores(root: Path) -> None:

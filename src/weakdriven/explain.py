@@ -120,7 +120,8 @@ def _score_table(facts: dict[str, Any], title: str) -> Table:
 def _example_table(title: str, examples: list[dict[str, Any]]) -> Table:
     table = Table(title=Text(title), title_justify="left")
     for name in ("id", "weak", "strong", "draws", "prompt", "completion"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("weak", "strong", "draws") else "left")
+        side = "right" if name in ("weak", "strong", "draws") else "left"
+        table.add_column(name, overflow="fold", justify=side, no_wrap=name == "id")
     for one in examples:
         numbers = [f"{one['weak_entropy']:.4f}", f"{one['strong_entropy']:.4f}", f"{one['draws']:,}"]
         table.add_row(*(Text(_clean(text)) for text in (one["id"], *numbers, one["prompt"], one["completion"])))

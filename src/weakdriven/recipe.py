@@ -134,6 +134,11 @@ class SelectionSettings(Settings):
 
     _no_repeats = field_validator("reuse")(refuse_repeats)
 
+    @field_validator("reuse", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _some_weight(self) -> "SelectionSettings":
         if self.consolidation + self.difficulty + self.repair == 0:

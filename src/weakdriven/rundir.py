@@ -13,7 +13,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -30,6 +30,8 @@ EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.par
 SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
+
+NOT_RUN = "not run yet"
 
 Compute = Callable[[Path, Path], dict[str, Any]]
 """Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""
@@ -74,8 +76,8 @@ class Run:
     planned: list[Planned] = field(default_factory=list)
     leads: bool = True
     """Of several processes on one run, the first publishes; the others help with shared stages."""
-    meet: Callable[[], None] = lambda: None
-    """Wait for all processes of this run."""
+    agree: Callable[[Any], Any] = lambda value: value
+    """Wait for all processes of this run; gives every one the value of the first."""
 
     def stage(
         self,
@@ -105,7 +107,13 @@ class Run:
             return stage
         home = self.root / WORK / name.replace("/", "--")
         whole = _key(home / "out") == stage.key  # a kill came between the last byte and the rename
-        self.meet()  # all have looked before the first one changes anything
+        # all have looked before the first one changes anything, and all do what it found
+        key, reason, whole = self.agree((stage.key, reason, whole))
+        if key != stage.key:
+            raise UserError(
+                f"{name}: this process and the first one see different settings or inputs; give all processes the same "
+                "recipe, files and network."
+            )
         if not reason:
             self.progress.skip(name)
             return stage
@@ -117,18 +125,18 @@ class Run:
         if self.leads:
             _publish(home / "out", stage.path)
             shutil.rmtree(home, ignore_errors=True)
-        self.meet()
+        self.agree(None)
         self.progress.end(name, time.monotonic() - begin)
         return stage
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
-        self.meet()  # the first process has made the folders
+        self.agree(None)  # the first process has made the folders
         if shared:
             compute(home / "work", home / "out")
 
     def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
         begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
-        self.meet()
+        self.agree(None)
         _reset_peak_memory()
         try:
             counters = compute(home / "work", home / "out")
@@ -159,7 +167,7 @@ class Run:
             changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
             changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
         except FileNotFoundError:
-            return "not run yet"
+            return NOT_RUN
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return "its manifest cannot be read"
         return ", ".join(changes) or "its key changed"
@@ -279,7 +287,7 @@ def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def append_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

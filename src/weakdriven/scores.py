@@ -16,24 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
+from weakdriven.models.scan import PART_SCHEMA, SCHEMA
 from weakdriven.rundir import PART, RUN_FILE, SCORES, sync
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("tokens", pa.int32()),
-        ("entropy", pa.float64()),
-        ("nll", pa.float64()),
-        ("target_probability", pa.float64()),
-        ("truncated", pa.bool_()),
-    ]
-)
-"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
-PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
-"""Parts also hold the place of each example in the data."""
 METADATA = b"weakdriven.scores"
+VERSION = 2
+"""Of what a scan computes and how it is stored; raised where scores of an older version must not be used."""
 FLUSH_SECONDS = 30.0
-"""A kill loses at most this much work."""
+"""A kill loses at most this much work, and the batches under way."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,7 @@ class ScoreFacts:
     max_length: int
     precision: str
     """Of the forward pass: bf16, fp32 or 4bit."""
+    version: int = VERSION
 
 
 @contextmanager
@@ -69,6 +60,7 @@ class Parts:
         self.folder, self.every = folder, every_seconds
         self.waiting: list[pa.RecordBatch] = []
         self.flushed = time.monotonic()
+        self.written: list[str] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.waiting.append(batch)
@@ -83,7 +75,15 @@ class Parts:
             pq.write_table(table, path.with_name(path.name + PART))
             sync(path.with_name(path.name + PART))
             os.replace(path.with_name(path.name + PART), path)
+            self.written.append(path.name)
         self.waiting, self.flushed = [], time.monotonic()
+
+
+def wait_for(folder: Path, names: list[str], seconds: float = 60.0) -> None:
+    """Until this process sees what others have written; a network file system may show it late."""
+    end = time.monotonic() + seconds
+    while not all((folder / name).exists() for name in names) and time.monotonic() < end:
+        time.sleep(0.2)
 
 
 def read_parts(folder: Path) -> pa.Table:
@@ -102,8 +102,7 @@ def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
     parts = read_parts(folder)
     row_N = parts["row"].to_numpy()
     count_N = np.bincount(row_N, minlength=len(ids)) if len(row_N) else np.zeros(len(ids), int)
-    if len(count_N) > len(ids) or (count_N != 1).any():
-        wrong = np.flatnonzero(count_N != 1)
+    if len(wrong := np.flatnonzero(count_N[: len(ids)] != 1)):
         raise UserError(
             f"{folder}: {len(wrong)} of {len(ids)} examples were not scored exactly once (first: row {wrong[0]}, "
             f"{count_N[wrong[0]]} times); remove that folder and run again."
@@ -115,26 +114,27 @@ def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
 
 
 def write_scores(path: Path, table: pa.Table, facts: ScoreFacts) -> None:
-    note = {**(table.schema.metadata or {}), METADATA: json.dumps(asdict(facts)).encode()}
-    pq.write_table(table.replace_schema_metadata(note), path)
+    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(asdict(facts)).encode()}), path)
 
 
-def read_scores(path: Path) -> pa.Table:
-    with _readable(path):
-        return pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
+def read_scores(path: Path, columns: list[str] | None = None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns or SCHEMA.names)
+    except (OSError, pa.ArrowException) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as a score file ({why}); remove its folder and score again.") from error
 
 
 def read_facts(path: Path) -> ScoreFacts:
-    with _readable(path):
-        return ScoreFacts(**json.loads(pq.read_schema(path).metadata[METADATA]))
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
+    """Of a file that someone points to, and that may be anything."""
     try:
-        yield
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a score file ({error}); remove it and score again.") from error
+        facts = json.loads(pq.read_schema(path).metadata[METADATA])
+        if facts.get("version") == VERSION:
+            return ScoreFacts(**facts)
+        found = f"of version {facts.get('version', 1)}, and this package writes and uses version {VERSION}"
+    except (OSError, pa.ArrowException, KeyError, TypeError, AttributeError, ValueError):
+        found = "not a score file of weakdriven"
+    raise UserError(f"selection.reuse: {path} is {found}; remove it from selection.reuse.")
 
 
 def score_files(place: str) -> list[Path]:

@@ -64,9 +64,26 @@ def test_fields_without_a_meaning_of_their_own_are_kept_as_meta():
 )
 def test_a_row_without_completion_is_an_error_naming_the_row(row, tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [GOOD, row])
-    with pytest.raises(UserError, match="row 2: there is no completion to learn from") as error:
+    words = "row 2: there is no completion to learn from.*data.empty_completions=drop"
+    with pytest.raises(UserError, match=words) as error:
         load_examples(path)
     assert str(error.value).startswith(path)
+    good, empty = load_examples(path, empty_completions="drop")
+    assert good.completion == "2" and not empty.completion.strip()
+    assert empty.prompt[-1]["role"] == "user"
+
+
+def test_messages_that_end_with_a_question_have_no_completion_and_keep_every_turn(tmp_path):
+    turns = [*ASK, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?"}]
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": turns}])
+    [example] = load_examples(path, empty_completions="drop")
+    assert (example.prompt, example.completion) == (turns, "")
+
+
+def test_a_row_without_a_prompt_is_an_error_even_where_completions_may_be_empty(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": [{"role": "assistant", "content": "2"}]}])
+    with pytest.raises(UserError, match="row 1: the prompt is empty"):
+        load_examples(path, empty_completions="drop")
 
 
 @pytest.mark.parametrize(
@@ -222,3 +239,16 @@ def test_the_embedded_set_has_both_splits():
     train, test = load_examples("embedded:arithmetic"), list(read_rows("embedded:arithmetic", "test"))
     assert len(train) >= 3000 and len(test) >= 500
     assert not {example.id for example in train} & {row["id"] for row in test}
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        [{"role": "user", "content": "2"}],
+        [{"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3"}],
+    ],
+)
+def test_a_completion_of_another_form_is_an_error_and_not_an_empty_one(completion, tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": "1+1?", "completion": completion}])
+    with pytest.raises(UserError, match="row 1: the completion has to be one message of the assistant"):
+        load_examples(path, empty_completions="drop")

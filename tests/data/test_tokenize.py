@@ -1,5 +1,7 @@
 """Which tokens are supervised, and what happens to rows that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from helpers import demo_examples, embedded_tokenizer
@@ -74,6 +76,7 @@ def test_written_rows_and_counters_agree(tmp_path):
         "examples": 20,
         "truncated": 0,
         "dropped_long_prompts": 0,
+        "dropped_empty_completions": 0,
         "tokens": sum(len(row["input_ids"]) for row in rows),
         "supervised_tokens": sum(len(ids_of(example.completion)) + 1 for example in EXAMPLES),
     }
@@ -120,6 +123,19 @@ def test_prompts_that_leave_no_room_can_be_dropped_and_are_counted(tmp_path):
     assert written["id"][:] == ["a", "c"]
 
 
+def test_empty_completions_are_left_out_and_counted(tmp_path):
+    blank = [replace(EXAMPLES[i], completion=text) for i, text in ((0, ""), (3, " \n"))]
+    counters, written = write(tmp_path, [blank[0], *EXAMPLES[1:3], blank[1], *EXAMPLES[4:]])
+    assert (counters["examples"], counters["dropped_empty_completions"]) == (18, 2)
+    assert written["id"][:] == [example.id for i, example in enumerate(EXAMPLES) if i not in (0, 3)]
+
+
+def test_nothing_but_empty_completions_is_an_error_that_says_so(tmp_path):
+    blank = [replace(example, completion="") for example in EXAMPLES]
+    with pytest.raises(UserError, match=r"Nothing is left to learn from: 0 prompts .* and 20 completions are empty"):
+        write(tmp_path, blank)
+
+
 def test_dropping_every_row_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"Every prompt is longer than data.max_length=8"):
+    with pytest.raises(UserError, match=r"prompts are longer than data.max_length=8"):
         write(tmp_path, EXAMPLES, max_length=8, long_prompts="drop")

@@ -297,15 +297,15 @@ def test_no_gradient_is_further_from_float64_than_that_of_dense_logits(way, dtyp
 
 @every_fast_way
 def test_a_mean_over_many_tokens_does_not_overflow_float16_on_the_way(way):
-    tokens = 20000 if way.implementation == "chunked" or way.device == "cuda" else 9000
-    hidden = torch.full((tokens, 1), 8.0, dtype=torch.float16, device=way.device)
+    tokens = 300
+    hidden = torch.full((tokens, 1), 1024.0, dtype=torch.float16, device=way.device)
     heads = [torch.zeros(2, 1, dtype=torch.float16, device=way.device).requires_grad_() for _ in range(2)]
     target = torch.zeros(tokens, dtype=torch.long, device=way.device)
     loss = mixed_cross_entropy(
         hidden, heads[0], hidden, heads[1], target, reduction="mean", implementation=way.implementation
     )
     loss.backward()
-    assert heads[0].grad[:, 0].tolist() == [-2.0, 2.0]  # half of 8 times P - onehot; the sum would be 40,000 and more
+    assert heads[0].grad[:, 0].tolist() == [-256.0, 256.0]  # half of 1024 (P - onehot); the sum would be 76,800
 
 
 # Shapes

@@ -113,3 +113,9 @@ def test_the_probe_leaves_mode_and_attention_as_they_were(accepted, training, fa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_accepts_a_model_under_an_adapter(dtype):
     refuse_other_logits(adapted().to(dtype), "mine")
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    refuse_other_logits(tiny_model("gemma3"), "here")
+    with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees tokens that come later"):
+        refuse_other_logits(tiny_model("gemma3", use_bidirectional_attention=True), "here")

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from datasets import Dataset
 from torch.nn import functional as F
 
 from helpers import demo_examples, embedded_tokenizer, tiny_model, token_rows
@@ -14,8 +15,7 @@ from weakdriven.data.tokenize import IGNORE, load_tokens, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.models import scan as home
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.models.scan import column, plan_batches, row_lengths, scan, score_dataset
-from weakdriven.scores import PART_SCHEMA
+from weakdriven.models.scan import PART_SCHEMA, can_pack, column, plan_batches, row_lengths, scan, score_dataset
 
 ROWS = 30
 
@@ -80,7 +80,7 @@ def test_scores_equal_a_dense_float64_pass_for_any_budget_of_tokens(budget, data
 
 
 def test_rows_packed_into_one_equal_a_dense_pass_over_each(dataset, monkeypatch):
-    monkeypatch.setattr(home, "is_flash_attention_requested", lambda config: True)
+    monkeypatch.setattr(home, "can_pack", lambda model: True)
     assert_exact(scanned(dataset, batches_of(7, ordered=False)), dataset, exact_model())
 
 
@@ -91,6 +91,55 @@ def test_other_families_are_scored_as_they_predict(family):
     rows = rows.add_column("id", [str(i) for i in range(9)]).add_column("truncated", [False] * 9)
     scores = scanned(rows, batches_of(4, ordered=False, rows=9), network)
     assert_exact(scores, rows, network.double().eval())
+
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 8,
+    "factor": 8.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def test_a_rotary_embedding_that_depends_on_the_longest_row_is_scored_as_each_row_alone():
+    network = tiny_model("llama", max_position_embeddings=64, rope_parameters=LONG_ROPE)
+    rows = token_rows(9)
+    assert max(row_lengths(rows)) > 8 > min(row_lengths(rows))
+    together = score_dataset(network, rows)["entropy"].to_numpy()
+    alone = [score_dataset(network, rows.select([i]))["entropy"][0].as_py() for i in range(9)]
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_rotary_embedding_that_depends_on_what_was_read_before_is_refused_beyond_its_context():
+    rows = token_rows(9)
+    longest = int(max(row_lengths(rows)))
+    network = tiny_model("llama", max_position_embeddings=longest, rope_parameters=DYNAMIC)
+    assert len(score_dataset(network, rows)) == 9
+    network = tiny_model("llama", max_position_embeddings=longest - 1, rope_parameters=DYNAMIC)
+    with pytest.raises(UserError, match=f"has {longest} tokens.* set data.max_length to {longest - 1}"):
+        score_dataset(network, rows)
+
+
+@pytest.mark.parametrize(
+    "family, changes, packs",
+    [
+        ("qwen3", {}, True),
+        ("gemma3", {}, True),
+        ("llama", {}, True),
+        ("llama", {"rope_parameters": DYNAMIC}, False),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, False),
+    ],
+)
+def test_rows_are_packed_only_where_every_layer_keeps_them_apart(family, changes, packs):
+    network = tiny_model(family, **{k: v for k, v in changes.items() if k != "layer_types"})
+    assert not can_pack(network), "only flash attention does"
+    network.config._attn_implementation_internal = "flash_attention_2"
+    for name, value in changes.items():
+        setattr(network.config, name, value)
+    assert can_pack(network) == packs
 
 
 def test_the_off_by_one_reading_of_the_authors_gives_other_entropies(dataset):
@@ -138,6 +187,21 @@ def test_an_entropy_that_is_not_a_number_stops_the_scan_and_names_the_examples(d
     next(batches)  # launched before
     with pytest.raises(UserError, match=f"not a finite number for 2 of 2 .*{dataset[4]['id']!r}"):
         next(batches)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"labels": [1, 2]}, "'7' has 4 input_ids and 2 labels"),
+        ({"labels": [1, 2, 3, 4, 5]}, "'7' has 4 input_ids and 5 labels"),
+        ({"input_ids": [], "labels": []}, "'7' has 0 input_ids"),
+        ({"labels": [1, 2, 3, 64]}, "'7' holds token 64, and the model knows 64"),
+    ],
+)
+def test_a_malformed_row_is_named(change, message):
+    row = {"id": "7", "input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]} | change
+    with pytest.raises(UserError, match=message):
+        score_dataset(tiny_model(), Dataset.from_list([row]))
 
 
 def test_scanning_turns_dropout_off(dataset):

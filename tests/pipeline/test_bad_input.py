@@ -62,6 +62,21 @@ def test_a_row_without_a_completion(refused, tmp_path):
     assert "row 2: there is no completion" in refused(write_rows(tmp_path / "rows.jsonl", ROW, bad))
 
 
+def test_rows_without_a_completion_can_be_left_out_and_are_counted(refused, tmp_path):
+    bad = {"id": "b", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    assert "data.empty_completions=drop" in refused(write_rows(tmp_path / "rows.jsonl", ROW, bad))
+    path = write_rows(tmp_path / "rows.jsonl", ROW, bad, ROW | {"id": "c"}, ROW | {"id": "d", "solution": " "})
+    run_small(tmp_path / "run", *SHORT, path, "data.empty_completions=drop")
+    counters = json.loads((tmp_path / "run/data/manifest.json").read_text())["counters"]
+    assert (counters["examples"], counters["dropped_empty_completions"], counters["rows_read"]) == (2, 2, 4)
+    assert [row["id"] for row in read_jsonl(tmp_path / "run/data/examples.jsonl")] == ["a", "c"]
+
+
+def test_nothing_but_empty_completions(refused, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", ROW | {"solution": ""})
+    assert "1 completions are empty" in refused(path, "data.empty_completions=drop")
+
+
 def test_an_empty_dataset(refused, tmp_path):
     assert "there is no row to train on" in refused(write_rows(tmp_path / "rows.jsonl"))
 
@@ -230,7 +245,7 @@ def test_a_seed_that_numpy_does_not_take(refused):
 
 def test_so_few_draws_that_one_row_is_left_is_no_mistake(tmp_path):
     run_small(tmp_path, "selection.multiplier=0.01", "data.limit=32", "baselines=[]", "eval.benchmarks=[]")
-    assert sum(row["draws"] for row in read_jsonl(tmp_path / "round-1/active/active.jsonl")) == 1
+    assert sum(pq.read_table(tmp_path / "round-1/active/active.parquet")["draws"].to_pylist()) == 1
     counters = json.loads((tmp_path / "round-1/strong/manifest.json").read_text())["counters"]
     assert counters["steps"] == counters["rows"] == 1
 

@@ -16,19 +16,23 @@ from conftest import SMALL
 
 KILL_WHEN = [
     "data/manifest.json",
+    ".work/entropy--base/work/parts/rows-*.parquet",
     ".work/sft/work/checkpoints/checkpoint-2/optimizer.pt",  # in the middle of writing a checkpoint
     ".work/sft/work/checkpoints/checkpoint-4/complete",
-    ".work/entropy--sft/work/scores.jsonl",
+    ".work/entropy--sft/work/parts/rows-*.parquet",
     ".work/round-1--strong/work/checkpoints/checkpoint-2/complete",
     "round-1/strong/manifest.json",
     ".work/baselines--sft/work/checkpoints/checkpoint-8/complete",
     ".work/eval--sft--arithmetic/work/completions.jsonl",
 ]
-"""The run is killed as soon as one of these files is there; the next try runs to the next one."""
+"""The run is killed as soon as a file like one of these is there; the next try runs to the next one."""
+
+
+FLUSH_EACH_BATCH = "import weakdriven.scores as s; s.FLUSH_SECONDS = 0; from weakdriven.cli import main; main()"
 
 
 def start(root: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", "from weakdriven.cli import main; main()", "run", "demo", *SMALL]
+    command = [sys.executable, "-c", FLUSH_EACH_BATCH, "run", "demo", *SMALL]
     command += ["selection.batch_tokens=1024", "eval.batch_size=4", "--quiet", "--output", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -48,7 +52,7 @@ def test_final_weights_after_any_number_of_kills_equal_the_uninterrupted_ones(tm
     kills = 0
     for landmark in KILL_WHEN:
         process = start(stormy)
-        while process.poll() is None and not (stormy / landmark).exists():
+        while process.poll() is None and not any(stormy.glob(landmark)):
             time.sleep(0.005)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
@@ -62,8 +66,9 @@ def test_final_weights_after_any_number_of_kills_equal_the_uninterrupted_ones(tm
         one, two = (load_file(root / model / "model.safetensors") for root in (calm, stormy))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one), f"{model} differs"
-    for file in ("round-1/active/active.jsonl", "round-1/strong/metrics.jsonl"):
-        assert (calm / file).read_text() == (stormy / file).read_text()
+    scores = [f"entropy/{model}/scores.parquet" for model in ("base", "sft")]
+    for file in (*scores, "round-1/active/active.parquet", "round-1/strong/metrics.jsonl"):
+        assert (calm / file).read_bytes() == (stormy / file).read_bytes()
     for path in calm.glob("eval/*/*/scores.json"):
         assert path.read_text() == (stormy / path.relative_to(calm)).read_text()
     resumed = [json.loads(path.read_text())["resumed"] for path in stormy.glob("**/manifest.json")]

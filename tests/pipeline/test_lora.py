@@ -14,9 +14,10 @@ from conftest import Recorder, run_small, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.export import export_mix
 from weakdriven.models.load import fingerprint, load_model, locate_model
-from weakdriven.pipeline.run import all_stages, run_recipe
+from weakdriven.pipeline.run import all_stages, run_recipe, select_recipe
 from weakdriven.pipeline.stages import bind
 from weakdriven.rundir import Run, read_jsonl
+from weakdriven.scores import read_scores
 from weakdriven.training import joint
 from weakdriven.training.lora import name_base
 
@@ -158,13 +159,21 @@ def test_the_strong_folder_loads_and_generates_like_any_other(lora_run):
 def test_entropy_and_evaluation_ask_the_adapted_model(lora_run):
     scores = {}
     for name in ("base", "sft", "round-1"):
-        scores[name] = [row["nll"] for row in read_jsonl(lora_run.root / f"entropy/{name}/scores.jsonl")]
+        scores[name] = read_scores(lora_run.root / f"entropy/{name}/scores.parquet")["nll"].to_pylist()
     assert sum(scores["sft"]) < sum(scores["base"]) and scores["sft"] != scores["round-1"]
     recipe = small_recipe(*TWO_ROUNDS)
     models = all_stages(stages := bind(recipe, Run(lora_run.root, recipe.seed, dry=True)))
     for model in models:
         asked = stages.loader.load(model, train=False)
         torch.testing.assert_close(logits(asked), saved_logits(model.folder))
+
+
+def test_scores_under_an_adapter_are_taken_over_and_those_of_its_base_are_not_mistaken_for_them(lora_run, tmp_path):
+    overrides = [*TINY, f"sft.model={lora_run.root / 'sft'}", f"selection.reuse=[{lora_run.root}]"]
+    select_recipe(small_recipe(*overrides), tmp_path, Recorder())
+    for name in ("base", "sft"):
+        taken = json.loads((tmp_path / f"entropy/{name}/manifest.json").read_text())["counters"]["reused_from"]
+        assert taken == str(lora_run.root / f"entropy/{name}/scores.parquet")
 
 
 def test_the_merged_model_is_an_ordinary_one_that_answers_as_the_adapter_does(lora_run):

@@ -5,6 +5,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import run_small
 from weakdriven.models.load import locate_model
 from weakdriven.rundir import read_jsonl
+from weakdriven.scores import read_scores
 
 
 def manifest(root: Path, stage: str) -> dict:
@@ -24,8 +26,8 @@ def test_stages_run_in_the_order_of_the_algorithm_and_each_once(two_round_run):
     trained = [stage for stage in recorder.ran if not stage.startswith("eval/")]
     assert trained == [
         "data",
-        "sft",
         "entropy/base",
+        "sft",
         "entropy/sft",
         "round-1/active",
         "round-1/strong",
@@ -93,8 +95,9 @@ def test_joint_metrics_hold_what_methods_asks_for_at_every_step(two_round_run):
 def test_every_example_is_scored_once_and_chosen_rows_are_the_ones_trained_on(two_round_run):
     root, _ = two_round_run
     ids = [row["id"] for row in read_jsonl(root / "data/examples.jsonl")]
-    assert sorted(row["id"] for row in read_jsonl(root / "entropy/base/scores.jsonl")) == sorted(ids)
-    active = list(read_jsonl(root / "round-1/active/active.jsonl"))
+    for model in ("base", "sft", "round-1"):
+        assert read_scores(root / f"entropy/{model}/scores.parquet")["id"].to_pylist() == ids
+    active = pq.read_table(root / "round-1/active/active.parquet").to_pylist()
     assert [row["id"] for row in active] == ids
     assert sum(row["draws"] for row in active) == manifest(root, "round-1/active")["counters"]["active"]
     assert sum(row["probability"] for row in active) == pytest.approx(1)
@@ -116,7 +119,7 @@ def test_changing_a_setting_runs_the_stages_it_touches_and_says_why(two_round_ru
     "overrides, stages",
     [
         (["selection.enabled=false"], ["data", "sft", "round-1/strong"]),
-        (["joint.enabled=false"], ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong"]),
+        (["joint.enabled=false"], ["data", "entropy/base", "sft", "entropy/sft", "round-1/active", "round-1/strong"]),
         (["method=sft"], ["data", "baselines/sft"]),
     ],
 )

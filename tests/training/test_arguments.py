@@ -12,8 +12,9 @@ from weakdriven.training.arguments import training_arguments, training_order
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 
 
-def order(rows, *, epochs=1, batch_size=4, seed=0, phase=0):
-    return training_order(rows, epochs=epochs, batch_size=batch_size, seed=seed, phase=phase).tolist()
+def order(rows, *, epochs=1, batch_size=4, seed=0, phase=0, epoch_rows=None):
+    options = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "phase": phase, "epoch_rows": epoch_rows}
+    return training_order(rows, **options).tolist()
 
 
 def arguments(folder, *, rows=80, epochs=1, stage="sft", recipe=RECIPE, **settings):
@@ -51,6 +52,30 @@ def test_epochs_leave_out_different_rows_and_have_different_orders():
     epochs = np.split(np.array(order(10, epochs=4)), 4)
     assert len({tuple(epoch) for epoch in epochs}) == 4
     assert len({frozenset(epoch) for epoch in epochs}) > 1
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(
+    "rows, batch_size, epoch_rows, kept",
+    [(10, 4, 26, 24), (10, 4, 10, 8), (7, 4, 64, 64), (3, 8, 20, 16), (10, 64, 26, 26), (1, 4, 9, 8)],
+)
+def test_matched_steps_are_those_of_the_whole_data(rows, batch_size, epoch_rows, kept, epochs):
+    seen = order(rows, batch_size=batch_size, epoch_rows=epoch_rows, epochs=epochs)
+    assert len(seen) == kept * epochs
+    counts = np.bincount(seen, minlength=rows)
+    assert counts.max() - counts.min() <= 1 and len(counts) == rows
+    for begin in range(0, len(seen), rows):
+        cycle = seen[begin : begin + rows]
+        assert len(set(cycle)) == len(cycle), "no row comes again before every other one has come"
+
+
+def test_cycles_of_matched_steps_are_shuffled_afresh_and_depend_on_seed_and_phase():
+    cycles = np.split(np.array(order(16, epoch_rows=64)), 4)
+    assert len({tuple(cycle) for cycle in cycles}) == 4
+    assert order(16, epoch_rows=64) == order(16, epoch_rows=64)
+    assert order(16, epoch_rows=64) != order(16, epoch_rows=64, seed=1)
+    assert order(16, epoch_rows=64) != order(16, epoch_rows=64, phase=1)
+    assert order(16, epoch_rows=64, epochs=2)[:64] == order(16, epoch_rows=64)
 
 
 def test_the_order_depends_on_the_seed_and_the_phase_and_on_nothing_else():

@@ -75,7 +75,9 @@ def as_example(row: dict[str, Any], number: int, path: str, *, needs_completion:
         )
     if not prompt or not any(message["content"].strip() for message in prompt):
         raise UserError(f"{where}: the prompt is empty; every row needs one.")
-    completion = replies[0]["content"] if len(replies) == 1 and replies[0]["role"] == "assistant" else ""
+    if len(replies) > 1 or any(reply["role"] != "assistant" for reply in replies):
+        raise UserError(f"{where}: the completion has to be one message of the assistant; found {len(replies)} others.")
+    completion = replies[0]["content"] if replies else ""
     if needs_completion and not completion.strip():
         raise UserError(
             f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "

@@ -47,7 +47,13 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
 
 def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) -> Tensor:
     """What the model's head reads, in the precision that its product is to run in."""
-    hidden = causal_lm(model).base_model(**inputs).last_hidden_state
+    output = causal_lm(model).base_model(**inputs)
+    if not hasattr(output, "last_hidden_state"):
+        raise UserError(
+            f"{type(causal_lm(model)).__name__} keeps its decoder where transformers does not name it, so its hidden "
+            "states cannot be read; this version does not know that architecture."
+        )
+    hidden = output.last_hidden_state
     kind = hidden.device.type
     mixed = torch.is_autocast_enabled(kind)
     return hidden.to(torch.get_autocast_dtype(kind) if mixed else head(model).weight_VD.dtype)
@@ -55,7 +61,7 @@ def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) ->
 
 @torch.no_grad()
 def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
-    """Mixed loss and entropy read hidden states and head; a model that computes its logits another way is refused."""
+    """Mixed loss and entropy read hidden states and head of a causal LM; a model that does otherwise is refused."""
     inner = causal_lm(model)
     was_training = model.training
     model.eval()
@@ -64,7 +70,10 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
         inner.set_attn_implementation("eager")  # the one that every model has
     try:
         ids = torch.arange(8, device=inner.device)[None]
-        ours = head(model).logits(hidden_states(model, {"input_ids": ids, "use_cache": False})[0])
+        hidden = hidden_states(model, {"input_ids": ids, "use_cache": False})[0]
+        other_end = torch.where(ids == 7, 0, ids)
+        other = hidden_states(model, {"input_ids": other_end, "use_cache": False})[0]
+        ours = head(model).logits(hidden)
         theirs = inner(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         if own != inner.config._attn_implementation:
@@ -76,4 +85,9 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
         raise UserError(
             f"{name}: {type(inner).__name__} computes its logits in a way that this version does not know, so it would "
             "be mixed wrongly; use a model whose logits are a linear head, capped or scaled at most."
+        )
+    if not torch.allclose(hidden[:-1].float(), other[:-1].float(), rtol=0.05, atol=0.05 * hidden.float().std().item()):
+        raise UserError(
+            f"{name}: {type(inner).__name__} sees tokens that come later (bidirectional attention), so it cannot be "
+            "trained or scored token by token; use a causal LM."
         )

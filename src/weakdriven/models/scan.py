@@ -13,20 +13,35 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.generic import is_flash_attention_requested
 
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
 from weakdriven.losses.entropy import TokenScores, token_scores
-from weakdriven.models.head import head, hidden_states
-from weakdriven.scores import PART_SCHEMA
+from weakdriven.models.head import causal_lm, head, hidden_states
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("tokens", pa.int32()),
+        ("entropy", pa.float64()),
+        ("nll", pa.float64()),
+        ("target_probability", pa.float64()),
+        ("truncated", pa.bool_()),
+    ]
+)
+"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
+PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
+"""With the place of each example in the dataset."""
+MEANS = ("entropy", "nll", "target_probability")
+ATTENTION = {"full_attention", "sliding_attention"}
+"""Layers that tell packed rows apart; others, such as convolutions, would carry one into the next."""
 
 
 def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """Row numbers in groups of similar length, longest first so that memory trouble shows at once.
 
-    A group is never split or regrouped, by a kill or by the number of processes, because half-precision products are
-    rounded differently in another shape.
+    Groups depend on nothing else: products in half precision may be rounded differently in another shape, and neither
+    a kill nor the number of processes should show in the scores.
 
     >>> [rows.tolist() for rows in plan_batches(np.array([3, 9, 4, 2]), batch_tokens=10)]
     [[1], [2, 0], [3]]
@@ -83,10 +98,13 @@ class _Batch(NamedTuple):
 def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
     model.eval()
-    packed = is_flash_attention_requested(model.config)
-    waiting = None
+    packed, vocabulary, waiting = can_pack(model), len(head(model).weight_VD), None
+    if "dynamic" in _rotary_kinds(model):
+        batches = _within(model, dataset, batches)
+    if "longrope" in _rotary_kinds(model):
+        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
     for numbers in batches:
-        batch = _assemble(dataset, numbers, packed=packed)
+        batch = _assemble(dataset, numbers, packed=packed, vocabulary=vocabulary)
         launched = batch, _to_host(_forward(model, batch))
         if waiting:  # read only now, so that the device never waits for us
             yield _collect(*waiting)
@@ -95,13 +113,49 @@ def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]
         yield _collect(*waiting)
 
 
-def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool) -> _Batch:
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether attention, by its own starts of rows, keeps examples apart in one long row: flash attention does."""
+    config: Any = causal_lm(model).config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or ATTENTION)
+    stateful = getattr(causal_lm(model), "_is_stateful", False)
+    flash = "flash" in str(config._attn_implementation)
+    return flash and layers <= ATTENTION and not stateful and not _rotary_kinds(model) & {"dynamic", "longrope"}
+
+
+def _rotary_kinds(model: PreTrainedModel) -> set[str]:
+    """Of the rotary embeddings, which stand in the configuration once for all layers or once for each type."""
+    rope = getattr(causal_lm(model).config.get_text_config(), "rope_parameters", None) or {}
+    return {one.get("rope_type", "") for one in (rope, *rope.values()) if isinstance(one, dict)}
+
+
+def _within(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Beyond its context a dynamic rotary embedding depends on what the model has read before, so it is refused."""
+    limit = causal_lm(model).config.get_text_config().max_position_embeddings
+    for numbers in batches:
+        if (longest := row_lengths(dataset.select(numbers)).max()) > limit:
+            raise UserError(
+                f"A row has {longest} tokens, and the model's dynamic rotary embedding gives scores that depend on "
+                f"other rows beyond {limit}; set data.max_length to {limit}."
+            )
+        yield numbers
+
+
+def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
+    """Groups of equal length: `longrope` takes other frequencies for all rows of a batch if one is long."""
+    length_B = row_lengths(dataset.select(numbers))
+    return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
+
+
+def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary: int) -> _Batch:
     """One long row of all examples where attention tells them apart by position, else one padded row each.
 
     Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch takes its
     fused causal kernel.
     """
     rows = [dataset[int(number)] for number in numbers]
+    names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
+    for row, name in zip(rows, names, strict=True):
+        _refuse_malformed(row, name, vocabulary)
     width = max(len(row["input_ids"]) for row in rows)
     if packed:
         starts = np.cumsum([0] + [len(row["input_ids"]) for row in rows])
@@ -124,10 +178,22 @@ def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool) -> _Batch:
     if packed:
         inputs["position_ids"] = torch.from_numpy(positions).view(shape)
     predictor_T, target_T = (torch.from_numpy(np.concatenate(parts)) for parts in (predictors, targets))
-    names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
     truncated = [row.get("truncated", False) for row in rows]
     counts = np.array([len(part) for part in targets])
     return _Batch(numbers, names, truncated, inputs, predictor_T, target_T, counts)
+
+
+def _refuse_malformed(row: dict[str, Any], name: str, vocabulary: int) -> None:
+    tokens, labels = len(row["input_ids"]), len(row["labels"])
+    if not tokens or tokens != labels:
+        raise UserError(
+            f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at least "
+            "one token."
+        )
+    if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
+        raise UserError(
+            f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
+        )
 
 
 def _forward(model: PreTrainedModel, batch: _Batch) -> TokenScores:
@@ -160,23 +226,22 @@ def _collect(batch: _Batch, copying: tuple[Tensor, torch.cuda.Event | None]) -> 
     begin_B = np.cumsum(batch.count_B) - batch.count_B
     some_B = batch.count_B > 0
     ids = batch.ids
-    columns: list[Any] = [batch.numbers, ids, batch.count_B.astype(np.int32)]
-    for value_T in (entropy_T, nll_T, np.exp(-nll_T)):
+    columns: dict[str, Any] = {"row": batch.numbers, "id": ids, "tokens": batch.count_B.astype(np.int32)}
+    for name, value_T in zip(MEANS, (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
         mean_B = np.zeros(len(ids))
         if some_B.any():
             mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / batch.count_B[some_B]
-        columns.append(mean_B)
-    if len(bad := np.flatnonzero(~np.isfinite(columns[3]))):
+        columns[name] = mean_B
+    if len(bad := np.flatnonzero(~np.isfinite(columns["entropy"] + columns["nll"]))):
         named = ", ".join(repr(ids[i]) for i in bad[:5])
         raise UserError(
-            f"The model's entropy is not a finite number for {len(bad)} of {len(ids)} examples of a batch (ids {named}"
-            f"{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: fp32 or another "
-            "checkpoint, or take those examples out."
+            f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(ids)} examples in a batch"
+            f" (ids {named}{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: "
+            "fp32 or another checkpoint, or take those examples out."
         )
-    columns.append(batch.truncated)
-    scores = {"entropy", "nll", "target_probability"}
+    columns["truncated"] = batch.truncated
     arrays = [
-        pa.array(values, field.type, mask=~some_B if field.name in scores else None)
-        for values, field in zip(columns, PART_SCHEMA, strict=True)
+        pa.array(columns[field.name], field.type, mask=~some_B if field.name in MEANS else None)
+        for field in PART_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA)

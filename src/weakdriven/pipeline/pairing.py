@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from accelerate import PartialState
 
 from weakdriven.errors import UserError
-from weakdriven.pipeline.run import carry_out
+from weakdriven.pipeline.run import all_processes, carry_out
 from weakdriven.pipeline.stages import Model, Stages, ready_model
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe import Recipe
@@ -48,6 +47,16 @@ class Separation:
     def too_close(self) -> bool:
         return self.distance == 0 or self.relative < TOO_CLOSE
 
+    @property
+    def warning(self) -> str:
+        """Empty for a pair that can carry signal."""
+        if not self.too_close:
+            return ""
+        return (
+            f"{self.weak} lies {self.relative:.1%} of the strong model's entropy away from it. A pair below "
+            f"{TOO_CLOSE:.0%} has nearly the same doubts, so mixing adds little (paper B.5)."
+        )
+
 
 def pair_checkpoints(
     recipe: Recipe, root: Path, progress: Progress, *, weak: list[str], strong: str | None, examples: int
@@ -60,15 +69,16 @@ def pair_checkpoints(
     """
     if examples < 2:
         raise UserError(f"--examples is {examples}; a separation needs at least 2.")
-    processes = PartialState()
+    processes = all_processes()
 
     def scored(stages: Stages) -> list[tuple[str, Stage]]:
         data = stages.data()
         leader = named(strong, stages) if strong else first_strong(stages, data)
-        models = {strong or "strong": leader, "base": stages.base} | {source: named(source, stages) for source in weak}
-        return [(source, stages.entropy(model, data, examples)) for source, model in models.items()]
+        models = [(strong or "strong", leader), ("base", stages.base)]
+        models += [(source, named(source, stages)) for source in dict.fromkeys(weak)]
+        return [(source, stages.entropy(model, data, examples)) for source, model in models]
 
-    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, train=False)
+    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, beside=True)
     if not processes.is_main_process:
         return []
     strong_N = read_scores(leading.path / SCORES)["entropy"].to_numpy()

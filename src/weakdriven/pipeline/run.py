@@ -6,7 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
@@ -15,10 +17,18 @@ from weakdriven.pipeline.stages import Model, Stages, bind
 from weakdriven.pipeline.wmss import select, wmss
 from weakdriven.recipe import Recipe, dump_recipe
 from weakdriven.report import write_report
-from weakdriven.rundir import PLAN_FILE, RECIPE_FILE, Planned, Progress, Run, Stage, claimed, write_json, write_text
-
-UNTRAINED = ("data", "entropy/", "pairing/", "/active")
-"""Stages that several processes compute together, or that are so quick that the others wait."""
+from weakdriven.rundir import (
+    NOT_RUN,
+    PLAN_FILE,
+    RECIPE_FILE,
+    Planned,
+    Progress,
+    Run,
+    Stage,
+    claimed,
+    write_json,
+    write_text,
+)
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
@@ -37,7 +47,7 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1)
         raise UserError(f"This recipe selects nothing: {why}; use method: wmss with selection.enabled: true.")
     if not 1 <= turn <= recipe.joint.rounds:
         raise UserError(f"There is no round {turn}: joint.rounds is {recipe.joint.rounds}; give one from 1 to that.")
-    processes = PartialState(timeout=timedelta(days=7))  # the others wait while the first one tokenises
+    processes = all_processes()
 
     def up_to_the_active_set(stages: Stages) -> Stage:
         data = stages.data()
@@ -48,6 +58,12 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1)
     return processes.is_main_process
 
 
+def all_processes() -> PartialState:
+    """Those that a launcher started, or this one alone."""
+    # on a CPU accelerate sees one process unless told; the others wait while one tokenises, which may take hours
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=1))
+
+
 def carry_out(
     recipe: Recipe,
     root: Path,
@@ -55,44 +71,70 @@ def carry_out(
     work: Callable[[Stages], Any],
     processes: PartialState | None = None,
     *,
-    train: bool = True,
+    beside: bool = False,
 ) -> Any:
     """Run those stages of a recipe that `work` asks for and that are not done yet; returns what `work` does.
 
     Args:
-        train: False refuses stages that would have to be trained.
+        beside: Nothing of a run that is there may change: no stage is trained or computed anew, no plan written.
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
-    meet = processes.wait_for_everyone if processes else lambda: None
+
+    def agree(value: Any) -> Any:
+        return broadcast_object_list([value])[0] if count > 1 else value
+
     with claimed(root, recipe.name) if leads else nullcontext():
-        meet()  # the first process has made the folder
-        stages = bind(recipe, Run(root, recipe.seed, dry=True), processes=count)
+        agree(None)  # the first process has made the folder
+        stages = bind(recipe, Run(root, recipe.seed, dry=True), processes=count, evaluates=work is all_stages)
         work(stages)
         planned = stages.run.planned
-        if count > 1 or not train:
+        if beside:
+            refuse_changes(planned)
+        if count > 1 or beside:
             refuse_training(planned)
-        progress.plan(planned)
-        stages.run = Run(root, recipe.seed, dry=True)
-        all_stages(stages)
-        whole = {entry.name: entry.key for entry in stages.run.planned}
-        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, meet=meet)
+        plan = whole_plan(stages, planned)
+        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree)
         try:
+            progress.plan(planned)
             stages.data()  # reads every row, so that a bad one is found before an older run here is touched
-            if leads:
+            if leads and not beside:
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
-                write_json(root / PLAN_FILE, whole)
+                write_json(root / PLAN_FILE, plan)
             return work(stages)
         finally:
             progress.close()
 
 
+def whole_plan(stages: Stages, planned: list[Planned]) -> dict[str, str]:
+    """Name and key of every stage of the recipe; of those at hand where the rest cannot be known yet."""
+    run, stages.run = stages.run, Run(stages.run.root, stages.recipe.seed, dry=True)
+    try:
+        all_stages(stages)
+        planned = stages.run.planned
+    except UserError:  # a benchmark's file is not there, which is no concern of a selection
+        if any(entry.name.startswith("eval/") for entry in planned):
+            raise
+    stages.run = run
+    return {entry.name: entry.key for entry in planned}
+
+
 def refuse_training(planned: list[Planned]) -> None:
     for entry in planned:
-        if entry.reason and not any(part in entry.name for part in UNTRAINED):
+        name = entry.name
+        if entry.reason and name != "data" and not name.startswith(("entropy/", "pairing/")) and "/active" not in name:
             raise UserError(
-                f"{entry.name} has to be trained first ({entry.reason}), and this command does not train here: start "
+                f"{name} has to be trained first ({entry.reason}), and this command does not train here: start "
                 "weakdriven run or weakdriven select in one process until it is there, or give a trained model."
+            )
+
+
+def refuse_changes(planned: list[Planned]) -> None:
+    for entry in planned:
+        if entry.reason not in ("", NOT_RUN) and not entry.name.startswith("pairing/"):
+            raise UserError(
+                f"{entry.name} of the run that is there would be computed anew ({entry.reason}); give the settings "
+                "that the run was made with, or another --output."
             )
 
 

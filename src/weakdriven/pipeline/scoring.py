@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -22,6 +22,7 @@ from weakdriven.scores import (
     part_writer,
     read_parts,
     read_scores,
+    wait_for,
     write_scores,
 )
 
@@ -44,19 +45,20 @@ def score_examples(
         work: Finished parts in here, of whichever processes, are used.
     """
     processes, ids = PartialState(), column(dataset, "id")
-    known = facts() if processes.is_main_process else None
-    found = find_scores(reuse, known) if known else None
-    [found] = broadcast_object_list([found]) if processes.num_processes > 1 else [found]
+    known, found, done_N = None, None, np.zeros(len(ids), bool)
+    parts = work / "parts"
+    if processes.is_main_process:
+        known = facts()
+        found = find_scores(reuse, known)
+        done_N[read_parts(parts)["row"].to_numpy()] = True
+    if processes.num_processes > 1:
+        found, done_N = broadcast_object_list([found, done_N])
     if found:
         if processes.is_main_process:
             shutil.copyfile(found, out / SCORES)
         return {**describe(_same_ids(read_scores(found), ids, found)), "reused_from": str(found)}
     lengths_N = row_lengths(dataset)
     batches = plan_batches(lengths_N, batch_tokens)
-    parts = work / "parts"
-    done_N = np.zeros(len(lengths_N), bool)
-    done_N[read_parts(parts)["row"].to_numpy()] = True
-    processes.wait_for_everyone()  # all have read before anyone writes
     mine = batches[processes.process_index :: processes.num_processes]
     left = [rows for batch in mine if len(rows := batch[~done_N[batch]])]
     total = sum(map(len, mine))
@@ -65,10 +67,11 @@ def score_examples(
         for scores in scan(load(), dataset, left) if left else ():
             writer.add(scores)
             finished += len(scores)
-            progress.update(finished, total)
-    processes.wait_for_everyone()
+            progress.update(finished * processes.num_processes, total * processes.num_processes)  # all go as fast
+    written = gather_object(writer.written) if processes.num_processes > 1 else writer.written
     if known is None:
         return {}
+    wait_for(parts, written)
     table = merge_parts(parts, ids)
     write_scores(out / SCORES, table, known)
     padded = sum(int(lengths_N[rows[0]]) * len(rows) for rows in batches)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,13 @@ from weakdriven.rundir import (
     digest,
     file_digest,
 )
-from weakdriven.scores import ScoreFacts, read_scores, refuse_other_tokens
+from weakdriven.scores import VERSION, ScoreFacts, read_scores, refuse_other_tokens
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import check_lora, name_base, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
-FORMAT = {"format": 2}
-"""Of score and selection files; raised where a new version could not read the old ones."""
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
 
@@ -93,11 +92,13 @@ class Stages:
                 long_prompts=settings.long_prompts,
                 on_row=lambda done: self.run.progress.update(done, len(examples)),
             )
-            kept = set(load_tokens(out / TOKENS)["id"])
-            append_jsonl(out / EXAMPLES, [example.as_row() for example in examples if example.id in kept])
+            kept = set(column(load_tokens(out / TOKENS), "id").to_pylist())
+            append_jsonl(out / EXAMPLES, (example.as_row() for example in examples if example.id in kept))
             return {**counters, "rows_read": len(examples)}
 
-        decisive = settings.model_dump(mode="json", exclude={"path", "split"})
+        decisive = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions"})
+        if settings.empty_completions == "drop":  # else there is no such row, and older runs stay good
+            decisive["empty_completions"] = "drop"
         tokenizer_key = digest([self.base.key, self.renderer.tokenizer.chat_template])
         inputs = {"rows": data_key(settings.path, settings.split), "tokenizer": tokenizer_key}
         source = settings.model_dump(mode="json", include={"path", "split"})
@@ -144,7 +145,7 @@ class Stages:
                 lambda: self.loader.load(model, train=False, scan=True),
                 dataset,
                 lambda: self._score_facts(model, data, sample),
-                reuse=settings.reuse,
+                reuse=[] if examples else settings.reuse,  # files there hold all rows
                 batch_tokens=settings.batch_tokens,
                 work=work,
                 out=out,
@@ -154,22 +155,31 @@ class Stages:
         return self.run.stage(
             f"{'pairing' if examples else 'entropy'}/{model.name}",
             compute,
-            settings=self._asking() | FORMAT | sample,
+            settings={"precision": self._forward_precision(), "version": VERSION, **sample},
             inputs=keys(model=model, data=data),
-            execution={"batch_tokens": settings.batch_tokens, "reuse": settings.reuse, "fast_layers": self._layers()},
+            execution={
+                "batch_tokens": settings.batch_tokens,
+                "reuse": settings.reuse,
+                "fast_layers": self._layers(),
+                "attention": self.recipe.attention,
+            },
             shared=True,
         )
 
     def _score_facts(self, model: Model, data: Stage, sample: dict[str, Any]) -> ScoreFacts:
-        recipe, own = self.recipe, fingerprint(model.folder)
-        precision = "fp32" if recipe.precision == "fp32" else "bf16"
+        own = fingerprint(model.folder)
         return ScoreFacts(
             model=digest([own, self.base.key]) if (model.folder / ADAPTER_FILE).is_file() else own,
             rows=digest([file_digest(data.path / TOKENS), sample]),
             tokenizer=tokenizer_fingerprint(self.renderer.tokenizer),
-            max_length=recipe.data.max_length,
-            precision=(recipe.lora and recipe.lora.quantize) or precision,
+            max_length=self.recipe.data.max_length,
+            precision=self._forward_precision(),
         )
+
+    def _forward_precision(self) -> str:
+        """Of a model that is asked and not trained."""
+        recipe = self.recipe
+        return (recipe.lora and recipe.lora.quantize) or ("fp32" if recipe.precision == "fp32" else "bf16")
 
     def selection(self, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
         """WD-DS: both models' entropies -> the active set of this round."""
@@ -178,7 +188,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             ids = column(load_tokens(data.path / TOKENS), "id")
-            tables = [read_scores(stage.path / SCORES) for stage in (weak_scores, strong_scores)]
+            tables = [read_scores(stage.path / SCORES, ["id", "entropy"]) for stage in (weak_scores, strong_scores)]
             weak, strong = ((table["id"], table["entropy"]) for table in tables)
             weak_N, strong_N = align_scores(weak, strong, ids)
             probabilities_N = selection_probabilities(weak_N, strong_N, **weights)
@@ -197,7 +207,7 @@ class Stages:
             settings={
                 **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
                 "seed": [self.recipe.seed, turn],
-                **FORMAT,
+                "version": VERSION,
             },
             inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
         )
@@ -329,7 +339,8 @@ def data_key(path: str, split: str) -> str:
     file = Path(path).expanduser()
     if file.is_file():
         try:
-            return file_digest(file)
+            found = file.stat()
+            return _known_digest(file, found.st_size, found.st_mtime_ns)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
@@ -339,11 +350,18 @@ def data_key(path: str, split: str) -> str:
     return f"{path}@{commit}/{split}"
 
 
-def bind(recipe: Recipe, run: Run, *, processes: int = 1) -> Stages:
+@lru_cache
+def _known_digest(file: Path, size: int, changed: int) -> str:
+    """Every dry run asks again, and the file may be large."""
+    return file_digest(file)
+
+
+def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
     """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
 
     Args:
         processes: How many work on this run, where its stages allow for several.
+        evaluates: Whether benchmarks will be run, so that their files have to be there.
     """
     if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
         have = ", ".join(trackers) or "none"
@@ -371,7 +389,8 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1) -> Stages:
     if recipe.lora:
         check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
-    items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in recipe.eval.benchmarks}
+    benchmarks = recipe.eval.benchmarks if evaluates else []
+    items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in benchmarks}
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
     refuse_other_tokens(

@@ -227,9 +227,10 @@ def _unknown_id(selection: Selection, example_id: str) -> str:
     told += f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
     told += f" Its {len(ids):,} ids look like {', '.join(map(repr, ids.slice(0, 3).to_pylist()))}."
     counters = mapping(_read_json(selection.run / "data" / MANIFEST).get("counters"))
-    left_out = (number(counters.get("rows_read")) or 0) - (number(counters.get("examples")) or 0)
-    if left_out > 0:
-        told += f" {left_out:,} rows were left out because their prompts fill data.max_length; it may be one of them."
+    reasons = {"dropped_long_prompts": "the prompt fills data.max_length", "dropped_empty_completions": "no completion"}
+    left_out = [f"{count:,} ({words})" for name, words in reasons.items() if (count := number(counters.get(name)))]
+    if left_out:
+        told += f" Rows that were left out of the data, of which it may be one: {', '.join(left_out)}."
     return told
 
 
