@@ -13,7 +13,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
-from weakdriven.recipe import Recipe, load_recipe
+from weakdriven.recipe import Recipe
+from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import Planned, Progress
 
 SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
@@ -54,3 +55,9 @@ def two_round_run(tmp_path_factory) -> tuple[Path, Recorder]:
     """A finished run of two rounds and its recorder."""
     root = tmp_path_factory.mktemp("runs") / "two-rounds"
     return root, run_small(root, "joint.rounds=2")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine without CUDA, also where there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weakdriven.recipe import parse_recipe
+from weakdriven.recipe_file import parse_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from weakdriven.errors import UserError, explain
-from weakdriven.recipe import Recipe, describe, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.recipe import Recipe
+from weakdriven.recipe_file import describe, load_recipe, recipe_schema, shipped_recipes
 
 if TYPE_CHECKING:
     from weakdriven.pipeline.pairing import Separation

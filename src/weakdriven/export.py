@@ -24,7 +24,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.mixture import MixtureForCausalLM
 from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
-from weakdriven.recipe import load_recipe
+from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")

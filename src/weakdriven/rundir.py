@@ -105,7 +105,7 @@ class Run:
         self.planned.append(Planned(name, stage.key, reason))
         if self.dry:
             return stage
-        home = self.root / WORK / name.replace("/", "--")
+        home = work_folder(self.root, name)
         whole = _key(home / "out") == stage.key  # a kill came between the last byte and the rename
         # all have looked before the first one changes anything, and all do what it found
         key, reason, whole = self.agree((stage.key, reason, whole))
@@ -171,6 +171,11 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return "its manifest cannot be read"
         return ", ".join(changes) or "its key changed"
+
+
+def work_folder(root: Path, stage: str) -> Path:
+    """Where a stage is computed: `work` in it survives kills, `out` becomes the result."""
+    return root / WORK / stage.replace("/", "--")
 
 
 def _start_try(home: Path, key: str) -> tuple[int, float]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from conftest import SMALL, run_small
 from weakdriven.cli import main
@@ -217,13 +216,13 @@ def test_a_tracker_that_is_not_installed(refused):
     assert "report_to: nonsense is not a tracker installed here" in refused("report_to=[nonsense]")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without a GPU")
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("mistake", ["sft.activation_offloading=true", "joint.activation_offloading=true"])
 def test_offloading_of_activations_without_a_gpu(refused, mistake):
     assert "activation_offloading moves activations from the GPU to the CPU's memory, and there is" in refused(mistake)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without a GPU")
+@pytest.mark.usefixtures("no_gpu")
 def test_fast_layers_without_a_gpu(refused):
     assert "fast_layers: liger cannot be used, because there is no CUDA" in refused("fast_layers=liger")
 

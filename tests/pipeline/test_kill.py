@@ -13,19 +13,20 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import SMALL
+from weakdriven.rundir import work_folder
 
 KILL_WHEN = [
-    "data/manifest.json",
-    ".work/entropy--base/work/parts/rows-*.parquet",
-    ".work/sft/work/checkpoints/checkpoint-2/optimizer.pt",  # in the middle of writing a checkpoint
-    ".work/sft/work/checkpoints/checkpoint-4/complete",
-    ".work/entropy--sft/work/parts/rows-*.parquet",
-    ".work/round-1--strong/work/checkpoints/checkpoint-2/complete",
-    "round-1/strong/manifest.json",
-    ".work/baselines--sft/work/checkpoints/checkpoint-8/complete",
-    ".work/eval--sft--arithmetic/work/completions.jsonl",
+    ("data", "manifest.json"),
+    ("entropy/base", "parts/rows-*.parquet"),
+    ("sft", "checkpoints/checkpoint-2/optimizer.pt"),  # in the middle of writing a checkpoint
+    ("sft", "checkpoints/checkpoint-4/complete"),
+    ("entropy/sft", "parts/rows-*.parquet"),
+    ("round-1/strong", "checkpoints/checkpoint-2/complete"),
+    ("round-1/strong", "manifest.json"),
+    ("baselines/sft", "checkpoints/checkpoint-8/complete"),
+    ("eval/sft/arithmetic", "completions.jsonl"),
 ]
-"""The run is killed as soon as a file like one of these is there; the next try runs to the next one."""
+"""The run is killed as soon as a stage is finished, or has such a file to go on from; the next try runs further."""
 
 
 FLUSH_EACH_BATCH = "import weakdriven.scores as s; s.FLUSH_SECONDS = 0; from weakdriven.cli import main; main()"
@@ -50,9 +51,10 @@ def test_final_weights_after_any_number_of_kills_equal_the_uninterrupted_ones(tm
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     finish(calm)
     kills = 0
-    for landmark in KILL_WHEN:
+    for stage, landmark in KILL_WHEN:
+        place = stormy / stage if landmark == "manifest.json" else work_folder(stormy, stage) / "work"
         process = start(stormy)
-        while process.poll() is None and not any(stormy.glob(landmark)):
+        while process.poll() is None and not any(place.glob(landmark)):
             time.sleep(0.005)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

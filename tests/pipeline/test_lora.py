@@ -16,7 +16,7 @@ from weakdriven.export import export_mix
 from weakdriven.models.load import fingerprint, load_model, locate_model
 from weakdriven.pipeline.run import all_stages, run_recipe, select_recipe
 from weakdriven.pipeline.stages import bind
-from weakdriven.rundir import Run, read_jsonl
+from weakdriven.rundir import Run, read_jsonl, work_folder
 from weakdriven.scores import read_scores
 from weakdriven.training import joint
 from weakdriven.training.lora import name_base
@@ -218,7 +218,7 @@ def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that
     for stage in ("sft", "round-1/strong"):
         with pytest.raises(KeyboardInterrupt):
             run_recipe(small_recipe(*overrides), root, Interrupt(stage))
-        work = root / ".work" / stage.replace("/", "--") / "work"
+        work = work_folder(root, stage) / "work"
         assert (work / "checkpoints/checkpoint-2/complete").is_file()
     export_mix([str(work / "checkpoints/checkpoint-2"), str(tmp_path / "mixture")])  # each half names its base
     run_small(root, *overrides)
@@ -327,7 +327,7 @@ def test_mistakes_are_answered_before_anything_is_computed(overrides, message, t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without a GPU")
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     "package, message",
     [

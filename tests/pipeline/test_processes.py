@@ -11,6 +11,7 @@ import pytest
 from conftest import SMALL, Recorder, small_recipe
 from weakdriven import scores
 from weakdriven.pipeline.run import select_recipe
+from weakdriven.rundir import work_folder
 from weakdriven.scores import read_parts
 
 BATCHES = "selection.batch_tokens=1024"
@@ -81,7 +82,7 @@ def test_two_processes_give_the_files_of_one_and_one_of_them_speaks(ready, alone
 def test_what_two_processes_left_when_they_were_killed_one_process_finishes(ready, alone, tmp_path, monkeypatch):
     root, seen = tmp_path / "run", []
     assert launch(root, ready, script=KILLED).returncode != 0
-    parts = root / ".work/entropy--base/work/parts"
+    parts = work_folder(root, "entropy/base") / "work" / "parts"
     kept = read_parts(parts)["row"].to_pylist()
     assert 0 < len(kept) < 96 and len(set(kept)) == len(kept)
     assert not (root / "entropy").exists()

@@ -15,7 +15,8 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline import baselines
 from weakdriven.pipeline.stages import Model, Stages, bind
 from weakdriven.pipeline.wmss import select, wmss
-from weakdriven.recipe import Recipe, dump_recipe
+from weakdriven.recipe import Recipe
+from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
 from weakdriven.rundir import (
     NOT_RUN,

@@ -20,7 +20,7 @@ from weakdriven.rundir import (
     RUN_FILE,
     SAMPLES,
     SCORES,
-    WORK,
+    work_folder,
 )
 
 
@@ -123,7 +123,7 @@ def _status(run: Path, name: str, plan: dict[str, str] | None, manifests: dict[s
         return LEFTOVER
     if plan is not None and manifests.get(name) and manifests[name].get("key") != plan[name]:
         return STALE
-    begun = (run / name).exists() or (run / WORK / name.replace("/", "--")).exists()
+    begun = (run / name).exists() or work_folder(run, name).exists()
     return "done" if manifests.get(name) else "unfinished" if begun else "not run yet"
 
 

@@ -1,0 +1,150 @@
+"""Recipes as files: YAML with dotted overrides, mistakes answered with what is allowed, a JSON Schema for editors."""
+
+import difflib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from weakdriven.errors import UserError
+from weakdriven.recipe import Recipe
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name to file of the recipes in the package."""
+    folder = Path(str(resources.files("weakdriven"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def describe(path: Path) -> str:
+    """First comment line of a recipe file that says something."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
+
+
+def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides."""
+    shipped = shipped_recipes()
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        if source not in shipped:
+            near = difflib.get_close_matches(source, shipped, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(
+                f"{source} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
+            )
+        path = shipped[source]
+    try:
+        with path.open(encoding="utf-8") as file:
+            tree = yaml.load(file, _StrictLoader)
+    except FileNotFoundError:
+        raise UserError(
+            f"{source}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: the recipe file cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        found = "nothing" if tree is None else f"a {type(tree).__name__}"
+        raise UserError(f"{source}: expected settings as `key: value` lines, found {found}.")
+    tree.setdefault("name", path.stem)
+    for override in overrides or []:
+        apply_override(tree, override)
+    return parse_recipe(tree, f"{source} with your overrides" if overrides else source)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML lets the last of two equal keys win; in a recipe that is a slip worth naming."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{repeated[0]} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `key.sub=value` in a settings tree; the value is read as YAML."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"Override {override!r} is not of the form key.sub=value.")
+    *parents, last = key.split(".")
+    for parent in parents:
+        branch = tree[parent] = {} if tree.get(parent) is None else tree[parent]
+        if not isinstance(branch, dict):
+            raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
+        tree = branch
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
+    tree[last] = _number_like(value)
+
+
+def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Check a settings tree; every problem is named with its key and what is allowed there."""
+    try:
+        return Recipe.model_validate(_number_like(tree))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(source, problem) for problem in error.errors())) from None
+
+
+def _number_like(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 (no dot) as text; people mean the number."""
+    if isinstance(value, dict):
+        return {key: _number_like(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number_like(item) for item in value]
+    if isinstance(value, str) and value[:1] in "0123456789.+-" and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(source: str, problem: Any) -> str:
+    location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        allowed = list(_settings_at(location[:-1]).model_fields)
+        near = difflib.get_close_matches(location[-1], allowed, 1)
+        prefix = "".join(part + "." for part in location[:-1])
+        hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
+        return f"{source}: {key} is not a setting. {hint}"
+    if problem["type"] == "missing":
+        return f"{source}: {key} is required but missing."
+    if problem["type"] == "value_error":
+        reason = str(problem["ctx"]["error"])
+        return f"{source}: {key + ': ' if key else ''}{reason}."
+    found = json.dumps(problem["input"], default=str)
+    if problem["type"] == "model_type":
+        return f"{source}: {key}: expected a group of settings, found {found}."
+    return f"{source}: {key}: {problem['msg']}, found {found}."
+
+
+def _settings_at(location: list[str]) -> type[BaseModel]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
+        found = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if found is None:
+            break
+        model = found
+    return model
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def recipe_schema() -> str:
+    """JSON Schema of a recipe file, for editors."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps(schema, indent=2) + "\n"
