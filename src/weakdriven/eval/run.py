@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item
-from weakdriven.eval.grade import grade_math
+from weakdriven.eval.math_answers import grade_math
 from weakdriven.eval.passk import wilson_interval
 from weakdriven.generate import Completion, generate
 from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES, Progress, append_jsonl, salvage_jsonl, write_json

@@ -1,0 +1,409 @@
+"""The inside of the sandbox: builds the namespaces, starts the program, watches it and reports how it ended.
+
+`sandbox.py` starts this file as a script of its own with `python -I -S`, so it imports nothing of ours. It reads one
+job as JSON from standard input and writes to standard output: a line when the program begins, then the verdict as JSON.
+In the sandbox it is process 1, which the kernel shields from the program's signals, and at its end the kernel kills
+whatever the program left running.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+OUTPUT_LIMIT = 4 * 2**20
+STDERR_TAIL = 4096
+FILE_LIMIT = 64 * 2**20
+DISK_LIMIT = 128 * 2**20
+INODE_LIMIT = 10_000
+TASK_LIMIT = 128
+OPEN_FILES = 256
+START_LIMIT = 30.0
+"""Seconds that the program's interpreter may take to start; the program's own time begins after that."""
+TICK = 0.02
+
+CHANNEL = 3
+"""The program's end of the socket on which the runner reports."""
+
+STACK_SLACK = 128
+"""Bytes: glibc's read() takes 40 more once there are threads; a call from inside the program stands 600 deeper."""
+
+# The runner calls read() twice from one frame: before the program and after it. The supervisor lets the program pass
+# only if the stack pointer of the second call is that of the first (see docs/sandbox.md). The calls stand apart
+# rather than in a loop, because the interpreter specialises a call that it meets again and then uses another stack.
+# The frame is never left alive: what runs at an interpreter's exit stands shallower, and could choose its depth.
+RUNNER = """
+def run(path, places, exec, compile, read, write, settrace, setprofile, show, leave):
+    import os, sys
+    os.set_inheritable(3, False)
+    sys.path += [place for place in places if place not in sys.path]
+    sys.argv[:] = [path]
+    with open(path, encoding="utf-8", errors="surrogatepass") as file:
+        source = file.read()
+    main = type(sys)("__main__")
+    main.__file__ = path
+    sys.modules["__main__"] = main
+    write(3, b"?")
+    read(3, 1)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit:
+        leave(0)
+    except BaseException as error:
+        try:
+            show(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+        finally:
+            leave(1)
+    else:
+        settrace(None)
+        setprofile(None)
+        write(3, b"?")
+        read(3, 1)
+import os, sys
+hook = sys.__excepthook__
+run(sys.argv[1], sys.argv[2:], exec, compile, os.read, os.write, sys.settrace, sys.setprofile, hook, os._exit)
+"""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments) -> None:
+    if getattr(libc, name)(*arguments) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER, PR_CAPBSET_DROP = 1, 4, 38, 36, 24
+# user, mount, pid, network, ipc, uts and cgroup
+NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
+SYS_MOUNT_SETATTR = 442  # the same on every architecture; Linux 5.12
+INSIDE_ID = 1000
+
+
+def prctl(option: int, value: int) -> None:
+    call("prctl", option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def write_text(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def mount(source: str, target: str, kind: "str | None", flags: int, options: str = "") -> None:
+    encoded = kind.encode() if kind else None
+    call("mount", source.encode(), target.encode(), encoded, ctypes.c_ulong(flags), options.encode())
+
+
+def make_read_only(target: str, *, recursive: bool) -> None:
+    attributes = struct.pack("=4Q", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
+    flags = 0x8000 if recursive else 0  # AT_RECURSIVE
+    call("syscall", SYS_MOUNT_SETATTR, -100, target.encode(), flags, attributes, ctypes.c_size_t(len(attributes)))
+
+
+def enter_namespaces() -> None:
+    """Leave the host's namespaces; returns in a new process that is number 1 of its own."""
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", NAMESPACES)
+    write_text("/proc/self/setgroups", "deny")
+    write_text("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
+    write_text("/proc/self/gid_map", f"{INSIDE_ID} {gid} 1")
+    write_text("/proc/sys/user/max_user_namespaces", "0")  # of this namespace: the program cannot open a further one
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(0 if status == 0 else 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def build_root(view: "list[list[str]]") -> None:
+    """A root of its own: what `view` names, read-only, a few devices, /proc of this namespace and a private /tmp."""
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("root", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=4m")
+    os.mkdir("/tmp/old")
+    call("pivot_root", b"/tmp", b"/tmp/old")
+    os.chdir("/")
+    for folder in ("/proc", "/dev", "/tmp"):
+        os.mkdir(folder)
+    mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("tmp", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=700,size={DISK_LIMIT},nr_inodes={INODE_LIMIT}")
+    for device in ("null", "zero", "full", "random", "urandom"):
+        write_text(f"/dev/{device}", "")
+        mount(f"/old/dev/{device}", f"/dev/{device}", None, MS_BIND)
+    os.mkdir("/dev/shm")
+    mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=700,size={DISK_LIMIT},nr_inodes={INODE_LIMIT}")
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
+    for source, target in view:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if source.startswith("->"):
+            os.symlink(source[2:], target)
+            continue
+        if os.path.isdir("/old" + source):
+            os.makedirs(target, exist_ok=True)
+        else:
+            write_text(target, "")
+        mount("/old" + source, target, None, MS_BIND | MS_REC)
+        make_read_only(target, recursive=True)
+    call("umount2", b"/old", 2)  # MNT_DETACH
+    os.rmdir("/old")
+    make_read_only("/", recursive=False)
+    call("sethostname", b"sandbox", ctypes.c_size_t(7))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # 127.0.0.1 of this namespace alone
+        import fcntl
+
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
+
+
+def limit_program(job: dict) -> None:
+    """Limits of the program's process, which every process that it starts inherits."""
+    seconds = int(job["timeout"]) + 2
+    limits = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_AS: job["memory_mb"] * 2**20,
+        resource.RLIMIT_FSIZE: FILE_LIMIT,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    major, minor = (int("".join(filter(str.isdigit, part))) for part in os.uname().release.split(".")[:2])
+    if job["isolated"] and (major, minor) >= (5, 14):  # before that the kernel counts the user's processes outside too
+        limits[resource.RLIMIT_NPROC] = TASK_LIMIT + 16  # room for the watcher to see too many
+    for limit, wanted in limits.items():
+        _, hard = resource.getrlimit(limit)
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(limit, (value, value))
+    if job["isolated"]:
+        for capability in range(64):
+            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+                break
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_program(job: dict) -> "tuple[int, socket.socket, int, int]":
+    """Fork and exec the program's interpreter; its pid, our end of the channel, and its two outputs."""
+    folder = job["folder"]
+    os.mkdir(f"{folder}/work")
+    with open(f"{folder}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(job["program"])
+    ours, theirs = socket.socketpair()
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            nothing = os.open("/dev/null", os.O_RDONLY)
+            # first out of the way of 0 to 3, then to their places
+            sources = [os.dup2(fd, 20 + place) for place, fd in enumerate((nothing, out_end, err_end, theirs.fileno()))]
+            for place, fd in enumerate(sources):
+                os.dup2(fd, place, inheritable=True)
+            os.closerange(CHANNEL + 1, 1024)
+            os.chdir(f"{folder}/work")
+            os.umask(0o077)
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and a program inherits what is ignored
+                signal.signal(ignored, signal.SIG_DFL)
+            limit_program(job)
+            os.execve(
+                job["python"],
+                [job["python"], "-s", "-B", "-c", RUNNER, f"{folder}/program.py", *job["places"]],
+                {**job["environment"], "HOME": f"{folder}/work", "TMPDIR": folder},
+            )
+        except BaseException as error:
+            os.write(2, f"sandbox: {error}\n".encode())
+        os._exit(127)
+    for fd in (out_end, err_end):
+        os.close(fd)
+    theirs.close()
+    return pid, ours, out, err
+
+
+def stack_in_read(pid: int, deadline: float) -> "int | None":
+    """Stack pointer of a process that waits in read(CHANNEL); None if it never does, or the kernel does not tell."""
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/syscall") as file:
+                fields = file.read().split()
+            if len(fields) == 9 and fields[1] == hex(CHANNEL):
+                return int(fields[7], 16)
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] in "ZX":
+                    return None
+        except OSError:
+            return None
+        time.sleep(0.0005)
+    return None
+
+
+def same_stack(first: "int | None", last: "int | None") -> bool:
+    if first is None or last is None:
+        return first is last
+    return 0 <= first - last <= STACK_SLACK
+
+
+def processes(isolated: bool) -> "list[int]":
+    """All processes but this one: of the pid namespace, or the descendants where there is none."""
+    if isolated:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    found, queue = [], [os.getpid()]
+    while queue:
+        pid = queue.pop()
+        try:
+            with open(f"/proc/{pid}/task/{pid}/children") as file:
+                queue += (children := [int(word) for word in file.read().split()])
+        except OSError:
+            continue
+        found += children
+    return found
+
+
+def over_limit(job: dict) -> "str | None":
+    """Which limit on the sum of all processes and files is broken, if any."""
+    alive = processes(job["isolated"])
+    pages = tasks = used = 0
+    for pid in alive:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        tasks += int(fields[17])
+        pages += int(fields[21])
+    if tasks > TASK_LIMIT:
+        return "processes"
+    for folder in ("/tmp", "/dev/shm") if job["isolated"] else ():
+        disk = os.statvfs(folder)
+        used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        if disk.f_files - disk.f_ffree > 0.9 * INODE_LIMIT:
+            return "disk"
+    if used > DISK_LIMIT:
+        return "disk"
+    room = job["memory_mb"] * 2**20 - used
+    if pages * resource.getpagesize() <= room:
+        return None
+    return "memory" if sum(map(own_memory, alive)) > room else None
+
+
+def own_memory(pid: int) -> int:
+    """Bytes of a process where pages shared with others count by their share, so that forks are not counted twice."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+    except OSError:
+        return 0
+
+
+def hear(channel: socket.socket) -> bytes:
+    try:
+        return channel.recv(1)
+    except ConnectionResetError:
+        return b""
+
+
+def reap(pid: int) -> "int | None":
+    """Collect the dead; the wait status of `pid` if it is among them."""
+    found = None
+    while True:
+        try:
+            dead, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if dead == 0:
+            return found
+        if dead == pid:
+            found = status
+
+
+def supervise(job: dict) -> dict:
+    """Run the program to its end or to a limit, and say which it was."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_DUMPABLE, 0)  # so that the program can neither trace this process nor look into it
+    pid, channel, out, err = start_program(job)
+    poll = select.poll()
+    for fd in (channel.fileno(), out, err, os.pidfd_open(pid)):
+        poll.register(fd, select.POLLIN)
+    begun = time.monotonic()
+    deadline, stack, started = begun + START_LIMIT, None, False
+    output, tail, checked, ending, wait_status = 0, b"", 0.0, None, None
+    while ending is None:
+        ready = dict(poll.poll(TICK * 1000))
+        for fd in (out, err):
+            if fd not in ready:
+                continue
+            data = os.read(fd, 65536)
+            if not data:
+                poll.unregister(fd)
+            output += len(data)
+            if fd == err:
+                tail = (tail + data)[-STDERR_TAIL:]
+        now = time.monotonic()
+        if channel.fileno() in ready:
+            if hear(channel) != b"?":
+                poll.unregister(channel)
+            elif not started:
+                started, stack = True, stack_in_read(pid, deadline)
+                os.write(1, b"started\n")
+                begun = time.monotonic()
+                deadline = begun + job["timeout"]
+                channel.send(b"!")
+            else:
+                ending = "passed" if same_stack(stack, stack_in_read(pid, deadline)) else "forged"
+        if ending is None:
+            if (wait_status := reap(pid)) is not None:
+                ending = "ended"
+            elif output > OUTPUT_LIMIT:
+                ending = "output"
+            elif now > deadline:
+                ending = "timeout"
+            elif now - checked >= TICK:
+                checked, ending = now, over_limit(job)
+    seconds = time.monotonic() - begun
+    kill_all(job["isolated"])
+    os.set_blocking(err, False)
+    try:
+        while data := os.read(err, 65536):
+            tail = (tail + data)[-STDERR_TAIL:]
+    except BlockingIOError:
+        pass
+    return {"ending": ending, "wait": wait_status, "stderr": tail.decode(errors="replace"), "seconds": seconds}
+
+
+def kill_all(isolated: bool) -> None:
+    """Kill and collect every process of the program; in a pid namespace this is one system call."""
+    for _ in range(1000):
+        if isolated:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+        for pid in [] if isolated else processes(False):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap(0)
+        if not processes(isolated):
+            return
+        time.sleep(0.001)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 is shielded from signals that it does not handle
+    job = json.loads(sys.stdin.buffer.read())
+    if job["view"] is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        enter_namespaces()
+        build_root(job["view"])
+    os.write(1, json.dumps(supervise(job)).encode())
+
+
+if __name__ == "__main__":
+    main()
