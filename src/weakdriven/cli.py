@@ -1,6 +1,5 @@
 """The command line: parses, calls one function, prints. Torch is imported by the commands that need it."""
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperGroup
 
+from weakdriven.cli_common import Debug, Quiet, default_command, quieten_libraries
+from weakdriven.cli_eval import eval_app
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, load_recipe, recipe_schema, shipped_recipes
@@ -30,27 +30,18 @@ export_app = typer.Typer(help="Save what a run trained in other forms.", no_args
 app.add_typer(export_app, name="export")
 
 
-class SelectGroup(TyperGroup):
-    """`select RECIPE` is short for `select draw RECIPE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = not args or args[0] in (*self.commands, *ctx.help_option_names)
-        return super().parse_args(ctx, args if named else ["draw", *args])
-
-
 select_app = typer.Typer(
     help="WD-DS: weakdriven select RECIPE draws the active set of a recipe (short for select draw RECIPE).",
-    cls=SelectGroup,
+    cls=default_command("draw"),
 )
 app.add_typer(select_app, name="select", no_args_is_help=True)
+app.add_typer(eval_app, name="eval", no_args_is_help=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
 
 
 Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")]
-Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
-Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 
 
@@ -226,24 +217,9 @@ def print_scores(root: Path) -> None:
     table = Table("model", "benchmark", "correct", "accuracy", "95% interval")
     for row in rows:
         interval = f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
-        correct = f"{row['correct']}/{row['items']}"
+        correct = f"{row['correct']}/{row['answers']}"
         table.add_row(row["name"], row["benchmark"], correct, f"{100 * row['accuracy']:.1f}%", interval)
     Console().print(table)
-
-
-def quieten_libraries() -> None:
-    """Our own progress replaces theirs; set before they are imported."""
-    for name, value in {
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "DATASETS_VERBOSITY": "error",
-    }.items():
-        os.environ.setdefault(name, value)
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> None:

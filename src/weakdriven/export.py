@@ -13,12 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
-from weakdriven.models.adapters import ADAPTER_FILE, load_merged
+from weakdriven.models.branch import Branch, open_branch
 from weakdriven.models.load import (
     check_model,
-    load_model,
     load_tokenizer,
-    locate_model,
     refuse_different_vocabularies,
     vocabulary_size,
 )
@@ -27,34 +25,7 @@ from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
 from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DEFAULT_WEIGHT = 0.5
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A model folder, or an adapter folder and the model under it."""
-
-    folder: Path
-    base: Path | None = None
-
-    @property
-    def model(self) -> Path:
-        return self.base or self.folder
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """Where its tokenizer lies; the weak half of a training checkpoint has none of its own."""
-        folders = (self.folder, self.model)
-        return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
-
-    def load(self, precision: str) -> PreTrainedModel:
-        if self.base is None:
-            model = load_model(self.folder, precision=precision)
-        else:
-            model = load_merged(self.folder, self.base, precision=precision)
-        model.config.use_cache = True  # a training checkpoint has it off
-        return model.eval()
 
 
 @dataclass(frozen=True)
@@ -192,21 +163,6 @@ def trained_weight(strong: Path) -> tuple[float, str]:
         settings, origin = load_recipe(str(run / RECIPE_FILE)).joint.model_dump(), str(run / RECIPE_FILE)
     end = settings.get("strong_weight_end")
     return (settings["strong_weight"] if end is None else end), origin
-
-
-def open_branch(source: str) -> Branch:
-    """A model folder, a Hub id, or a folder with a PEFT adapter."""
-    folder = Path(source).expanduser()
-    config = folder / ADAPTER_FILE
-    if not config.is_file():
-        return Branch(locate_model(source))
-    base = read_json(config).get("base_model_name_or_path")
-    if not base:
-        raise UserError(f"{config} does not name the adapter's model; set base_model_name_or_path in it.")
-    try:
-        return Branch(folder, locate_model(base))
-    except UserError as error:
-        raise UserError(f"{folder} is an adapter on a model that is not here. {error}") from error
 
 
 def common_precision(mix: Mix) -> str:

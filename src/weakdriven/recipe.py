@@ -4,7 +4,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Benchmark = Literal["arithmetic", "aime2025", "amc23", "gsm8k", "math500", "mawps", "svamp"]
+# fmt: off
+Benchmark = Literal[
+    "arithmetic",
+    "aime2025", "math500", "amc23", "aqua", "gsm8k", "mawps", "svamp",
+    "humaneval_plus", "mbpp_plus", "bigcodebench", "livecodebench",
+    "logiqa2", "reclor",
+]
+# fmt: on
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
+    "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
+}
+"""The paper's two ways of asking: one greedy answer, and many samples for pass@k."""
 
 
 class Settings(BaseModel):
@@ -200,20 +212,59 @@ class LoraSettings(Settings):
 
 
 class EvalSettings(Settings):
-    """Greedy evaluation of every model that the run makes."""
+    """Evaluation of every model that the run makes."""
 
     benchmarks: list[Benchmark] = []
     """Which benchmarks to run, each on every model."""
     data_dir: str | None = None
-    """Folder with one <benchmark>.jsonl (or .jsonl.gz) each; the embedded benchmark needs none."""
+    """Folder with a file for each benchmark (docs/benchmarks.md); unset, they come from the Hub."""
+    preset: Literal["paper", "passk"] = "paper"
+    """`paper` takes one greedy answer, `passk` 64 samples at temperature 0.7 and top-p 0.95."""
+    samples: int | None = Field(default=None, ge=1)
+    """Answers to each item; overrides the preset, as the next three do."""
+    temperature: float | None = Field(default=None, ge=0)
+    """0 takes the most probable token."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Draw from the most probable tokens that together have this probability."""
+    k: list[int] | None = None
+    """Report pass@k for these; none may be above `samples`."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first items of each benchmark."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Overrides the benchmark's own token budget."""
-    batch_size: int = Field(default=16, ge=1)
-    """Prompts generated together."""
+    max_prompt_tokens: int = Field(default=4096, ge=1)
+    """A longer prompt is an error, because a cut one would be another question."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """`transformers` generates in this process; `vllm` starts a server for each model."""
+    vllm_python: str | None = None
+    """Python of an environment with vLLM; needed for `engine: vllm`."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Answers written together by `transformers`; unset, as many as the GPU holds (16 on a CPU)."""
+    batching: Literal["auto", "static", "continuous"] = "auto"
+    """`continuous` is transformers' paged batching, greedy only; `auto` takes it where flash attention is there."""
+    code_python: str | None = None
+    """Python whose packages generated code may import; unset, this one."""
+    unsafe: bool = False
+    """Run generated code without isolation where none is available: it may then do all that you may do."""
 
     _no_repeats = field_validator("benchmarks")(refuse_repeats)
+
+    @model_validator(mode="after")
+    def _can_be_reported(self) -> "EvalSettings":
+        asked = self.asking()
+        if too_many := [k for k in asked["k"] if not 1 <= k <= asked["samples"]]:
+            raise ValueError(f"k is {too_many[0]}, but each item has {asked['samples']} samples; raise samples")
+        if asked["samples"] > 1 and asked["temperature"] == 0:
+            raise ValueError(f"temperature is 0, so all {asked['samples']} samples would be the same; raise it")
+        return self
+
+    def asking(self) -> dict[str, Any]:
+        """Samples, temperature, top-p and k: the preset's, and what overrides it."""
+        own = {name: getattr(self, name) for name in PRESETS["paper"] if getattr(self, name) is not None}
+        asked = PRESETS[self.preset] | own
+        if self.k is None:
+            asked["k"] = sorted({1, *(k for k in PRESETS["passk"]["k"] if k <= asked["samples"])})
+        return asked
 
 
 class Recipe(Settings):

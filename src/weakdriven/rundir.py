@@ -27,7 +27,7 @@ RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "pla
 OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
-SAMPLES, BENCHMARK_SCORES = "samples.jsonl", "scores.json"
+ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
 
@@ -237,7 +237,8 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
         try:
             yield
         except UserError:
-            if is_new and not list(root.glob(f"**/{MANIFEST}")):
+            begun = [path for path in (root / WORK).rglob("*") if path.is_file() and path.name != "lock"]
+            if is_new and not begun and not list(root.glob(f"**/{MANIFEST}")):
                 shutil.rmtree(root / WORK)
                 for name in (RUN_FILE, RECIPE_FILE, PLAN_FILE):
                     (root / name).unlink(missing_ok=True)
@@ -271,6 +272,14 @@ def file_digest(path: Path) -> str:
     return digester.hexdigest()[:32]
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """An object that we wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from error
+
+
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file that a stage finished."""
     with path.open(encoding="utf-8") as file:
@@ -296,6 +305,15 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a file of rows whole or not at all."""
+    part = path.with_name(path.name + PART)
+    part.unlink(missing_ok=True)
+    append_jsonl(part, rows)
+    sync(part)
+    os.replace(part, path)
 
 
 def write_text(path: Path, text: str) -> None:

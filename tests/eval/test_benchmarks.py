@@ -1,15 +1,38 @@
-"""Benchmark items: where they come from and what is refused."""
+"""Benchmark items: where they come from and what is refused. All rows here are made up."""
 
 import gzip
 import json
+import os
+import venv
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
 
 from helpers import write_rows
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
+from weakdriven.eval import benchmarks
+from weakdriven.eval.benchmarks import (
+    BENCHMARKS,
+    Item,
+    benchmark_source,
+    check_items,
+    load_items,
+    missing_libraries,
+    unknown_benchmark,
+)
 from weakdriven.recipe import Benchmark
+
+CHOICE = {"id": "r", "context": "c", "question": "q", "options": ["1", "2", "3", "4"], "answer": "B"}
+CODE = {"id": "c", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(f): ...", "test_style": "check"}
+CONTEST = {
+    "id": "l",
+    "question": "Double it.",
+    "starter_code": "",
+    "tests": [{"input": "1", "output": "2", "testtype": "stdin"}],
+    "func_name": "",
+    "difficulty": "easy",
+}
 
 
 def rows(count=30):
@@ -21,49 +44,125 @@ def aime(tmp_path, items):
     return load_items("aime2025", str(tmp_path))
 
 
+def one(name, row, tmp_path, monkeypatch):
+    """The item of a benchmark that has this row alone."""
+    monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], rows=1))
+    write_rows(tmp_path / f"{name}.jsonl", [row])
+    return load_items(name, str(tmp_path))[0]
+
+
 def test_a_recipe_can_name_exactly_the_benchmarks_there_are():
     assert set(get_args(Benchmark)) == set(BENCHMARKS)
 
 
-@pytest.mark.parametrize(
-    "name, count", [("aime2025", 30), ("amc23", 40), ("gsm8k", 1319), ("math500", 500), ("mawps", 238), ("svamp", 1000)]
-)
-def test_row_counts_are_the_published_ones(name, count):
-    assert BENCHMARKS[name].rows == count
+def test_row_counts_are_the_published_ones():
+    counts = {
+        "aime2025": 30,
+        "math500": 500,
+        "amc23": 40,
+        "aqua": 254,
+        "gsm8k": 1319,
+        "mawps": 238,
+        "svamp": 1000,
+        "humaneval_plus": 164,
+        "mbpp_plus": 378,
+        "bigcodebench": 1140,
+        "livecodebench": 400,
+        "logiqa2": 1572,
+        "reclor": 500,
+    }
+    assert {name: entry.rows for name, entry in BENCHMARKS.items() if not entry.embedded} == counts
+
+
+def test_new_tokens_are_8192_for_the_two_contests_and_4096_else():
+    budgets = {name: entry.max_new_tokens for name, entry in BENCHMARKS.items() if not entry.embedded}
+    assert {name for name, budget in budgets.items() if budget == 8192} == {"aime2025", "amc23"}
+    assert set(budgets.values()) == {4096, 8192}
 
 
 def test_the_embedded_benchmark_needs_no_folder():
     items = load_items("arithmetic", None)
     assert len(items) == BENCHMARKS["arithmetic"].rows >= 500
     assert {item.level for item in items} == {"2", "3", "4", "5"}
+    check_items("arithmetic", items[:5])
 
 
 def test_items_are_read_as_text_and_a_level_is_optional(tmp_path):
     items = aime(tmp_path, [*rows()[:-1], {"id": "z", "question": "q", "answer": "0"}])
-    assert items[0] == Item("0", "0+0?", "0", "0")
-    assert items[-1] == Item("z", "q", "0", None)
+    assert items[0] == Item("0", "0+0?", "0", None, "0")
+    assert items[-1] == Item("z", "q", "0")
 
 
-def test_a_compressed_file_is_found_too(tmp_path):
-    text = "".join(json.dumps(row) + "\n" for row in rows())
-    (tmp_path / "aime2025.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    assert len(load_items("aime2025", str(tmp_path))) == 30
+@pytest.mark.parametrize("name, row", [("reclor", CHOICE), ("humaneval_plus", CODE), ("livecodebench", CONTEST)])
+def test_items_survive_json(name, row, tmp_path, monkeypatch):
+    item = one(name, row, tmp_path, monkeypatch)
+    assert Item(**json.loads(json.dumps(asdict(item)))) == item
 
 
-def test_no_folder_is_an_error_that_names_the_setting():
-    with pytest.raises(UserError, match=r"aime2025 needs eval.data_dir, a folder that holds aime2025.jsonl"):
-        load_items("aime2025", None)
+@pytest.mark.parametrize(
+    "place", ["gsm8k.jsonl", "gsm8k_test.jsonl.gz", "math/gsm8k.jsonl.gz", "math/gsm8k_test.jsonl"]
+)
+def test_a_file_is_found_by_either_name_in_the_folder_or_its_domain(place, tmp_path):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows(1319)).encode()
+    path.write_bytes(gzip.compress(text) if place.endswith("gz") else text)
+    assert benchmark_source("gsm8k", str(tmp_path)) == str(path)
+    assert len(load_items("gsm8k", str(tmp_path))) == 1319
 
 
-def test_a_missing_file_is_an_error_that_names_folder_and_file(tmp_path):
-    with pytest.raises(UserError, match=r"there is no aime2025.jsonl or aime2025.jsonl.gz in eval.data_dir=") as error:
-        load_items("aime2025", str(tmp_path))
+def test_the_folder_itself_comes_before_that_of_the_domain(tmp_path):
+    (tmp_path / "math").mkdir()
+    for place in ("math/gsm8k.jsonl", "gsm8k_test.jsonl"):
+        (tmp_path / place).write_text("")
+    assert benchmark_source("gsm8k", str(tmp_path)).endswith(f"{tmp_path.name}/gsm8k_test.jsonl")
+
+
+def test_a_json_array_as_the_authors_ship_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(BENCHMARKS, "reclor", replace(BENCHMARKS["reclor"], rows=1))
+    row = {"id_string": "val_0", "context": "c", "question": "q", "answers": ["1", "2", "3", "4"], "label": 3}
+    (tmp_path / "reclor.json").write_text(json.dumps([row]))
+    assert load_items("reclor", str(tmp_path))[0].gold == "D"
+
+
+def test_without_a_folder_items_come_from_the_hub(monkeypatch):
+    asked = []
+    published = [{"id": str(i), "problem": f"{i}?", "answer": str(i)} for i in range(30)]
+    monkeypatch.setattr(benchmarks, "read_hub", lambda hub: asked.append(hub.id) or iter(published))
+    assert benchmark_source("aime2025", None) == "math-ai/aime25"
+    assert load_items("aime2025", None)[4] == Item("aime2025-4", "4?", "4") and asked == ["math-ai/aime25"]
+
+
+@pytest.mark.parametrize("name, place", [("mawps", "MWPToolkit"), ("reclor", "whyu.me/reclor")])
+def test_a_benchmark_that_is_not_on_the_hub_says_where_it_comes_from(name, place, tmp_path):
+    with pytest.raises(UserError, match=rf"{name} needs eval.data_dir, a folder that holds {name}.jsonl.*{place}"):
+        load_items(name, None)
+    with pytest.raises(UserError, match=place):
+        load_items(name, str(tmp_path))
+
+
+def test_a_missing_file_is_an_error_that_names_folder_and_files(tmp_path):
+    with pytest.raises(UserError, match=r"no gsm8k.jsonl or gsm8k_test.jsonl in eval.data_dir=.*folder math") as error:
+        load_items("gsm8k", str(tmp_path))
     assert str(tmp_path) in str(error.value)
 
 
+def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
+    assert "Did you mean math500?" in str(unknown_benchmark("math-500")) and "reclor" in str(unknown_benchmark("x"))
+    with pytest.raises(UserError, match="no benchmark 'gsm9k'"):
+        load_items("gsm9k", None)
+
+
 @pytest.mark.parametrize("key", ["id", "question", "answer"])
-@pytest.mark.parametrize("change", [lambda row, key: row.pop(key), lambda row, key: row.update({key: None})])
-def test_a_missing_field_is_an_error_naming_row_and_field(key, change, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row, key: row.pop(key),
+        lambda row, key: row.update({key: None}),
+        lambda row, key: row.update({key: " "}),
+    ],
+)
+def test_a_missing_or_empty_field_is_an_error_naming_row_and_field(key, change, tmp_path):
     items = rows()
     change(items[4], key)
     with pytest.raises(UserError, match=rf"aime2025.jsonl, row 5: the field '{key}' is missing"):
@@ -76,6 +175,127 @@ def test_a_wrong_number_of_rows_is_an_error(count, tmp_path):
         aime(tmp_path, rows(count))
 
 
-def test_a_repeated_id_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="holds an id twice"):
+def test_a_repeated_id_is_an_error_that_names_both_rows(tmp_path):
+    with pytest.raises(UserError, match="holds an id twice: '3' in rows 4 and 30"):
         aime(tmp_path, [*rows(29), {"id": "3", "question": "q", "answer": "1"}])
+
+
+def test_half_a_surrogate_pair_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"row 30: .*surrogate"):
+        aime(tmp_path, [*rows(29), {"id": "x", "question": "\ud800", "answer": "1"}])
+
+
+BAD = [
+    ("reclor", CHOICE | {"options": ["1", "2", "3"]}, "expected 4 options with text"),
+    ("reclor", CHOICE | {"options": ["1", "2", "3", " "]}, "expected 4 options with text"),
+    ("reclor", CHOICE | {"options": None}, "expected 4 options with text"),
+    ("reclor", CHOICE | {"answer": "E"}, "the answer is 'E'; expected a letter from A to D"),
+    ("reclor", CHOICE | {"answer": "AB"}, "the answer is 'AB'"),
+    ("reclor", CHOICE | {"context": ""}, "the field 'context' is missing"),
+    ("aqua", CHOICE, "expected 5 options"),
+    *[("humaneval_plus", CODE | {key: None}, f"the field '{key}' is missing") for key in CODE],
+    ("livecodebench", CONTEST | {"tests": []}, "tests is empty"),
+    (
+        "livecodebench",
+        CONTEST | {"tests": [{"input": 1, "output": "2", "testtype": "stdin"}]},
+        "needs input and output",
+    ),
+    ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "all tests of a row are stdin"),
+    (
+        "livecodebench",
+        CONTEST | {"tests": [*CONTEST["tests"], {"input": "1", "output": "2", "testtype": "functional"}]},
+        "all tests of a row are stdin or all are functional; found functional, stdin",
+    ),
+    (
+        "livecodebench",
+        CONTEST | {"tests": [{"input": "1", "output": "2", "testtype": "functional"}]},
+        "the field 'func_name' is missing",
+    ),
+    (
+        "livecodebench",
+        {"question_content": "q", "question_id": "1", "private_test_cases": "AAAA"},
+        "not in a layout that livecodebench is published in: the private tests cannot be unpacked",
+    ),
+    ("bigcodebench", {"complete_prompt": "p", "libs": "[nonsense("}, "not in a layout"),
+]
+
+
+@pytest.mark.parametrize("name, row, words", BAD)
+def test_a_bad_row_is_an_error_that_names_file_and_row(name, row, words, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=words) as error:
+        one(name, row, tmp_path, monkeypatch)
+    assert f"{name}.jsonl, row 1" in str(error.value)
+
+
+def test_a_letter_may_be_small(tmp_path, monkeypatch):
+    assert one("reclor", CHOICE | {"answer": " b"}, tmp_path, monkeypatch).gold == "B"
+
+
+def test_a_contest_item_is_what_the_grader_reads(tmp_path, monkeypatch):
+    item = one("livecodebench", CONTEST, tmp_path, monkeypatch)
+    assert item.gold == {
+        "id": "l",
+        "prompt": "Double it.",
+        "entry_point": "",
+        "test": "",
+        "test_style": "io",
+        "testtype": "stdin",
+        "tests": [{"input": "1", "output": "2"}],
+        "starter_code": "",
+    }
+
+
+def test_a_gold_answer_that_the_grader_cannot_read_is_an_error():
+    items = [Item("a", "q", "12"), Item("b", "q", "\\boxed{}")]
+    with pytest.raises(UserError, match=r"math500: the grader cannot read the gold answer of 1 items \(first: b"):
+        check_items("math500", items)
+    check_items("math500", items[:1])
+
+
+def test_libraries_that_are_not_installed_are_named_with_the_number_of_items():
+    def item(name, libs, test="import unittest"):
+        return Item(name, "q", CODE | {"id": name, "libs": libs, "test": test})
+
+    there = item("there", ["json", "numpy"])
+    absent = [item("x", ["no_such_a", "json"]), item("y", ["no_such_a"], "from no_such_b.c import d"), there]
+    assert missing_libraries([there]) == {}
+    assert missing_libraries(absent) == {"no_such_a": ["x", "y"], "no_such_b": ["y"]}
+    check_items("bigcodebench", [there])
+    with pytest.raises(UserError, match=r"2 of 3 items need libraries .*no_such_a, no_such_b\. Install them"):
+        check_items("bigcodebench", absent)
+
+
+def test_a_test_that_is_no_python_names_no_library():
+    assert missing_libraries([Item("x", "q", CODE | {"libs": ["json"], "test": "import ("})]) == {}
+
+
+DATA = os.environ.get("WEAKDRIVEN_DATA")
+NOT_THERE = {"livecodebench", "reclor"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason="WEAKDRIVEN_DATA does not name a folder with the benchmarks' files")
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_published_files_load_and_their_golds_can_be_read(name):
+    try:
+        benchmark_source(name, DATA)
+    except UserError as error:
+        assert name in NOT_THERE, error
+        pytest.skip(str(error))
+    items = load_items(name, DATA)
+    assert len(items) == BENCHMARKS[name].rows
+    if not missing_libraries(items):
+        check_items(name, items)
+
+
+def test_libraries_are_looked_for_in_the_interpreter_that_runs_the_code(tmp_path):
+    python = tmp_path / "bin" / "python"
+    venv.create(tmp_path, with_pip=False)
+    site = next(tmp_path.glob("lib/python*/site-packages"))
+    (site / "only_in_there.py").write_text("")
+    gold = {"libs": ["only_in_there", "nowhere_at_all"], "test": ""}
+    items = [Item("a", "?", gold)]
+    assert set(missing_libraries(items)) == {"only_in_there", "nowhere_at_all"}
+    assert missing_libraries(items, str(python)) == {"nowhere_at_all": ["a"]}
+    with pytest.raises(UserError, match="does not run as a Python interpreter"):
+        missing_libraries(items, str(tmp_path / "no-python"))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,8 @@ def test_no_code_and_unknown_styles_are_errors():
         build_program(CHECK, "I do not know.")
     with pytest.raises(UserError, match="'doctest'; expected check, asserts or unittest"):
         assemble({**CHECK, "test_style": "doctest"}, FULL)
+    with pytest.raises(UserError, match="'io'; io is graded without a program"):
+        assemble({**CHECK, "test_style": "io"}, FULL)
     with pytest.raises(UserError, match="defines no class"):
         assemble({**UNITTEST, "test": "x = 1"}, FULL)
 
@@ -174,7 +177,9 @@ def test_a_failure_of_the_sandbox_is_no_verdict(monkeypatch):
 
 @pytest.mark.slow
 @needs_isolation
-@pytest.mark.skipif("WEAKDRIVEN_DATA" not in os.environ, reason="WEAKDRIVEN_DATA names no folder of benchmark files")
+@pytest.mark.skipif(
+    "WEAKDRIVEN_DATA" not in os.environ, reason="set WEAKDRIVEN_DATA to the folder that holds code/*.jsonl.gz"
+)
 @pytest.mark.parametrize("name, count", [("humaneval_plus", 164), ("mbpp_plus", 378), ("bigcodebench", 291)])
 def test_canonical_solutions_pass_and_wrong_ones_fail(name, count):
     with gzip.open(Path(os.environ["WEAKDRIVEN_DATA"]) / "code" / f"{name}.jsonl.gz", "rt") as file:
@@ -184,6 +189,10 @@ def test_canonical_solutions_pass_and_wrong_ones_fail(name, count):
     right = [item["canonical_solution"] for item in items]
     for texts, expected in ((right, True), (wrong, False)):
         programs = map(build_program, items, texts)
+        begun = time.monotonic()
         results = dict(run_many(programs, workers=2, timeout=120, memory_mb=4096))
+        slowest = max(results, key=lambda index: results[index].seconds)
+        took = f"{time.monotonic() - begun:.0f} s, slowest {items[slowest]['id']} {results[slowest].seconds:.0f} s"
+        print(f"{name}, {'right' if expected else 'wrong'} answers: {took}")
         odd = {items[i]["id"]: result.status for i, result in results.items() if result.passed is not expected}
         assert not odd and len(results) == count

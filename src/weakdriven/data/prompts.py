@@ -83,8 +83,10 @@ class Renderer:
             raise UserError(f"The chat template cannot be used with style {self.style!r}: {error}.") from error
 
 
-def give_chat_template(tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str) -> None:
-    """Set the recipe's chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
+def give_chat_template(
+    tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str, *, setting: str = "chat_template"
+) -> None:
+    """Set the asked-for chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
     if template in SHIPPED_TEMPLATES:
         tokenizer.chat_template = (resources.files("weakdriven") / "templates" / f"{template}.jinja").read_text()
     elif template is not None:
@@ -92,11 +94,11 @@ def give_chat_template(tokenizer: "PreTrainedTokenizerBase", template: str | Non
             tokenizer.chat_template = Path(template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise UserError(
-                f"chat_template: {template} is neither a readable file nor one of the shipped templates "
+                f"{setting}: {template} is neither a readable file nor one of the shipped templates "
                 f"({', '.join(SHIPPED_TEMPLATES)})."
             ) from None
     elif not tokenizer.chat_template:
         raise UserError(
-            f"The tokenizer of {model} has no chat template; set chat_template in the recipe to a template file "
-            f"or to a shipped one ({', '.join(SHIPPED_TEMPLATES)})."
+            f"The tokenizer of {model} has no chat template; set {setting} to a template file or to a "
+            f"shipped one ({', '.join(SHIPPED_TEMPLATES)})."
         )

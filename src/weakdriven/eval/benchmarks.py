@@ -1,73 +1,294 @@
-"""BENCHMARKS: what each benchmark is, where its items come from, and how many there must be.
+"""BENCHMARKS: what each benchmark is, where its items come from, how many there must be, and how they are graded.
 
-A local file `<name>.jsonl` (or `.jsonl.gz`) holds one object per line with `id`, `question` and `answer` (the final
-answer as text); `level` is optional.
+docs/benchmarks.md lists the fields of a local file.
 """
 
-from dataclasses import dataclass
+import ast
+import difflib
+import json
+import subprocess
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Literal
 
+from weakdriven.data.questions import LETTERS, code_question, contest_question, logic_question, math_question
 from weakdriven.data.sources import EMBEDDED, read_rows, refuse_broken_text
 from weakdriven.demo.problems import TEST_ITEMS
 from weakdriven.errors import UserError
+from weakdriven.eval.grading import Kind, check_golds
+from weakdriven.eval.hub_rows import Hub, our_fields, read_hub
+
+Row = dict[str, Any]
+Domain = Literal["math", "code", "logic"]
+ENDINGS = (".jsonl", ".jsonl.gz", ".json")
+CODE = {"timeout": 120, "memory_mb": 4096}
+"""For one program and all its tests; the slowest HumanEval+ and MBPP+ tests need this much on a small machine."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
+    kind: Kind
+    """The grader."""
+    domain: Domain
+    """Chooses the system prompt."""
     rows: int
     max_new_tokens: int
-    embedded: bool = False
-    version: int = 1
+    version: int
     """Raised when prompt or grader change, so that scores of two versions are never averaged."""
+    file: str
+    """Name of the local file, without its ending; the benchmark's own name is accepted too."""
+    hub: Hub | None = None
+    """None: only from a file in `data_dir`."""
+    grading: dict[str, Any] = field(default_factory=dict)
+    """Options for the grader."""
+    options: int = 0
+    """How many options each item of a choice benchmark has."""
+    source: str = ""
+    """Where a benchmark that is not on the Hub comes from."""
+    embedded: bool = False
 
 
-BENCHMARKS = {
-    "arithmetic": Benchmark(rows=TEST_ITEMS, max_new_tokens=96, embedded=True),
-    "aime2025": Benchmark(rows=30, max_new_tokens=8192),
-    "amc23": Benchmark(rows=40, max_new_tokens=8192),
-    "gsm8k": Benchmark(rows=1319, max_new_tokens=4096),
-    "math500": Benchmark(rows=500, max_new_tokens=4096),
-    "mawps": Benchmark(rows=238, max_new_tokens=4096),
-    "svamp": Benchmark(rows=1000, max_new_tokens=4096),
+MAWPS = (
+    "It is dataset/mawps/testset.json of github.com/LYH-YF/MWPToolkit; copy it to mawps.json. What is called MAWPS on "
+    "the Hub holds other rows."
+)
+RECLOR = (
+    "Its authors give it away in a zip with a password, for research only (whyu.me/reclor); unpack it and copy its "
+    "val.json to reclor.json."
+)
+
+BIGCODEBENCH = Hub("bigcode/bigcodebench", split="v0.1.4")
+LIVECODEBENCH = Hub("livecodebench/code_generation_lite", file="test.jsonl")  # release_v1
+
+BENCHMARKS: dict[str, Benchmark] = {
+    # grader, prompt, items, new tokens, version, local file, Hub dataset, grader's options
+    "arithmetic": Benchmark("math", "math", TEST_ITEMS, 96, 2, "arithmetic", embedded=True),
+    "aime2025": Benchmark("math", "math", 30, 8192, 2, "aime2025", Hub("math-ai/aime25")),
+    "math500": Benchmark("math", "math", 500, 4096, 2, "math500", Hub("HuggingFaceH4/MATH-500")),
+    "amc23": Benchmark("math", "math", 40, 8192, 2, "amc23", Hub("math-ai/amc23")),
+    "aqua": Benchmark("choice", "math", 254, 4096, 1, "aqua_test", Hub("deepmind/aqua_rat", config="raw"), options=5),
+    "gsm8k": Benchmark("math", "math", 1319, 4096, 2, "gsm8k_test", Hub("openai/gsm8k", config="main")),
+    "mawps": Benchmark("math", "math", 238, 4096, 2, "mawps_test", source=MAWPS),
+    "svamp": Benchmark("math", "math", 1000, 4096, 2, "svamp", Hub("ChilleD/SVAMP", "train+test")),
+    "humaneval_plus": Benchmark("code", "code", 164, 4096, 1, "humaneval_plus", Hub("evalplus/humanevalplus"), CODE),
+    "mbpp_plus": Benchmark("code", "code", 378, 4096, 1, "mbpp_plus", Hub("evalplus/mbppplus"), CODE),
+    "bigcodebench": Benchmark("code", "code", 1140, 4096, 1, "bigcodebench", BIGCODEBENCH, CODE),
+    "livecodebench": Benchmark("code", "code", 400, 4096, 1, "livecodebench", LIVECODEBENCH, CODE),
+    "logiqa2": Benchmark("choice", "logic", 1572, 4096, 1, "logiqa2_test", Hub("jeggers/logiqa2_formatted"), options=4),
+    "reclor": Benchmark("choice", "logic", 500, 4096, 1, "reclor_val", source=RECLOR, options=4),
 }
 
 
 @dataclass(frozen=True)
 class Item:
+    """One problem, as it is asked and as it is graded."""
+
     id: str
     question: str
-    gold: str
+    """The user message."""
+    gold: Any
+    """What `weakdriven.eval.grade` takes: a text, a letter, or the tests of a program."""
+    options: list[str] | None = None
     level: str | None = None
 
 
+def unknown_benchmark(name: str) -> UserError:
+    near = difflib.get_close_matches(name, BENCHMARKS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
+
+
 def benchmark_source(name: str, data_dir: str | None) -> str:
-    """Where the items of a benchmark are: the embedded set, or a file in `data_dir`."""
-    if BENCHMARKS[name].embedded:
+    """Where the items of a benchmark are: the embedded set, a file in `data_dir`, or a dataset on the Hub."""
+    if name not in BENCHMARKS:
+        raise unknown_benchmark(name)
+    entry = BENCHMARKS[name]
+    if entry.embedded:
         return EMBEDDED
+    stems = list(dict.fromkeys([name, entry.file]))
+    wanted = " or ".join(f"{stem}.jsonl" for stem in stems)
     if data_dir is None:
-        raise UserError(f"Benchmark {name} needs eval.data_dir, a folder that holds {name}.jsonl.")
-    for ending in (".jsonl", ".jsonl.gz"):
-        if (path := Path(data_dir).expanduser() / (name + ending)).is_file():
-            return str(path)
-    raise UserError(f"Benchmark {name}: there is no {name}.jsonl or {name}.jsonl.gz in eval.data_dir={data_dir}.")
+        if entry.hub is None:
+            raise UserError(f"Benchmark {name} needs eval.data_dir, a folder that holds {wanted}. {entry.source}")
+        return entry.hub.id
+    folder = Path(data_dir).expanduser()
+    for place in (folder, folder / entry.domain):
+        for stem in stems:
+            for ending in ENDINGS:
+                if (path := place / (stem + ending)).is_file():
+                    return str(path)
+    raise UserError(
+        f"Benchmark {name}: there is no {wanted} in eval.data_dir={data_dir} nor in its folder {entry.domain}; "
+        f"{', '.join(ENDINGS[1:])} are read too. {entry.source}".strip()
+    )
 
 
 def load_items(name: str, data_dir: str | None) -> list[Item]:
-    """All items of a benchmark; a missing field or a wrong number of rows is an error."""
+    """All items of a benchmark; a missing field, a repeated id or a wrong number of rows is an error."""
     source = benchmark_source(name, data_dir)
+    entry = BENCHMARKS[name]
+    hub = entry.hub if data_dir is None else None
+    rows = read_hub(hub) if hub else read_rows(source, "test")
     items: list[Item] = []
-    for number, row in enumerate(read_rows(source, "test"), start=1):
-        for key in ("id", "question", "answer"):
-            if row.get(key) in (None, ""):
-                raise UserError(f"{source}, row {number}: the field {key!r} is missing; benchmark items need it.")
-            refuse_broken_text(str(row[key]), f"{source}, row {number}")
-        level = row.get("level")
-        items.append(
-            Item(str(row["id"]), str(row["question"]), str(row["answer"]), None if level is None else str(level))
-        )
-    expected = BENCHMARKS[name].rows
-    if len(items) != expected:
-        raise UserError(f"{source} holds {len(items)} items, but {name} has {expected}; use the published test set.")
-    if len({item.id for item in items}) != len(items):
-        raise UserError(f"{source} holds an id twice; ids must be unique.")
+    first_use: dict[str, int] = {}
+    for number, row in enumerate(rows, start=1):
+        where = f"{source}, row {number}"
+        try:
+            item = as_item(name, our_fields(name, row, number), where)
+        except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
+            raise UserError(f"{where} is not in a layout that {name} is published in: {error}.") from error
+        if item.id in first_use:
+            raise UserError(
+                f"{source} holds an id twice: {item.id!r} in rows {first_use[item.id]} and {number}; "
+                "ids must be unique."
+            )
+        first_use[item.id] = number
+        items.append(item)
+    if len(items) != entry.rows:
+        raise UserError(f"{source} holds {len(items)} items, but {name} has {entry.rows}; use the published test set.")
     return items
+
+
+def as_item(name: str, row: Row, where: str) -> Item:
+    """One row in our fields as an item."""
+    entry = BENCHMARKS[name]
+    if entry.kind == "code":
+        return contest_item(row, where) if "tests" in row else code_item(row, where)
+    identity, question, answer = (text_of(row, key, where) for key in ("id", "question", "answer"))
+    level = None if row.get("level") is None else str(row["level"])
+    if entry.kind == "math":
+        return Item(identity, math_question(question), answer, level=level)
+    options = [str(option) for option in row.get("options") or []]
+    letters = LETTERS[: entry.options]
+    if len(options) != entry.options or not all(option.strip() for option in options):
+        raise UserError(f"{where}: expected {entry.options} options with text, found {options!r:.200}.")
+    if (letter := answer.strip().upper()) not in list(letters):
+        raise UserError(f"{where}: the answer is {answer!r}; expected a letter from {letters[0]} to {letters[-1]}.")
+    if entry.domain == "logic":
+        asked = logic_question(text_of(row, "context", where), question, options)
+    else:
+        asked = math_question(question, options)
+    refuse_broken_text(asked, where)
+    return Item(identity, asked, letter, options, level)
+
+
+def code_item(row: Row, where: str) -> Item:
+    """A function to write, with a test program (HumanEval+, MBPP+, BigCodeBench)."""
+    gold = {key: text_of(row, key, where) for key in ("id", "prompt", "entry_point", "test", "test_style")}
+    if row.get("libs"):
+        gold["libs"] = [str(library) for library in row["libs"]]  # pyright: ignore[reportArgumentType]
+    if row.get("instruct_prompt"):
+        question = text_of(row, "instruct_prompt", where).strip()
+    else:
+        question = code_question(gold["prompt"], gold["entry_point"], gold["test"])
+    return Item(gold["id"], question, gold, level="hard" if row.get("hard") is True else None)
+
+
+def contest_item(row: Row, where: str) -> Item:
+    """A contest problem with inputs and outputs (LiveCodeBench)."""
+    identity, statement = text_of(row, "id", where), text_of(row, "question", where)
+    tests, starter = row["tests"], str(row.get("starter_code") or "")
+    if not isinstance(tests, list) or not tests:
+        raise UserError(f"{where}: tests is empty; expected a list of objects with input, output and testtype.")
+    for test in tests:
+        if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
+            raise UserError(f"{where}: every test needs input and output as text; found {test!r:.200}.")
+    kinds = {test.get("testtype") for test in tests}
+    if kinds not in ({"stdin"}, {"functional"}):
+        found = ", ".join(sorted(map(str, kinds)))
+        raise UserError(f"{where}: all tests of a row are stdin or all are functional; found {found}.")
+    functional = kinds == {"functional"}
+    gold = {
+        "id": identity,
+        "prompt": statement,
+        "entry_point": text_of(row, "func_name", where) if functional else "",
+        "test": "",
+        "test_style": "io",
+        "testtype": "functional" if functional else "stdin",
+        "tests": [{"input": test["input"], "output": test["output"]} for test in tests],
+        "starter_code": starter,
+    }
+    level = None if row.get("difficulty") is None else str(row["difficulty"])
+    return Item(identity, contest_question(statement, starter), gold, level=level)
+
+
+def text_of(row: Row, key: str, where: str) -> str:
+    value = row.get(key)
+    if value is None or not str(value).strip():
+        raise UserError(f"{where}: the field {key!r} is missing or empty; benchmark items need it.")
+    refuse_broken_text(str(value), where)
+    return str(value)
+
+
+def check_items(name: str, items: list[Item], *, python: str | None = None) -> None:
+    """What would make answers wrong that are right: a gold answer that cannot be read, a library that is not there.
+
+    Args:
+        python: Interpreter whose packages generated code imports; this one unless given.
+    """
+    entry = BENCHMARKS[name]
+    options = [item.options for item in items] if entry.kind == "choice" else None
+    if bad := check_golds(entry.kind, [item.gold for item in items], options=options):
+        first = items[bad[0]]
+        raise UserError(
+            f"{name}: the grader cannot read the gold answer of {len(bad)} items (first: {first.id}, {first.gold!r}); "
+            "correct them, because every answer to them would count as wrong."
+        )
+    if missing := missing_libraries(items, python):
+        count = len(set().union(*missing.values()))
+        raise UserError(
+            f"{name}: {count} of {len(items)} items need libraries that are not installed, so every answer to them "
+            f"would count as wrong: {', '.join(missing)}. Install them here, or in another environment whose python is "
+            "given as code_python; for BigCodeBench, Requirements/requirements-eval.txt of "
+            "github.com/bigcode-project/bigcodebench lists the packages."
+        )
+
+
+def missing_libraries(items: list[Item], python: str | None = None) -> dict[str, list[str]]:
+    """Modules that are not installed -> ids of the items that need them, by their `libs` or by their tests' imports."""
+    needing: dict[str, list[str]] = {}
+    for item in items:
+        if isinstance(item.gold, dict) and "libs" in item.gold:
+            for name in sorted({*item.gold["libs"], *imports_of(item.gold["test"])}):
+                needing.setdefault(name, []).append(item.id)
+    here = installed(list(needing), python)
+    missing = {name: ids for name, ids in needing.items() if name not in here}
+    return dict(sorted(missing.items(), key=lambda pair: -len(pair[1])))
+
+
+LOOK = """
+import json, sys
+from importlib.util import find_spec
+print(json.dumps([name for name in json.load(sys.stdin) if find_spec(name)]))
+"""
+
+
+def installed(modules: list[str], python: str | None) -> set[str]:
+    """Those of the modules that an interpreter finds; none of them is imported."""
+    if python is None or not modules:
+        return {name for name in modules if find_spec(name) is not None}
+    command = [python, "-c", LOOK]
+    try:
+        said = subprocess.run(command, input=json.dumps(modules), capture_output=True, text=True, check=True).stdout
+        return set(json.loads(said))
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise UserError(f"code_python: {python} does not run as a Python interpreter ({error}).") from error
+
+
+def imports_of(program: str) -> set[str]:
+    """
+    >>> sorted(imports_of("import numpy.linalg as la\\nfrom os import path\\nfrom . import x"))
+    ['numpy', 'os']
+    """
+    modules: list[str] = []
+    try:
+        nodes = list(ast.walk(ast.parse(program)))
+    except (SyntaxError, ValueError):
+        return set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.append(node.module)
+    return {module.partition(".")[0] for module in modules}

@@ -8,6 +8,7 @@ from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.eval.answers import Graded
+from weakdriven.eval.code_io import run_tests
 from weakdriven.eval.sandbox import last_line, run_code
 
 PYTHON_TAGS = ("python", "python3", "py")
@@ -28,17 +29,42 @@ assert _result.wasSuccessful() and not _result.skipped, "a test failed or was sk
 
 
 def grade_code(
-    text: str, item: Mapping[str, Any], *, timeout: float = 10, memory_mb: int = 1024, unsafe: bool = False
+    text: str,
+    item: Mapping[str, Any],
+    *,
+    timeout: float = 10,
+    test_timeout: float = 6,
+    memory_mb: int = 1024,
+    unsafe: bool = False,
+    python: str | None = None,
 ) -> Graded:
-    """Whether the code in an answer passes the item's tests; see `run_code` for the limits."""
-    code = extract_code(text, item["entry_point"])
+    """Whether the code in an answer passes the item's tests.
+
+    Args:
+        timeout: Seconds for an item's whole program; of `test_style` "io", each test has a limit of its own instead.
+        test_timeout: Seconds for one test of style "io".
+        memory_mb, unsafe, python: See `run_code`.
+    """
+    code = code_for(item, text)
     if code is None:
         return Graded(False, None, "no code found")
-    result = run_code(assemble(item, code), timeout=timeout, memory_mb=memory_mb, unsafe=unsafe)
-    if result.passed:
-        return Graded(True, code, "tests passed")
-    detail = last_line(result.stderr)[:200]
-    return Graded(False, code, f"program {result.status}: {detail}".removesuffix(": "))
+    if item["test_style"] == "io":
+        reason = run_tests(code, item, test_timeout=test_timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+    else:
+        program = assemble(item, code)
+        result = run_code(program, timeout=timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        detail = last_line(result.stderr)
+        reason = None if result.passed else f"program {result.status}: {detail}".removesuffix(": ")
+    return Graded(reason is None, code, "tests passed" if reason is None else reason[:240])
+
+
+def code_for(item: Mapping[str, Any], text: str) -> str | None:
+    """The code in an answer to an item; a body that continues the item's `starter_code` is put behind it."""
+    code, starter = extract_code(text, item["entry_point"]), item.get("starter_code", "").rstrip()
+    if code is None or not starter or item["test_style"] != "io" or defines(code, item["entry_point"]):
+        return code
+    whole = f"{starter}\n{code}"
+    return whole if as_body(code) is not None and compiles(whole) else code
 
 
 def build_program(item: Mapping[str, Any], text: str) -> str:
@@ -50,6 +76,8 @@ def build_program(item: Mapping[str, Any], text: str) -> str:
 
 def extract_code(text: str, entry_point: str) -> str | None:
     """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
+
+    Where `entry_point` is empty the answer is a whole program: the last Python block, or all of a text that is one.
 
     >>> extract_code("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", "f")
     'def f(x):\\n    return x\\n'
@@ -71,6 +99,8 @@ def extract_code(text: str, entry_point: str) -> str | None:
 
 def code_in(text: str, entry_point: str) -> str | None:
     blocks = [(tag, body) for tag, body in fenced_blocks(text) if tag in (*PYTHON_TAGS, "")]
+    if not entry_point:
+        return program_in(text, blocks)
     if defining := [body for _, body in blocks if defines(body, entry_point)]:
         return defining[-1]
     head, fence, rest = text.partition("```")
@@ -78,6 +108,20 @@ def code_in(text: str, entry_point: str) -> str | None:
         return code  # the prompt had opened the fence, and this one closes it
     tagged = [body for tag, body in blocks if tag] or [body for _, body in blocks]
     return tagged[-1] if tagged else bare_code(text, entry_point)
+
+
+def program_in(text: str, blocks: list[tuple[str, str]]) -> str | None:
+    """The last block that says it is Python; else the last part of the text that reads like a program."""
+    if tagged := [body for tag, body in blocks if tag]:
+        return tagged[-1]
+    head, fence, _ = text.partition("```")  # if the prompt had opened the fence, this one closes it
+    candidates = [head if fence else text, *(body for _, body in reversed(blocks))]
+    return next((code for code in candidates if calls_something(code)), blocks[-1][1] if blocks else None)
+
+
+def calls_something(code: str) -> bool:
+    """Whether the text is Python that does something, rather than an output that happens to be Python too."""
+    return compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code)))
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -147,13 +191,16 @@ def longest_valid(code: str, before: str) -> str:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether the code gives `name` a value at its top level, as far as it can be read."""
+    """Whether the code gives `name` a value at its top level or in `class Solution`, as far as it can be read."""
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return re.search(rf"^(async def|def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
+        start = r"^[ \t]*" if re.search(r"^class Solution\b", code, re.MULTILINE) else "^"
+        return re.search(rf"{start}(async def|def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
     for statement in statements:
         if isinstance(statement, DEFINITIONS) and statement.name == name:
+            return True
+        if isinstance(statement, ast.ClassDef) and statement.name == "Solution" and defines_inside(statement, name):
             return True
         if isinstance(statement, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == name for t in statement.targets
@@ -162,12 +209,16 @@ def defines(code: str, name: str) -> bool:
     return False
 
 
+def defines_inside(owner: ast.ClassDef, name: str) -> bool:
+    return any(isinstance(statement, DEFINITIONS) and statement.name == name for statement in owner.body)
+
+
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def assemble(item: Mapping[str, Any], code: str) -> str:
     """The program of an item and the code of an answer, by the item's `test_style`."""
-    style, name, test = item["test_style"], item["entry_point"], item["test"]
+    style, name, test = item["test_style"], item["entry_point"], item.get("test", "")
     if style == "check":
         ending = f"check({name})\n"
     elif style == "asserts":
@@ -175,7 +226,8 @@ def assemble(item: Mapping[str, Any], code: str) -> str:
     elif style == "unittest":
         ending = UNITTEST.format(names=classes_of(item))
     else:
-        raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; expected check, asserts or unittest.")
+        known = "io is graded without a program; others are" if style == "io" else "expected"
+        raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
     if style == "asserts":
         solution = code
     elif not defines(code, name) and (body := as_body(code)) is not None:

@@ -1,87 +1,227 @@
-"""Evaluate one model on one benchmark: generate -> samples.jsonl -> grade -> scores.json."""
+"""Evaluate one model on one benchmark: generate -> samples.jsonl -> grade -> scores.json.
 
+A folder of results stands on its own: `items.jsonl` holds what the grader needs, `samples.jsonl` what the model wrote
+and how it was graded, `scores.json` the numbers; `regrade` makes the last two again from the first two.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import BENCHMARKS, Item
-from weakdriven.eval.math_answers import grade_math
-from weakdriven.eval.passk import wilson_interval
-from weakdriven.generate import Completion, generate
-from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES, Progress, append_jsonl, salvage_jsonl, write_json
+from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
+from weakdriven.eval.grading import grade_many
+from weakdriven.eval.sandbox import isolation, no_isolation
+from weakdriven.eval.scoring import read_folder, score
+from weakdriven.generate import Completion, Engine, Request, Sampling, generate, request_seed
+from weakdriven.recipe import EvalSettings
+from weakdriven.rundir import (
+    BENCHMARK_SCORES,
+    ITEMS,
+    SAMPLES,
+    Progress,
+    append_jsonl,
+    digest,
+    read_json,
+    read_jsonl,
+    salvage_jsonl,
+    write_json,
+    write_jsonl,
+)
+
+BLOCK = 256
+"""Samples graded between two notes of how far it has come."""
 
 
-def evaluate(
-    model: PreTrainedModel,
-    renderer: Renderer,
+@dataclass(frozen=True)
+class Task:
+    """A benchmark as one tokenizer puts it, and how its answers are drawn and graded."""
+
+    benchmark: str
+    items: list[Item]
+    prompts: list[str]
+    prompt_ids: list[list[int]]
+    sampling: Sampling
+    samples: int
+    k: list[int]
+    seed: int
+    grading: dict[str, Any]
+    """Options of the grader beside the benchmark's own: `unsafe` and `python` for code."""
+
+    def protocol(self) -> dict[str, Any]:
+        """What decides the answers beside the model and the prompts; two models are compared under the same only."""
+        sampling = {name: getattr(self.sampling, name) for name in ("max_new_tokens", "temperature", "top_p")}
+        return {"samples": self.samples, **sampling, "seed": self.seed}
+
+    def key(self) -> dict[str, Any]:
+        return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
+
+    def prompts_key(self) -> str:
+        """A changed template, system prompt or question has to be asked anew; a changed gold answer has not."""
+        return digest([self.prompts, [item.id for item in self.items]])
+
+    def golds_key(self) -> str:
+        return digest([asdict(item) for item in self.items])
+
+
+def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, seed: int) -> Task:
+    """Load and render a benchmark; wrong row counts, missing fields and prompts over the limit are errors."""
+    entry = BENCHMARKS[benchmark]
+    items = load_items(benchmark, settings.data_dir)[: settings.limit]
+    renderer = replace(renderer, domain=entry.domain)
+    prompts = [renderer.prompt([{"role": "user", "content": item.question}]) for item in items]
+    prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    refuse_long_prompts(benchmark, items, prompt_ids, settings.max_prompt_tokens)
+    asked = settings.asking()
+    sampling = Sampling(
+        max_new_tokens=settings.max_new_tokens or entry.max_new_tokens,
+        stop_ids=tuple(renderer.stop_ids),
+        temperature=asked["temperature"],
+        top_p=asked["top_p"],
+    )
+    grading = {"unsafe": settings.unsafe, "python": settings.code_python} if entry.kind == "code" else {}
+    return Task(benchmark, items, prompts, prompt_ids, sampling, asked["samples"], asked["k"], seed, grading)
+
+
+def check_task(task: Task) -> None:
+    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run."""
+    check_items(task.benchmark, task.items, python=task.grading.get("python"))
+    if BENCHMARKS[task.benchmark].kind == "code" and not task.grading["unsafe"] and isolation() == "none":
+        raise UserError(no_isolation())
+
+
+def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list[int]], limit: int) -> None:
+    long = [(item.id, len(ids)) for item, ids in zip(items, prompt_ids, strict=True) if len(ids) > limit]
+    if long:
+        named = ", ".join(f"{name} ({tokens} tokens)" for name, tokens in long[:5])
+        raise UserError(
+            f"{benchmark}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {named}"
+            f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
+        )
+
+
+def evaluate(task: Task, engine: Callable[[], Engine], *, work: Path, out: Path, progress: Progress) -> dict[str, Any]:
+    """Answer, grade and score all items; what a killed try left in `work` is kept.
+
+    Args:
+        engine: Called only if an answer is missing, because it may load a model or start a server.
+    """
+    rows = answer(task, engine, work / "completions.jsonl", progress)
+    write_jsonl(out / ITEMS, (asdict(item) for item in task.items))
+    scores = grade_samples(
+        task.benchmark, rows, task.items, task.k, task.grading, out=out, work=work, progress=progress
+    )
+    write_json(out / BENCHMARK_SCORES, scores | {"protocol": task.protocol(), "golds": task.golds_key()})
+    return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
+
+
+def answer(task: Task, engine: Callable[[], Engine], file: Path, progress: Progress) -> list[dict[str, Any]]:
+    """Every sample of every item, in order; those in `file` are not asked for again."""
+    done = {(row["id"], row["sample"]): row for row in salvage_jsonl(file)}
+    wanted = [(place, number) for place in range(len(task.items)) for number in range(task.samples)]
+    left = [(place, number) for place, number in wanted if (task.items[place].id, number) not in done]
+
+    def keep(completions: Mapping[int, Completion]) -> None:
+        rows = []
+        for row, completion in completions.items():
+            place, number = left[row]
+            facts = {"id": task.items[place].id, "sample": number, "prompt": task.prompts[place]}
+            rows.append(facts | asdict(completion))
+        append_jsonl(file, rows)
+        done.update({(row["id"], row["sample"]): row for row in rows})
+        progress.update(len(done), len(wanted))
+
+    if left:
+        requests = [
+            Request(task.prompt_ids[place], request_seed(task.seed, task.items[place].id, number))
+            for place, number in left
+        ]
+        generate(engine(), requests, task.sampling, keep)
+    return [done[task.items[place].id, number] for place, number in wanted]
+
+
+def grade_samples(
     benchmark: str,
+    rows: list[dict[str, Any]],
     items: list[Item],
+    k: list[int],
+    grading: dict[str, Any],
     *,
-    max_new_tokens: int,
-    batch_size: int,
-    work: Path,
     out: Path,
+    work: Path | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Complete, grade and score all items; samples of a killed try in `work` are kept."""
-    raw = work / "completions.jsonl"
-    done = {row["id"]: row for row in salvage_jsonl(raw)}
-    left = [item for item in items if item.id not in done]
-    prompts = [renderer.prompt([{"role": "user", "content": item.question}]) for item in left]
-
-    def keep(rows: list[int], completions: list[Completion]) -> None:
-        batch = [
-            {"id": left[row].id, "prompt": prompts[row], "text": c.text, "tokens": c.tokens, "finish": c.finish}
-            for row, c in zip(rows, completions, strict=True)
-        ]
-        append_jsonl(raw, batch)
-        done.update({row["id"]: row for row in batch})
-        progress.update(len(done), len(items))
-
-    generate(
-        model,
-        renderer.tokenizer,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        stop_ids=renderer.stop_ids,
-        batch_size=batch_size,
-        on_batch=keep,
-    )
-    if missing := [item.id for item in items if item.id not in done]:
-        raise UserError(f"{benchmark}: {len(missing)} items got no completion (first: {missing[0]}); run again.")
-    samples = [grade_sample(done[item.id], item) for item in items]
-    append_jsonl(out / SAMPLES, samples)
-    scores = score(benchmark, samples)
-    write_json(out / BENCHMARK_SCORES, scores)
-    return {key: scores[key] for key in ("items", "correct", "accuracy", "unanswered")}
+    """Write samples.jsonl with a verdict on each; returns the scores. Verdicts in `work` are kept if it is killed."""
+    entry, by_id = BENCHMARKS[benchmark], {item.id: item for item in items}
+    file = work / f"verdicts-{entry.version}.jsonl" if work else None
+    verdicts = salvage_jsonl(file) if file else []
+    code = entry.kind == "code"
+    while len(verdicts) < len(rows):
+        block = rows[len(verdicts) : len(verdicts) + BLOCK]
+        asked = [by_id[row["id"]] for row in block]
+        graded = grade_many(
+            entry.kind,
+            [row["text"] for row in block],
+            [item.gold for item in asked],
+            options=[item.options for item in asked] if entry.kind == "choice" else None,
+            workers=len(os.sched_getaffinity(0)) if code else None,
+            **{**entry.grading, **(grading if code else {})},
+        )
+        new = [{**asdict(one), "undecided": one.undecided} for one in graded]
+        if file:
+            append_jsonl(file, new)
+        verdicts += new
+        progress.update(len(verdicts), len(rows))
+    samples = []
+    for row, verdict in zip(rows, verdicts, strict=True):
+        item = by_id[row["id"]]
+        gold = None if code else item.gold
+        samples.append({**row, **verdict, "gold": gold, "level": item.level})
+    write_jsonl(out / SAMPLES, samples)
+    return score(benchmark, samples, k)
 
 
-def grade_sample(row: dict[str, Any], item: Item) -> dict[str, Any]:
-    graded = grade_math(row["text"], item.gold)
-    verdict = {"answer": graded.answer, "gold": item.gold, "correct": graded.correct, "reason": graded.reason}
-    return {**row, **verdict, "level": item.level}
+def regrade(folder: Path, *, grading: dict[str, Any], progress: Progress, items: list[Item] | None = None) -> None:
+    """Grade the saved samples of one benchmark again, with today's grader; nothing is generated.
+
+    Args:
+        items: Items whose gold answers have changed; unset, those that were saved.
+    """
+    old = read_json(folder / BENCHMARK_SCORES)
+    benchmark = old["benchmark"]
+    if items is None:
+        items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
+    rows = list(read_jsonl(folder / SAMPLES))
+    asked = {item.id for item in items}
+    if unknown := [row["id"] for row in rows if row["id"] not in asked]:
+        raise UserError(f"{folder}: {SAMPLES} holds answers to {unknown[0]}, which is not in {ITEMS}.")
+    k = [int(key) for key in old["pass_at_k"]]
+    scores = grade_samples(benchmark, rows, items, k, grading, out=folder, progress=progress)
+    write_jsonl(folder / ITEMS, (asdict(item) for item in items))
+    golds = digest([asdict(item) for item in items])
+    write_json(folder / BENCHMARK_SCORES, scores | {"protocol": old["protocol"], "golds": golds})
 
 
-def score(benchmark: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracy with a 95% interval, and by level where items have one."""
-    correct = sum(sample["correct"] for sample in samples)
-    low, high = wilson_interval(correct, len(samples))
-    levels: dict[str, dict[str, int]] = {}
-    for sample in samples:
-        if sample["level"] is not None:
-            level = levels.setdefault(sample["level"], {"items": 0, "correct": 0})
-            level["items"] += 1
-            level["correct"] += sample["correct"]
-    return {
-        "benchmark": benchmark,
-        "version": BENCHMARKS[benchmark].version,
-        "items": len(samples),
-        "correct": correct,
-        "accuracy": correct / len(samples),
-        "interval": [low, high],
-        "unanswered": sum(sample["answer"] is None for sample in samples),
-        "levels": dict(sorted(levels.items())),
-    }
+def refresh(folder: Path, task: Task, progress: Progress) -> None:
+    """Regrade a finished benchmark if its grader, its gold answers or the k asked for have changed since."""
+    old = read_json(folder / BENCHMARK_SCORES)
+    version = BENCHMARKS[task.benchmark].version
+    if old.get("version") == version and old.get("golds") == task.golds_key():
+        if [int(key) for key in old["pass_at_k"]] != task.k:
+            scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
+            write_json(folder / BENCHMARK_SCORES, {**old, **scores})
+        return
+    regrade(folder, grading=task.grading, progress=progress, items=task.items)
+
+
+def regrade_folder(root: Path, *, unsafe: bool, code_python: str | None, progress: Progress) -> dict[str, Any]:
+    """Grade all saved samples of a folder again, without a model."""
+    for name in read_folder(root):
+        code = BENCHMARKS[name].kind == "code"
+        progress.begin(name, f"grading as version {BENCHMARKS[name].version}")
+        regrade(root / name, grading={"unsafe": unsafe, "python": code_python} if code else {}, progress=progress)
+    progress.close()
+    return read_folder(root)

@@ -39,6 +39,7 @@ ENVIRONMENT = {
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")},
 }
 STARTED = b"started\n"
+OUTPUT_LIMIT = 4 * 2**20
 GRACE = 15.0
 """Seconds after which a sandbox that should long have ended is killed from outside."""
 
@@ -52,6 +53,25 @@ for folder in ("/", "/usr", "/dev", "/proc"):
 """
 
 
+# What an interpreter says of itself.
+QUERY = """
+import json, sys
+prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix]
+print(json.dumps([list(sys.version_info[:2]), sys.executable, prefixes, sys.path]))
+"""
+OLDEST = (3, 8)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python and where it finds what it needs."""
+
+    executable: str
+    prefixes: tuple[str, ...]
+    sites: tuple[str, ...]
+    """Its folders of packages."""
+
+
 @dataclass(frozen=True)
 class CodeResult:
     status: str
@@ -61,6 +81,8 @@ class CodeResult:
     """The last 4 KiB of what the program wrote to standard error."""
     seconds: float
     """Wall time of the program, without the start of its interpreter."""
+    stdout: str = ""
+    """What the program printed, if that was to be kept."""
 
     @property
     def passed(self) -> bool:
@@ -72,7 +94,16 @@ class SandboxError(UserError):
 
 
 def run_code(
-    program: str, *, timeout: float = 10, memory_mb: int = 1024, unsafe: bool = False, method: str | None = None
+    program: str,
+    *,
+    timeout: float = 10,
+    memory_mb: int = 1024,
+    unsafe: bool = False,
+    method: str | None = None,
+    python: str | None = None,
+    stdin: str = "",
+    keep_stdout: bool = False,
+    output_limit: int = OUTPUT_LIMIT,
 ) -> CodeResult:
     """Run a Python program in isolation; it has passed only if its last statement has run.
 
@@ -81,6 +112,10 @@ def run_code(
         memory_mb: MiB of memory of all its processes together, and of address space for each.
         unsafe: Run it without isolation, under resource limits alone, where isolation is not available.
         method: "bubblewrap" or "namespaces"; by default what `isolation` finds.
+        python: The interpreter, 3.8 or newer, that runs it and whose packages it sees; by default this one.
+        stdin: What it reads from standard input.
+        keep_stdout: Return what it prints.
+        output_limit: Bytes that it may print, to standard output and standard error together.
 
     >>> run_code("assert 1 + 1 == 2", unsafe=True).status
     'passed'
@@ -92,19 +127,16 @@ def run_code(
     chosen = method or isolation()
     if chosen == "none" and not unsafe:
         raise UserError(no_isolation())
-    return run_with(chosen, program, timeout, memory_mb)
+    more = {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit}
+    return run_with(chosen, program, timeout, memory_mb, interpreter(python), **more)
 
 
-def run_many(
-    programs: Iterable[str],
-    *,
-    workers: int,
-    timeout: float = 10,
-    memory_mb: int = 1024,
-    unsafe: bool = False,
-    method: str | None = None,
-) -> Iterator[tuple[int, CodeResult]]:
-    """Run programs side by side and yield (index, result) as they end; at most two per worker are held at a time."""
+def run_many(programs: Iterable[str], *, workers: int, **options: Any) -> Iterator[tuple[int, CodeResult]]:
+    """Run programs side by side and yield (index, result) as they end; at most two per worker are held at a time.
+
+    Args:
+        options: Those of `run_code`.
+    """
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="sandbox")
     pending: dict[Future[CodeResult], int] = {}
 
@@ -116,8 +148,7 @@ def run_many(
         for index, program in enumerate(programs):
             if len(pending) >= 2 * max(1, workers):
                 yield from finished()
-            future = pool.submit(run_code, program, timeout=timeout, memory_mb=memory_mb, unsafe=unsafe, method=method)
-            pending[future] = index
+            pending[pool.submit(run_code, program, **options)] = index
         while pending:
             yield from finished()
     finally:
@@ -136,7 +167,7 @@ def why_not(method: str) -> str | None:
     if method == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     try:
-        result = run_with(method, PROBE, 20, 512)
+        result = run_with(method, PROBE, 20, 512, interpreter(None))
     except SandboxError as error:
         return str(error)
     return None if result.passed else f"{result.status}: {last_line(result.stderr)}"
@@ -151,36 +182,29 @@ def no_isolation() -> str:
     )
 
 
-def run_with(method: str, program: str, timeout: float, memory_mb: int) -> CodeResult:
+def run_with(method: str, program: str, timeout: float, memory_mb: int, python: Interpreter, **more: Any) -> CodeResult:
     """One program by one method ("bubblewrap", "namespaces", or "none" for limits alone)."""
-    if method == "none":
-        folder = tempfile.mkdtemp(prefix="weakdriven-")
-        try:
-            return talk(method, program, timeout, memory_mb, folder)
-        finally:
-            remove(folder)
-    return talk(method, program, timeout, memory_mb, "/tmp")
+    job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
+    job |= {"stdin": "", "keep_stdout": False, "output_limit": OUTPUT_LIMIT, **more}
+    if method != "none":
+        return talk(method, {**job, "folder": "/tmp"}, python)
+    folder = tempfile.mkdtemp(prefix="weakdriven-")
+    try:
+        return talk(method, {**job, "folder": folder}, python)
+    finally:
+        remove(folder)
 
 
-def talk(method: str, program: str, timeout: float, memory_mb: int, folder: str) -> CodeResult:
+def talk(method: str, job: dict[str, Any], python: Interpreter) -> CodeResult:
     """Start the child, hand it the job and read its verdict."""
     environment = dict(ENVIRONMENT)
     if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries through it only
         environment["LD_LIBRARY_PATH"] = libraries
-    job = {
-        "program": program,
-        "timeout": timeout,
-        "memory_mb": memory_mb,
-        "folder": folder,
-        "python": sys.executable,
-        "places": site_folders(),
-        "environment": environment,
-        "isolated": method != "none",
-        "view": view() if method == "namespaces" else None,
-    }
-    command = [sys.executable, "-I", "-S", CHILD]
+    job |= {"python": python.executable, "places": python.sites, "environment": environment}
+    job["view"] = view(python) if method == "namespaces" else None
+    command = [python.executable, "-I", "-S", CHILD]
     if method == "bubblewrap":
-        command = [*bubblewrap(), "--", sys.executable, "-I", "-S", "/sandbox.py"]
+        command = [*bubblewrap(python), "--", python.executable, "-I", "-S", "/sandbox.py"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -192,7 +216,7 @@ def talk(method: str, program: str, timeout: float, memory_mb: int, folder: str)
     )
     begun = time.monotonic()
     try:
-        said, complaint = process.communicate(json.dumps(job).encode(), timeout + child.START_LIMIT + GRACE)
+        said, complaint = process.communicate(json.dumps(job).encode(), job["timeout"] + child.START_LIMIT + GRACE)
     except subprocess.TimeoutExpired as error:
         said, complaint = error.stdout or b"", b"it did not end in time"
     finally:  # also where this thread is interrupted
@@ -226,7 +250,7 @@ def read_verdict(verdict: dict[str, Any]) -> CodeResult:
             status = "disk"
         else:
             status = "failed"
-    return CodeResult(status, stderr, round(verdict["seconds"], 4))
+    return CodeResult(status, stderr, round(verdict["seconds"], 4), verdict["stdout"])
 
 
 def without_runner(stderr: str) -> str:
@@ -242,25 +266,53 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def site_folders() -> list[str]:
-    """Where this process finds its packages, so that the program finds the same ones."""
+@functools.cache
+def interpreter(python: str | None = None) -> Interpreter:
+    """This process's interpreter and packages, or those of another interpreter, which is asked once."""
+    if python is None:
+        executable, prefixes, path = sys.executable, (sys.prefix, sys.exec_prefix, sys.base_prefix), sys.path
+    else:
+        executable, prefixes, path = ask(python)
     names = ("site-packages", "dist-packages")
-    return [os.path.abspath(entry) for entry in sys.path if Path(entry).name in names and Path(entry).is_dir()]
+    sites = [os.path.abspath(entry) for entry in path if Path(entry).name in names and Path(entry).is_dir()]
+    return Interpreter(executable, tuple(prefixes), tuple(sites))
+
+
+def ask(python: str) -> tuple[str, list[str], list[str]]:
+    """Executable, prefixes and path of another interpreter."""
+    found = shutil.which(python)
+    if found is None:
+        raise UserError(f"python={python} is no program that can be run. Give the path of a Python interpreter.")
+    try:  # without our own settings for Python, and without packages of the user's home
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        command = [os.path.abspath(found), "-s", "-c", QUERY]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=kept, cwd="/")
+        version, executable, prefixes, path = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        complaint = last_line(getattr(error, "stderr", None) or str(error))
+        raise UserError(f"python={python} does not answer as Python {dotted(OLDEST)} or newer: {complaint}") from error
+    if tuple(version) < OLDEST:
+        raise UserError(f"python={python} is Python {dotted(version)}; it must be {dotted(OLDEST)} or newer.")
+    return executable, prefixes, path
+
+
+def dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
 
 
 @functools.cache
-def view() -> tuple[tuple[str, str], ...]:
-    """(source, place) of all that a program can read: system folders, this interpreter and its packages.
+def view(python: Interpreter) -> tuple[tuple[str, str], ...]:
+    """(source, place) of all that a program can read: system folders, its interpreter and its packages.
 
     A source of the form "->target" is a symbolic link to make.
     """
-    hops, link = [], sys.executable
+    hops, link = [], python.executable
     while os.path.islink(link):
         hops.append(link)
         link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
     libraries = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
-    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)]
-    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *prefixes, *site_folders(), *libraries, *hops, link]
+    prefixes = [*python.prefixes, os.path.realpath(python.prefixes[-1])]
+    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *prefixes, *python.sites, *libraries, *hops, link]
     places: dict[str, str] = {}
     for place in map(os.path.normpath, wanted):
         covered = any(place == other or place.startswith(other + "/") for other in places)
@@ -273,7 +325,7 @@ def view() -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def bubblewrap() -> tuple[str, ...]:
+def bubblewrap(python: Interpreter) -> tuple[str, ...]:
     """The bwrap command that gives the same view as our own namespaces do."""
     bwrap = shutil.which("bwrap") or "bwrap"
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
@@ -282,7 +334,7 @@ def bubblewrap() -> tuple[str, ...]:
     command += ["--uid", str(child.INSIDE_ID), "--gid", str(child.INSIDE_ID), "--hostname", "sandbox"]
     command += ["--cap-drop", "ALL", *(["--disable-userns"] if "--disable-userns" in known else [])]
     command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
-    for source, place in view():
+    for source, place in view(python):
         command += ["--symlink", source[2:], place] if source.startswith("->") else ["--ro-bind", source, place]
     command += ["--ro-bind", CHILD, "/sandbox.py", "--chdir", "/"]
     for place in ("/proc", "/dev", "/"):  # root without capabilities may still write to the files of root in /proc/sys

@@ -104,6 +104,7 @@ def carry_out(
                 write_json(root / PLAN_FILE, plan)
             return work(stages)
         finally:
+            stages.engines.close()
             progress.close()
 
 

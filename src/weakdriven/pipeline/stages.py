@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import load_tokens, write_tokens
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import BENCHMARKS, Item, benchmark_source, load_items
-from weakdriven.eval.run import evaluate
+from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
+from weakdriven.generate import Engine
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
@@ -35,6 +35,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.models.scan import column
+from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.scoring import score_examples
 from weakdriven.recipe import Recipe, TrainSettings
@@ -70,7 +71,8 @@ class Stages:
     base: Model
     given_strong: Model | None
     renderer: Renderer
-    items: dict[str, list[Item]] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    engines: Engines = field(default_factory=Engines)
 
     @property
     def loader(self) -> Loader:
@@ -233,34 +235,37 @@ class Stages:
         return self._model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
     def evaluation(self, model: Model, benchmark: str) -> Stage:
-        """One model on one benchmark."""
-        settings, entry = self.recipe.eval, BENCHMARKS[benchmark]
-        budget = settings.max_new_tokens or entry.max_new_tokens
+        """One model on one benchmark; graded again, and not asked again, where only the grader has changed."""
+        settings, task = self.recipe.eval, self.task(benchmark)
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            return evaluate(
-                self.loader.load(model, train=False),
-                self.renderer,
-                benchmark,
-                self.items[benchmark],
-                max_new_tokens=budget,
-                batch_size=settings.batch_size,
-                work=work,
-                out=out,
-                progress=self.run.progress,
-            )
+            return evaluate(task, lambda: self._engine(model), work=work, out=out, progress=self.run.progress)
 
-        key = {"version": entry.version, "max_new_tokens": budget, "limit": settings.limit}
-        key |= self.recipe.data.model_dump(include={"domain", "style"}) | self._asking()
-        source = benchmark_source(benchmark, settings.data_dir)
-        template = digest(self.renderer.tokenizer.chat_template)
-        return self.run.stage(
+        stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
             compute,
-            settings=key,
-            inputs={**keys(model=model), "items": data_key(source, "test"), "chat_template": template},
-            execution={"batch_size": settings.batch_size},
+            settings={**task.key(), **self._asking(), "engine": settings.engine},
+            inputs={**keys(model=model), "prompts": task.prompts_key()},
+            execution=settings.model_dump(mode="json", include={"batch_size", "batching", "data_dir"}),
         )
+        if not self.run.dry:
+            refresh(stage.path, task, self.run.progress)
+        return stage
+
+    def task(self, benchmark: str) -> Task:
+        """Loaded once; a selection needs none, but its plan names those that are there."""
+        if benchmark not in self.tasks:
+            self.tasks[benchmark] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
+        return self.tasks[benchmark]
+
+    def _engine(self, model: Model) -> Engine:
+        settings = self.recipe.eval
+        if settings.engine == "vllm":
+            opened = partial(served_engine, model.folder, settings, precision=self._forward_precision())
+        else:
+            load = partial(self.loader.load, model, train=False)
+            opened = partial(local_engine, load, self.renderer.tokenizer, settings)
+        return self.engines.of(model.key, opened)
 
     def merged(self, model: Model) -> Stage:
         """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
@@ -389,14 +394,25 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     if recipe.lora:
         check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
-    benchmarks = recipe.eval.benchmarks if evaluates else []
-    items = {name: load_items(name, recipe.eval.data_dir)[: recipe.eval.limit] for name in benchmarks}
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
     refuse_other_tokens(
         recipe.selection.reuse, tokenizer=tokenizer_fingerprint(tokenizer), max_length=recipe.data.max_length
     )
-    return Stages(recipe, run, base, strong, renderer, items)
+    stages = Stages(recipe, run, base, strong, renderer)
+    if evaluates and recipe.eval.benchmarks:
+        if recipe.eval.engine == "vllm":
+            refuse_unservable(recipe)
+        for benchmark in recipe.eval.benchmarks:
+            check_task(stages.task(benchmark))
+    return stages
+
+
+def refuse_unservable(recipe: Recipe) -> None:
+    if recipe.eval.vllm_python is None:
+        raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
+    if recipe.lora:
+        raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
 
 
 def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:

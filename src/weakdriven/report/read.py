@@ -59,7 +59,11 @@ def load_run(run: Path) -> dict[str, Any]:
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {
-            (benchmark, model): {str(row.get("id")): row for row in rows(f"eval/{model}/{benchmark}", SAMPLES)}
+            (benchmark, model): {
+                str(row.get("id")): row
+                for row in rows(f"eval/{model}/{benchmark}", SAMPLES)
+                if not row.get("sample")  # the first of several answers
+            }
             for benchmark, model in scores
         },
         "problems": problems,
@@ -132,6 +136,9 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
     for (benchmark, model), one in scores.items():
         row: dict[str, Any] = {"model": model, "name": model_name(model), "benchmark": benchmark}
         row |= {key: number(one.get(key)) for key in ("items", "correct", "accuracy")}
+        answers = row["items"] and row["items"] * (number(one.get("samples")) or 1)
+        chances = {k: number(share) for k, share in mapping(one.get("pass_at_k")).items() if k != "1"}
+        row |= {"answers": answers, "pass_at_k": {k: share for k, share in chances.items() if share is not None}}
         interval = one.get("interval")
         low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
         rows.append(row | {"low": number(low), "high": number(high)})

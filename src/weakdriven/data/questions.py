@@ -1,0 +1,98 @@
+"""The user message of a problem: one wording for training data and evaluation.
+
+How an answer has to end is said by the system prompt (`data/prompts.py`), not here.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+
+LETTERS = "ABCDEFGHIJ"
+
+
+def lettered(options: Sequence[str]) -> str:
+    """
+    >>> print(lettered(["red", "blue"]))
+    (A) red
+    (B) blue
+    """
+    return "\n".join(f"({letter}) {option.strip()}" for letter, option in zip(LETTERS, options, strict=False))
+
+
+def math_question(question: str, options: Sequence[str] | None = None) -> str:
+    """
+    >>> print(math_question("What is 2+2?", ["3", "4"]))
+    What is 2+2?
+    <BLANKLINE>
+    (A) 3
+    (B) 4
+    <BLANKLINE>
+    Answer with the letter of one option.
+    """
+    if not options:
+        return question.strip()
+    return f"{question.strip()}\n\n{lettered(options)}\n\nAnswer with the letter of one option."
+
+
+def logic_question(context: str, question: str, options: Sequence[str]) -> str:
+    """
+    >>> print(logic_question("All cats sleep. Tom is a cat.", "What follows?", ["Tom sleeps.", "Tom is awake."]))
+    All cats sleep. Tom is a cat.
+    <BLANKLINE>
+    What follows?
+    <BLANKLINE>
+    (A) Tom sleeps.
+    (B) Tom is awake.
+    """
+    parts = [context.strip(), question.strip(), lettered(options)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def code_question(prompt: str, entry_point: str, test: str = "") -> str:
+    """A function to write.
+
+    Args:
+        prompt: Code that ends where the function's body starts (HumanEval), a docstring with an assert (MBPP+), or
+            plain English (MBPP).
+        test: Where the prompt is English without an assert, the first assert in here shows how the function is called.
+    """
+    if re.search(rf"^\s*(async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE):
+        return f"Complete this Python program and give all of it.\n\n```python\n{prompt.strip()}\n```"
+    text, example = split_docstring(prompt)
+    example = example or first_assert(test)
+    if not example:
+        return f"{text}\n\nName the function `{entry_point}`."
+    return f"{text}\n\nThe code must pass this test:\n\n```python\n{example}\n```"
+
+
+def contest_question(statement: str, starter_code: str = "") -> str:
+    """A contest problem, asked for as LiveCodeBench's authors do: starter code to fill in, or a program on stdin."""
+    if starter_code.strip():
+        ask = "Use this starter code for the solution."
+        return f"{statement.strip()}\n\n{ask}\n\n```python\n{starter_code.strip()}\n```"
+    ask = "Read the input from stdin and write the answer to stdout. Do not run the program on the sample inputs."
+    return f"{statement.strip()}\n\n{ask}"
+
+
+def split_docstring(prompt: str) -> tuple[str, str]:
+    '''The words of a docstring and the asserts below them.
+
+    >>> split_docstring('"""\\nWrite a function that doubles.\\nassert double(2) == 4\\n"""\\n')
+    ('Write a function that doubles.', 'assert double(2) == 4')
+    '''
+    text = prompt.strip().removeprefix('"""').removesuffix('"""').strip()
+    words, _, example = re.sub(r"^assert\b", "\0assert", text, count=1, flags=re.MULTILINE).partition("\0")
+    return words.strip(), example.strip()
+
+
+def first_assert(test: str) -> str:
+    """
+    >>> first_assert("import math\\nassert f(1) == (2,\\n  3)\\nassert f(2) == 3")
+    'assert f(1) == (2,\\n  3)'
+    """
+    try:
+        statements = ast.parse(test).body
+    except (SyntaxError, ValueError):
+        return ""
+    asserts = [statement for statement in statements if isinstance(statement, ast.Assert)]
+    return (ast.get_source_segment(test, asserts[0]) or "") if asserts else ""

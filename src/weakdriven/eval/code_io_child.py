@@ -1,0 +1,158 @@
+"""Inside the sandbox: the code of an answer, once for each test and each time in a process of its own.
+
+`code_io.py` runs the text of this file as the sandboxed program, under any Python from 3.8 on. It reads one job as JSON
+from standard input and writes a line of JSON for each test, up to the first that did not end well. What the tests
+expect is not in the job, so an answer that takes this process over gains nothing by it.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+
+CHANNEL = 3
+STACK = 64 * 2**20
+"""Bytes for deep recursion, which is common in such answers and needs the C stack under a cached function."""
+
+# What LiveCodeBench has imported before an answer begins.
+MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+)
+PRELUDE = "\n".join(
+    [
+        *(f"from {name} import *" for name in [*MODULES.split(), "builtins", "typing"]),
+        *(f"import {name}" for name in MODULES.split()),
+    ]
+)
+HEAVY = ("numpy", "scipy", "pandas", "sympy", "networkx")
+"""Packages that take long to import: imported once, before the tests are forked off."""
+
+
+def main(job: dict) -> None:
+    program = compile(job["code"], "answer.py", "exec", dont_inherit=True)
+    exec(PRELUDE, {})
+    for name in HEAVY:
+        if re.search(rf"^\s*(import|from) +{name}\b", job["code"], re.MULTILINE):
+            try:
+                __import__(name)
+            except Exception:
+                continue  # the answer meets it again, and may handle it
+    sys.setrecursionlimit(50_000)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(50_000)
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK if hard == resource.RLIM_INFINITY else min(STACK, hard), hard))
+    for given in job["inputs"]:
+        ending, output = one_test(program, given, job)
+        print(json.dumps({"ending": ending, "output": output}), flush=True)
+        if ending != "passed":
+            break
+
+
+def one_test(program, given, job: dict) -> "tuple[str, str]":
+    """How a test ended ("passed": by itself) and what it printed or returned."""
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
+        if not job["entry_point"]:
+            source.write(given.encode("utf-8", "surrogatepass"))
+            source.seek(0)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setpgid(0, 0)
+                be_the_answer(program, given, job["entry_point"], source.fileno(), sink.fileno())
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        late = []
+
+        def kill(*_) -> None:
+            late.append(True)
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+
+        signal.signal(signal.SIGALRM, kill)
+        signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+        _, status = os.waitpid(child, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)  # what it has left running
+        if late:
+            return "timeout", ""
+        if os.WIFSIGNALED(status):
+            return f"killed by {signal.Signals(os.WTERMSIG(status)).name}", ""
+        if status:
+            return "failed", ""
+        if sink.seek(0, os.SEEK_END) > job["output_limit"]:
+            return "output", ""
+        sink.seek(0)
+        return "passed", sink.read().decode("utf-8", "replace")
+
+
+def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> None:
+    """Run the code as a program that reads `source` and writes `sink`, or write the value of its function there."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    os.close(CHANNEL)
+    os.dup2(source, 0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY) if entry_point else sink, 1)
+    sys.stdin, sys.stdout = stream(0, "r"), stream(1, "w")
+    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
+    sys.argv[:] = ["answer.py"]
+    module = type(sys)("solution" if entry_point else "__main__")
+    module.__file__ = "answer.py"
+    sys.modules[module.__name__] = module
+    exec(PRELUDE, module.__dict__)
+    if entry_point:
+        exec(program, module.__dict__)
+        value = json.dumps(function_of(module, entry_point)(*given), default=plain)
+        with open(sink, "w", encoding="utf-8") as file:
+            file.write(value)
+    else:
+        with contextlib.suppress(SystemExit):  # the usual way to end such a program
+            exec(program, module.__dict__)
+        leave(sys.__stdout__)
+
+
+def stream(fd: int, mode: str):
+    return open(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)
+
+
+def function_of(module, name: str):
+    """The function that the tests call: a method of `class Solution`, or one at the top level."""
+    owner = getattr(module, "Solution", None)
+    if owner is not None and hasattr(owner, name):
+        return getattr(owner(), name)
+    if not hasattr(module, name):
+        raise NameError(f"the answer does not define {name}")
+    return getattr(module, name)
+
+
+def leave(stdout) -> None:
+    """What an interpreter does at its end: wait for threads, call exit handlers, flush."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for output in (sys.stdout, stdout):
+        with contextlib.suppress(AttributeError, ValueError):  # replaced or closed by the answer
+            output.flush()
+
+
+def plain(value):
+    """A number or an array of numpy's as JSON knows it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"the answer returned a {type(value).__name__}, which is no JSON value")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.stdin.buffer.read()))

@@ -1,0 +1,240 @@
+"""Rows as the benchmarks' authors publish them -> our fields; one small function for each benchmark.
+
+A function fills in what a layout lacks (an id, a letter, a test style) and renames the rest. It checks nothing: a field
+that is missing stays missing, and `load_items` says so.
+"""
+
+import ast
+import base64
+import builtins
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weakdriven.data.questions import LETTERS
+from weakdriven.data.sources import read_rows
+from weakdriven.errors import UserError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where a dataset is on the Hub: a split of it, or one file where `datasets` cannot load the whole."""
+
+    id: str
+    split: str = "test"
+    config: str | None = None
+    file: str | None = None
+
+
+def read_hub(hub: Hub) -> Iterator[Row]:
+    """The rows of a dataset on the Hub, as they are there."""
+    try:
+        if hub.file is not None:
+            from huggingface_hub import hf_hub_download
+
+            rows = read_rows(hf_hub_download(hub.id, hub.file, repo_type="dataset"))
+        else:
+            from datasets import load_dataset
+
+            rows = load_dataset(hub.id, hub.config, split=hub.split)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{hub.id} cannot be read from the Hub ({reason}). Without the Hub, put the benchmark's file into a folder "
+            "and name it with eval.data_dir; docs/benchmarks.md says what the file holds."
+        ) from error
+    yield from rows  # pyright: ignore[reportReturnType]
+
+
+def gsm8k(row: Row, number: int) -> Row:
+    """openai/gsm8k: `question`, and `answer` whose last line is "#### 18"."""
+    _, mark, answer = str(row.get("answer", "")).rpartition("####")
+    final = answer.strip().replace(",", "") if mark else None
+    return {"id": f"gsm8k-test-{number - 1:04d}", "question": row.get("question"), "answer": final}
+
+
+def math500(row: Row, number: int) -> Row:
+    """HuggingFaceH4/MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id` ("test/algebra/12.json")."""
+    name = re.sub(r"^test/|\.json$", "", str(row.get("unique_id", "")))
+    return {**row, "id": f"math500-{name}" if name else None, "question": row.get("problem")}
+
+
+def aime2025(row: Row, number: int) -> Row:
+    """math-ai/aime25: `problem`, `answer`, `id`."""
+    return {"id": f"aime2025-{row.get('id', number)}", "question": row.get("problem"), "answer": row.get("answer")}
+
+
+def amc23(row: Row, number: int) -> Row:
+    """math-ai/amc23: `question`, `answer`, `id`, `url`; the Qwen2.5-Math file: `problem`, and `answer` as 27.0."""
+    question, answer = row.get("question", row.get("problem")), plain_number(row.get("answer"))
+    return {"id": f"amc23-{row.get('id', number)}", "question": question, "answer": answer}
+
+
+def aqua(row: Row, number: int) -> Row:
+    """deepmind/aqua_rat: `question`, `options` ("A)21"), `correct` (a letter), `rationale`."""
+    options = [re.sub(r"^\s*[A-E]\s*\)\s*", "", str(option)) for option in row.get("options") or []]
+    return {"id": f"aqua-test-{number - 1:03d}", **pick(row, "question"), "options": options, "answer": row["correct"]}
+
+
+def mawps(row: Row, number: int) -> Row:
+    """MWPToolkit's dataset/mawps/testset.json: `id`, `original_text`, `equation`, `ans` (9.0 or "9")."""
+    answer = plain_number(row.get("ans"))
+    return {"id": f"mawps-test-{row.get('id', number)}", "question": row["original_text"], "answer": answer}
+
+
+def svamp(row: Row, number: int) -> Row:
+    """ChilleD/SVAMP: `Body`, `Question`, `Answer` ("145.0"), `ID` ("chal-777")."""
+    body, ask = str(row["Body"]).strip(), str(row.get("Question", "")).strip()
+    question = f"{body} {ask}" if body.endswith((".", "!", "?", ",")) else f"{body}. {ask}"
+    answer = plain_number(row.get("Answer"))
+    return {"id": f"svamp-{row.get('ID', number)}", "question": question if ask else None, "answer": answer}
+
+
+def humaneval_plus(row: Row, number: int) -> Row:
+    """evalplus/humanevalplus: `task_id`, `prompt`, `entry_point`, `test` (defines `check`)."""
+    return {"id": row["task_id"], **pick(row, "prompt", "entry_point", "test"), "test_style": "check"}
+
+
+def mbpp_plus(row: Row, number: int) -> Row:
+    """evalplus/mbppplus: `task_id` (a number), `prompt` (English), `code`, `test_list`, `test` (a whole script)."""
+    example = next(iter(row["test_list"] or []), "")
+    prompt = f'"""\n{str(row.get("prompt", "")).strip()}\n{example.strip()}\n"""\n' if row.get("prompt") else None
+    entry_point = called_function(example, str(row.get("code", "")))
+    return {
+        "id": f"Mbpp/{row.get('task_id', number)}",
+        "prompt": prompt,
+        "entry_point": entry_point,
+        "test": row.get("test"),
+        "test_style": "asserts",
+    }
+
+
+def bigcodebench(row: Row, number: int) -> Row:
+    """bigcode/bigcodebench: `task_id`, `complete_prompt`, `instruct_prompt`, `entry_point`, `test`, `libs` (a text)."""
+    libraries = row.get("libs")
+    if isinstance(libraries, str):
+        libraries = ast.literal_eval(libraries)
+    common = pick(row, "instruct_prompt", "entry_point", "test")
+    prompt = {"id": row.get("task_id"), "prompt": row["complete_prompt"]}
+    return {**prompt, **common, "libs": libraries, "test_style": "unittest"}
+
+
+def livecodebench(row: Row, number: int) -> Row:
+    """livecodebench/code_generation_lite: tests as JSON text, the private ones packed; `metadata` holds `func_name`."""
+    tests = json.loads(row.get("public_test_cases") or "[]") + unpack_tests(row.get("private_test_cases") or "[]")
+    metadata = json.loads(row.get("metadata") or "{}")
+    return {
+        "id": row.get("question_id"),
+        "question": row["question_content"],
+        "starter_code": row.get("starter_code") or "",
+        "tests": tests,
+        "func_name": metadata.get("func_name") or "",
+        "difficulty": row.get("difficulty"),
+    }
+
+
+def logiqa2(row: Row, number: int) -> Row:
+    """LogiQA 2.0 as its authors publish it: `id`, `text`, `question`, `options`, `answer` (0 to 3).
+
+    An id of theirs may stand in several rows, so the row number is part of ours.
+    """
+    identity = f"logiqa2-test-{number - 1:04d}" + (f"-{row['id']}" if row.get("id") is not None else "")
+    answer = letter_of(row.get("answer"))
+    return {"id": identity, "context": row["text"], **pick(row, "question", "options"), "answer": answer}
+
+
+def reclor(row: Row, number: int) -> Row:
+    """ReClor's val.json: `id_string`, `context`, `question`, `answers`, `label` (0 to 3)."""
+    common = pick(row, "context", "question")
+    return {"id": row.get("id_string"), **common, "options": row["answers"], "answer": letter_of(row.get("label"))}
+
+
+PUBLISHED: dict[str, tuple[str, Callable[[Row, int], Row]]] = {
+    "aime2025": ("problem", aime2025),
+    "amc23": ("url", amc23),
+    "aqua": ("correct", aqua),
+    "bigcodebench": ("complete_prompt", bigcodebench),
+    "gsm8k": ("", gsm8k),
+    "humaneval_plus": ("task_id", humaneval_plus),
+    "livecodebench": ("question_content", livecodebench),
+    "logiqa2": ("text", logiqa2),
+    "math500": ("problem", math500),
+    "mawps": ("original_text", mawps),
+    "mbpp_plus": ("test_list", mbpp_plus),
+    "reclor": ("answers", reclor),
+    "svamp": ("Body", svamp),
+}
+"""For each benchmark a field that only its published layout has, and the function that reads that layout.
+
+GSM8K's fields are called as ours are, but hold other things, so what tells it is that rows have no id."""
+
+
+def our_fields(name: str, row: Row, number: int) -> Row:
+    """A row in our fields, whichever of the two layouts it has; `number` counts from 1."""
+    if name not in PUBLISHED:
+        return row
+    mark, convert = PUBLISHED[name]
+    published = mark in row if mark else "id" not in row
+    return convert(row, number) if published else row
+
+
+def pick(row: Row, *fields: str) -> Row:
+    return {field: row.get(field) for field in fields}
+
+
+def plain_number(value: Any) -> str | None:
+    """
+    >>> plain_number(27.0), plain_number("-3.0"), plain_number("2.50"), plain_number(None)
+    ('27', '-3', '2.50', None)
+    """
+    return None if value is None else re.sub(r"^(-?\d+)\.0$", r"\1", str(value).strip())
+
+
+def letter_of(number: Any) -> Any:
+    """
+    >>> letter_of(2), letter_of("b"), letter_of(None)
+    ('C', 'b', None)
+    """
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS):
+        return LETTERS[number]
+    return number
+
+
+def called_function(example: str, code: str) -> str:
+    """The function of `code` that an assert calls; where the code does not tell, the first one that is not built in.
+
+    >>> called_function("assert set(shared((1, 2), (2,))) == {2}", "def helper(x): ...\\ndef shared(a, b): ...")
+    'shared'
+    """
+    try:
+        defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
+        calls = [node.func for node in ast.walk(ast.parse(example.strip())) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError):
+        return ""
+    names = [call.id for call in calls if isinstance(call, ast.Name)]
+    known = [name for name in names if name in defined]
+    return next(iter(known or [name for name in names if not hasattr(builtins, name)]), "")
+
+
+class _TextOnly(pickle.Unpickler):
+    """A pickle can run any function it names. One that holds a text names none, so none is allowed."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"the tests name {module_name}.{global_name}, but may hold text only")
+
+
+def unpack_tests(packed: str) -> list[Row]:
+    """LiveCodeBench's private tests: JSON, or JSON in a pickle in zlib in base64."""
+    if packed.lstrip().startswith("["):
+        return json.loads(packed)
+    try:
+        return json.loads(_TextOnly(io.BytesIO(zlib.decompress(base64.b64decode(packed)))).load())
+    except (zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"the private tests cannot be unpacked ({error})") from error

@@ -1,0 +1,151 @@
+"""Graded samples -> the numbers of a benchmark, and two models on the same items."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weakdriven.errors import UserError
+from weakdriven.eval.benchmarks import BENCHMARKS
+from weakdriven.eval.passk import (
+    Comparison,
+    bootstrap_interval,
+    mcnemar,
+    mean_at_n,
+    paired_bootstrap,
+    pass_at_k,
+    wilson_interval,
+)
+from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES, read_json, read_jsonl
+
+Sample = dict[str, Any]
+
+
+def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[str, Any]:
+    """All numbers of one benchmark; every share is a count over a count, so that it can be checked from the samples."""
+    correct_P, n = correct_counts(samples)
+    items, correct = len(correct_P), sum(correct_P)
+    single = n == 1
+    by_k = {each: [pass_at_k([count], n, each) for count in correct_P] for each in k}
+    lengths = [sample["tokens"] for sample in samples]
+    return {
+        "benchmark": benchmark,
+        "version": BENCHMARKS[benchmark].version,
+        "items": items,
+        "samples": n,
+        "correct": correct,
+        "accuracy": mean_at_n(correct_P, n),
+        "interval": list(wilson_interval(correct, items) if single else bootstrap_interval(np.array(correct_P) / n)),
+        "interval_method": "Wilson" if single else "bootstrap over items",
+        "first_sample": sum(sample["correct"] for sample in samples if sample["sample"] == 0) / items,
+        "mean_at_n": mean_at_n(correct_P, n),
+        "observed_pass_at_n": sum(count > 0 for count in correct_P) / items,
+        "pass_at_k": {str(each): pass_at_k(correct_P, n, each) for each in k},
+        "pass_at_k_intervals": {str(each): list(bootstrap_interval(values)) for each, values in by_k.items()},
+        "unanswered": sum(sample["answer"] is None for sample in samples),
+        "cut": sum(sample["finish"] == "length" for sample in samples),
+        "undecided": sum(sample["undecided"] for sample in samples),
+        "tokens": sum(lengths),
+        "levels": by_level(samples),
+        "whole": items == BENCHMARKS[benchmark].rows,
+    }
+
+
+def correct_counts(samples: Sequence[Sample]) -> tuple[list[int], int]:
+    """Right samples of each item, in order, and how many samples each has."""
+    right: dict[str, list[bool]] = {}
+    for sample in samples:
+        right.setdefault(sample["id"], []).append(sample["correct"])
+    sizes = {len(verdicts) for verdicts in right.values()}
+    if len(sizes) != 1:
+        raise UserError(f"Items have between {min(sizes)} and {max(sizes)} samples; each needs the same number.")
+    return [sum(verdicts) for verdicts in right.values()], sizes.pop()
+
+
+def by_level(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
+    levels: dict[str, dict[str, int]] = {}
+    for sample in samples:
+        if sample["level"] is not None:
+            level = levels.setdefault(sample["level"], {"items": 0, "correct": 0})
+            level["items"] += 1
+            level["correct"] += sample["correct"]
+    return dict(sorted(levels.items()))
+
+
+def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
+    """Scores by benchmark of a folder that `weakdriven eval` wrote, or of RUN/eval/MODEL."""
+    found = {path.parent.name: read_json(path) for path in sorted(folder.glob(f"*/{BENCHMARK_SCORES}"))}
+    found = {name: found[name] for name in BENCHMARKS if name in found}
+    if not found:
+        below = sorted(path.parents[1] for path in folder.glob(f"**/{BENCHMARK_SCORES}"))
+        hint = f"; did you mean {below[0]}?" if below else "; expected <benchmark>/scores.json in it."
+        raise UserError(f"{folder} holds no results of an evaluation{hint}")
+    return found
+
+
+def average(scores: dict[str, dict[str, Any]]) -> float | None:
+    """Mean accuracy over benchmarks, none where it would mix versions or parts of benchmarks with whole ones."""
+    current = all(one["version"] == BENCHMARKS[name].version for name, one in scores.items())
+    if len(scores) < 2 or not current or len({one["whole"] for one in scores.values()}) > 1:
+        return None
+    return float(np.mean([one["accuracy"] for one in scores.values()]))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Model b against model a on one benchmark."""
+
+    benchmark: str
+    version: int
+    items: int
+    accuracy_a: float
+    accuracy_b: float
+    test: str
+    result: Comparison
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
+    """Paired comparisons on all benchmarks that both have, and the names of those that only one has."""
+    scores_a, scores_b = read_folder(folder_a), read_folder(folder_b)
+    common = [name for name in scores_a if name in scores_b]
+    if not common:
+        raise UserError(
+            f"{folder_a} has {', '.join(scores_a)} and {folder_b} has {', '.join(scores_b)}: no benchmark in common."
+        )
+    for name in common:
+        refuse_different_terms(name, scores_a[name], scores_b[name])
+    found = [compare_one(name, folder_a / name, folder_b / name, scores_a[name]) for name in common]
+    return found, [name for name in BENCHMARKS if (name in scores_a) != (name in scores_b)]
+
+
+def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
+    if a["version"] != b["version"]:
+        raise UserError(
+            f"{name}: the first was graded as version {a['version']}, the second as version {b['version']}; run "
+            "weakdriven eval regrade on the older one."
+        )
+    for key in ("samples", "temperature", "top_p", "max_new_tokens"):
+        if a["protocol"][key] != b["protocol"][key]:
+            raise UserError(
+                f"{name}: {key} is {a['protocol'][key]} in the first and {b['protocol'][key]} in the second; compare "
+                "answers that were drawn the same way."
+            )
+
+
+def compare_one(name: str, folder_a: Path, folder_b: Path, scores: dict[str, Any]) -> Compared:
+    samples_a, samples_b = (list(read_jsonl(folder / SAMPLES)) for folder in (folder_a, folder_b))
+    ids = [list(dict.fromkeys(sample["id"] for sample in samples)) for samples in (samples_a, samples_b)]
+    if ids[0] != ids[1]:
+        raise UserError(
+            f"{name}: the two have answers to different items ({len(ids[0])} and {len(ids[1])}); use the same limit."
+        )
+    (counts_a, n), (counts_b, _) = correct_counts(samples_a), correct_counts(samples_b)
+    a, b = np.array(counts_a) / n, np.array(counts_b) / n
+    result = mcnemar(a, b) if n == 1 else paired_bootstrap(a, b)
+    test = "McNemar" if n == 1 else "paired bootstrap"
+    return Compared(name, scores["version"], len(a), float(a.mean()), float(b.mean()), test, result)

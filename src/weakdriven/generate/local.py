@@ -1,0 +1,209 @@
+"""In-process generation with a transformers model: batches of similar length, whose finished rows are dropped.
+
+B = rows that are still being written, L = their length so far, V = vocabulary.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+from weakdriven.errors import UserError
+from weakdriven.generate.continuous import complete_continuously
+from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
+
+Batching = Literal["auto", "static", "continuous"]
+LARGEST_BATCH = 512
+PREFILL_TOKENS = 2**17
+CPU_BATCH = 16
+CACHE_SHARE = 0.6
+"""Of the free device memory, for the keys and values of a batch; the rest is for its activations."""
+LOOK_EVERY = 16
+"""Steps on a GPU between two looks at which rows have ended: each look waits for the device."""
+DROP_SHARE = 0.25
+"""Share of rows that must have ended before the cache is copied without them."""
+TOP = 1024
+"""Most probable tokens that nearly always hold `top_p` of the probability, so that few vocabularies are sorted."""
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """A loaded model.
+
+    Args:
+        batch_size: Completions written together; unset, as many as the device's memory holds (16 on a CPU).
+        batching: `continuous` is transformers' paged continuous batching, greedy only, because its random numbers
+            depend on what else is in the batch; `auto` takes it where flash attention makes it the faster one.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    batch_size: int | None = None
+    batching: Batching = "auto"
+
+    def complete(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
+        refuse_long_prompts(self.model, requests, sampling)
+        self.model.eval()
+
+        def report(tokens: Mapping[int, list[int]]) -> None:
+            on_done({row: as_completion(self.tokenizer, new, sampling) for row, new in tokens.items()})
+
+        if self.goes_continuously(sampling):
+            return complete_continuously(self.model, requests, sampling, report)
+        order = sorted(range(len(requests)), key=lambda row: (len(requests[row].prompt), row))
+        size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].prompt) + sampling.max_new_tokens)
+        while order:
+            rows = order[: max(1, min(size, PREFILL_TOKENS // len(requests[order[0]].prompt)))]
+            written: set[int] = set()
+            try:
+                for done in written_rows(self.model, [requests[row] for row in rows], sampling):
+                    written.update(rows[place] for place in done)
+                    report({rows[place]: tokens for place, tokens in done.items()})
+            except torch.OutOfMemoryError:
+                if len(rows) == 1:
+                    raise
+                size = max(1, len(rows) // 2)
+                torch.cuda.empty_cache()
+            order = [row for row in order if row not in written]
+        return None
+
+    def goes_continuously(self, sampling: Sampling) -> bool:
+        if self.batching == "continuous" and sampling.temperature > 0:
+            raise UserError("Continuous batching cannot give each sample a seed of its own; use static batches.")
+        fast = sampling.temperature == 0 and self.model.device.type == "cuda" and is_flash_attn_2_available()
+        return self.batching == "continuous" or (self.batching == "auto" and fast)
+
+
+@torch.inference_mode()
+def written_rows(
+    model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling
+) -> Iterator[dict[int, list[int]]]:
+    """Write one batch; yields new tokens by place in the batch, each place once, as rows end."""
+    device, budget = model.device, sampling.max_new_tokens
+    width = max(len(request.prompt) for request in requests)
+    ids_BL = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in requests], device=device)
+    mask_BL = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in requests], device=device)
+    position_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)
+    uniform_BN = None if sampling.temperature == 0 else random_numbers(requests, budget).to(device)
+    stop = torch.tensor(sampling.stop_ids, device=device)
+    place_B = torch.arange(len(requests), device=device)
+    tokens_BN = torch.zeros(len(requests), budget, dtype=torch.long, device=device)
+    ended_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
+    broken_B = ended_B.clone()
+    known, cache = inspect.signature(model.forward).parameters, None
+    look_every = LOOK_EVERY if device.type == "cuda" else 1
+    for step in range(budget):
+        inputs: dict[str, Any] = {"position_ids": position_BL, "logits_to_keep": 1, "past_key_values": cache}
+        inputs = {name: value for name, value in inputs.items() if name in known}
+        output = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=True, **inputs)
+        if (cache := getattr(output, "past_key_values", None)) is None:
+            raise UserError(f"{type(model).__name__} keeps no ordinary cache of its past; use the vllm engine for it.")
+        logits_BV = output.logits[:, -1].float()
+        token_B = choose(logits_BV, None if uniform_BN is None else uniform_BN[:, step], sampling)
+        broken_B |= ~logits_BV.gather(1, token_B[:, None])[:, 0].isfinite()
+        tokens_BN[:, step] = token_B
+        ended_B |= torch.isin(token_B, stop)
+        last = step + 1 == budget
+        if last or (step + 1) % look_every == 0:
+            if bool(broken_B.any()):
+                raise UserError(
+                    f"{type(model).__name__} gives logits that are not numbers; try attention eager or precision fp32."
+                )
+            gone_B = torch.ones_like(ended_B) if last else ended_B
+            if int(gone_B.sum()) >= max(1.0, DROP_SHARE * len(gone_B)):
+                written = tokens_BN[gone_B, : step + 1].tolist()
+                yield dict(zip(place_B[gone_B].tolist(), written, strict=True))
+                keep = (~gone_B).nonzero()[:, 0]
+                if not len(keep):
+                    return
+                cache.batch_select_indices(keep)
+                place_B, tokens_BN, token_B = place_B[keep], tokens_BN[keep], token_B[keep]
+                mask_BL, position_BL, ended_B, broken_B = (
+                    mask_BL[keep],
+                    position_BL[keep],
+                    ended_B[keep],
+                    broken_B[keep],
+                )
+                uniform_BN = None if uniform_BN is None else uniform_BN[keep]
+        ids_BL, position_BL = token_B[:, None], position_BL[:, -1:] + 1
+        mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
+
+
+def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> Tensor:
+    """The next token of each row: the most probable one, or the one at which its random number falls.
+
+    >>> logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1)
+    >>> choose(logits, torch.tensor([0.1, 0.7, 0.95]), Sampling(1, (), temperature=1.0)).tolist()
+    [0, 1, 2]
+    >>> choose(logits, torch.tensor([0.1, 0.7, 0.95]), Sampling(1, (), temperature=1.0, top_p=0.7)).tolist()
+    [0, 0, 1]
+    """
+    if uniform_B is None:
+        return logits_BV.argmax(-1)
+    probability_BV = (logits_BV / sampling.temperature).softmax(-1)
+    if sampling.top_p >= 1:
+        return drawn(probability_BV, uniform_B)
+    top_BK, index_BK = probability_BV.topk(min(TOP, probability_BV.shape[-1]))
+    if bool((top_BK.sum(-1) < sampling.top_p).any()):
+        top_BK, index_BK = probability_BV.sort(descending=True)
+    before_BK = top_BK.cumsum(-1) - top_BK
+    kept_BK = top_BK.masked_fill(before_BK >= sampling.top_p, 0.0)
+    return index_BK.gather(1, drawn(kept_BK, uniform_B)[:, None])[:, 0]
+
+
+def drawn(weight_BK: Tensor, uniform_B: Tensor) -> Tensor:
+    """Where a number in [0, 1) falls among weights laid end to end; a weight of 0 is never hit."""
+    end_BK = weight_BK.double().cumsum(-1)
+    place_B = torch.searchsorted(end_BK, uniform_B.double()[:, None] * end_BK[:, -1:], right=True)[:, 0]
+    last_B = weight_BK.shape[-1] - 1 - (weight_BK > 0).flip(-1).int().argmax(-1)
+    return torch.minimum(place_B, last_B)
+
+
+def random_numbers(requests: Sequence[Request], count: int) -> Tensor:
+    """Numbers in [0, 1) for each request from its own seed, whatever else is in the batch."""
+    rows = [np.random.Generator(np.random.Philox(request.seed)).random(count) for request in requests]
+    return torch.from_numpy(np.stack(rows))
+
+
+def as_completion(tokenizer: PreTrainedTokenizerBase, new: list[int], sampling: Sampling) -> Completion:
+    end = next((place for place, token in enumerate(new) if token in sampling.stop_ids), None)
+    text = str(tokenizer.decode(new[:end], skip_special_tokens=True))
+    return Completion(text, len(new), "length") if end is None else Completion(text, end + 1, "stop")
+
+
+def refuse_long_prompts(model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling) -> None:
+    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(len(request.prompt) for request in requests)
+    if room is not None and longest + sampling.max_new_tokens > room:
+        raise UserError(
+            f"The longest prompt has {longest} tokens, which with {sampling.max_new_tokens} new ones is more than the "
+            f"model's {room} positions; lower max_new_tokens."
+        )
+
+
+def fitting_batch(model: PreTrainedModel, length: int) -> int:
+    """Rows of `length` tokens whose keys and values the free device memory holds."""
+    if model.device.type != "cuda":
+        return CPU_BATCH
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    return max(1, min(LARGEST_BATCH, int(CACHE_SHARE * free) // (length * cache_bytes(model))))
+
+
+def cache_bytes(model: PreTrainedModel) -> int:
+    """Bytes of keys and values for each token, all layers counted as full attention."""
+    parts = [getattr(model, name) for name in ("strong", "weak") if hasattr(model, name)] or [model]
+    total = 0
+    for part in parts:
+        config: Any = part.config.get_text_config()
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        total += 2 * config.num_hidden_layers * kept * width * part.dtype.itemsize
+    return total

@@ -1,0 +1,62 @@
+"""A model on disk: a folder of its own, or an adapter's folder and the model under it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from weakdriven.errors import UserError
+from weakdriven.models.adapters import ADAPTER_FILE, load_merged
+from weakdriven.models.load import load_model, locate_model
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A model folder, or an adapter folder and the model under it."""
+
+    folder: Path
+    base: Path | None = None
+
+    @property
+    def model(self) -> Path:
+        return self.base or self.folder
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Where its tokenizer lies; the weak half of a training checkpoint has none of its own."""
+        folders = (self.folder, self.model)
+        return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
+
+    def load(self, precision: str, *, attention: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
+        """The model to ask; an adapter is merged into its base."""
+        if self.base is None:
+            model = load_model(
+                self.folder, precision=precision, attention=attention, trust_remote_code=trust_remote_code
+            )
+        else:
+            model = load_merged(self.folder, self.base, precision=precision, trust_remote_code=trust_remote_code)
+            if attention:
+                model.set_attn_implementation(attention)
+        model.config.use_cache = True  # a training checkpoint has it off
+        return model.eval()
+
+
+def open_branch(source: str) -> Branch:
+    """A model folder, a Hub id, or a folder with a PEFT adapter."""
+    folder = Path(source).expanduser()
+    config = folder / ADAPTER_FILE
+    if not config.is_file():
+        return Branch(locate_model(source))
+    try:
+        base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError):
+        base = None
+    if not base:
+        raise UserError(f"{config} does not name the adapter's model; set base_model_name_or_path in it.")
+    try:
+        return Branch(folder, locate_model(base))
+    except UserError as error:
+        raise UserError(f"{folder} is an adapter on a model that is not here. {error}") from error

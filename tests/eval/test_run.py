@@ -1,0 +1,179 @@
+"""generate -> samples.jsonl -> grade -> scores.json: each step alone, interrupted, and again with another grader."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from helpers import embedded_tokenizer
+from weakdriven.data.prompts import Renderer
+from weakdriven.errors import UserError
+from weakdriven.eval import run as run_module
+from weakdriven.eval.benchmarks import BENCHMARKS, load_items
+from weakdriven.eval.run import evaluate, prepare_task, refresh, regrade_folder
+from weakdriven.generate import Completion
+from weakdriven.recipe import EvalSettings
+from weakdriven.rundir import Progress, read_json, read_jsonl
+
+GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
+
+
+class Scripted:
+    """Answers item p rightly in its first `right[p]` samples; breaks down after `most` answers."""
+
+    def __init__(self, task, right, most=10**9):
+        self.task, self.right, self.most, self.asked = task, right, most, 0
+
+    def complete(self, requests, sampling, on_done):
+        by_prompt = {tuple(ids): place for place, ids in enumerate(self.task.prompt_ids)}
+        seen: dict[int, int] = {}
+        for row, request in enumerate(requests):
+            if self.asked == self.most:
+                raise UserError("The server is gone.")
+            self.asked += 1
+            place = by_prompt[tuple(request.prompt)]
+            number = seen[place] = seen.get(place, -1) + 1
+            gold = self.task.items[place].gold
+            answer = gold if number < self.right[place] else str(int(gold) + 1)
+            on_done({row: Completion(f"So \\boxed{{{answer}}}.", 7, "stop")})
+
+
+def task_of(limit=4, **settings):
+    given = EvalSettings(benchmarks=["arithmetic"], limit=limit, **settings)
+    return prepare_task("arithmetic", Renderer(embedded_tokenizer(), "math", "plain"), given, seed=42)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    work, out = tmp_path / "work", tmp_path / "out" / "arithmetic"
+    work.mkdir()
+    out.mkdir(parents=True)
+    return {"work": work, "out": out, "progress": Progress()}
+
+
+def test_every_sample_keeps_what_was_asked_and_answered_and_why_it_was_judged_so(folders):
+    task = task_of()
+    evaluate(task, lambda: Scripted(task, [1, 1, 0, 1]), **folders)
+    samples = list(read_jsonl(folders["out"] / "samples.jsonl"))
+    assert [sample["id"] for sample in samples] == [item.id for item in task.items]
+    assert samples[2] == {
+        "id": task.items[2].id,
+        "sample": 0,
+        "prompt": task.prompts[2],
+        "text": samples[2]["text"],
+        "tokens": 7,
+        "finish": "stop",
+        "correct": False,
+        "answer": str(int(task.items[2].gold) + 1),
+        "reason": "different value",
+        "undecided": False,
+        "gold": task.items[2].gold,
+        "level": task.items[2].level,
+    }
+    scores = read_json(folders["out"] / "scores.json")
+    assert (scores["correct"], scores["items"], scores["accuracy"], scores["version"]) == (3, 4, 0.75, 2)
+    assert scores["interval_method"] == "Wilson" and scores["interval"] == pytest.approx([0.3006, 0.9544], abs=1e-4)
+    assert scores["whole"] is False and scores["protocol"]["temperature"] == 0.0
+
+
+def test_pass_at_k_mean_at_n_and_the_first_sample_are_separate_numbers(folders):
+    task = task_of(samples=64, temperature=0.7)
+    assert task.k == [1, 4, 8, 16, 32, 64]
+    evaluate(task, lambda: Scripted(task, [0, 1, 3, 64]), **folders)
+    scores = read_json(folders["out"] / "scores.json")
+    want = {"1": 0.265625, "8": 0.364919, "32": 0.595238, "64": 0.75}
+    assert {k: scores["pass_at_k"][k] for k in want} == pytest.approx(want, abs=1e-6)
+    assert scores["mean_at_n"] == scores["accuracy"] == 68 / 256
+    assert (scores["observed_pass_at_n"], scores["first_sample"], scores["samples"]) == (0.75, 0.75, 64)
+    low, high = scores["pass_at_k_intervals"]["8"]
+    assert low < scores["pass_at_k"]["8"] < high
+    assert len(list(read_jsonl(folders["out"] / "samples.jsonl"))) == 256
+
+
+def test_an_interrupted_generation_goes_on_where_it_stopped(folders):
+    task = task_of()
+    first = Scripted(task, [1, 1, 1, 1], most=3)
+    with pytest.raises(UserError, match="gone"):
+        evaluate(task, lambda: first, **folders)
+    with (folders["work"] / "completions.jsonl").open("a") as file:
+        file.write('{"id": "torn')  # a kill in the middle of a line
+    second = Scripted(task, [1, 1, 1, 1])
+    evaluate(task, lambda: second, **folders)
+    assert (first.asked, second.asked) == (3, 1)
+    assert read_json(folders["out"] / "scores.json")["correct"] == 4
+
+
+def test_an_interrupted_grading_keeps_its_verdicts_and_asks_for_no_engine(folders, monkeypatch):
+    task, graded = task_of(), []
+    grade_many = run_module.grade_many
+
+    def counted(kind, texts, golds, **options):
+        if len(graded) == 2:
+            raise KeyboardInterrupt
+        graded.append(len(texts))
+        return grade_many(kind, texts, golds, **options)
+
+    monkeypatch.setattr(run_module, "BLOCK", 1)
+    monkeypatch.setattr(run_module, "grade_many", counted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
+    monkeypatch.setattr(run_module, "grade_many", lambda *a, **o: graded.append(1) or grade_many(*a, **o))
+    evaluate(task, lambda: pytest.fail("all answers were there"), **folders)
+    assert len(graded) == 4
+    assert read_json(folders["out"] / "scores.json")["correct"] == 3
+
+
+def test_a_folder_is_graded_again_from_what_it_holds_alone(folders, monkeypatch):
+    task = task_of()
+    evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
+    before = (folders["out"] / "samples.jsonl").read_text()
+    monkeypatch.setattr("weakdriven.eval.benchmarks.read_rows", lambda *a: pytest.fail("it must not need the data"))
+    scores = regrade_folder(folders["out"].parent, unsafe=False, code_python=None, progress=Progress())
+    assert scores["arithmetic"]["correct"] == 3
+    assert (folders["out"] / "samples.jsonl").read_text() == before
+    rows = [json.loads(line) for line in before.splitlines()]
+    rows[1]["text"] = rows[1]["text"].replace(rows[1]["answer"], rows[1]["gold"])
+    (folders["out"] / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = regrade_folder(folders["out"].parent, unsafe=False, code_python=None, progress=Progress())
+    assert scores["arithmetic"]["correct"] == 4
+
+
+def test_a_new_version_or_a_mended_gold_is_graded_again_and_not_generated_again(folders, monkeypatch):
+    task = task_of()
+    evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
+    wrong_before = next(read_jsonl(folders["out"] / "samples.jsonl"))
+    mended = replace(task, items=[replace(task.items[0], gold="-1"), *task.items[1:]])
+    assert mended.prompts_key() == task.prompts_key() and mended.golds_key() != task.golds_key()
+    refresh(folders["out"], mended, Progress())
+    assert read_json(folders["out"] / "scores.json")["correct"] == 2
+    assert next(read_jsonl(folders["out"] / "samples.jsonl"))["text"] == wrong_before["text"]
+    monkeypatch.setitem(BENCHMARKS, "arithmetic", replace(BENCHMARKS["arithmetic"], version=99))
+    refresh(folders["out"], task, Progress())
+    scores = read_json(folders["out"] / "scores.json")
+    assert (scores["version"], scores["correct"]) == (99, 3)
+
+
+def test_other_k_are_computed_from_the_same_samples(folders):
+    task = task_of(samples=8, temperature=0.7)
+    evaluate(task, lambda: Scripted(task, [0, 1, 3, 8]), **folders)
+    refresh(folders["out"], replace(task, k=[2]), Progress())
+    assert list(read_json(folders["out"] / "scores.json")["pass_at_k"]) == ["2"]
+
+
+def test_prompts_over_the_limit_are_an_error_that_names_them():
+    with pytest.raises(UserError, match=r"4 prompts are longer than max_prompt_tokens=10: arithmetic-test-0 \(\d+ tok"):
+        task_of(max_prompt_tokens=10)
+
+
+def test_a_changed_prompt_changes_the_key_and_the_seed_of_a_sample_does_not_depend_on_others():
+    plain, tagged = (
+        task_of(),
+        prepare_task(
+            "arithmetic",
+            Renderer(embedded_tokenizer(), "math", "tagged"),
+            EvalSettings(benchmarks=["arithmetic"], limit=4),
+            seed=42,
+        ),
+    )
+    assert plain.prompts_key() != tagged.prompts_key()
+    assert "\\boxed{}" in tagged.prompts[0]
