@@ -209,7 +209,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16', 'adamw_8bit' or 'adamw_fp8', "),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
-        ("eval.benchmarks=[aqua]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
+        ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
         ("baselines=[dpo]", "baselines.0: Input should be 'sft', found \"dpo\"."),
     ],
 )

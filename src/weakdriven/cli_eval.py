@@ -204,10 +204,12 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def print_cross_checks(checks: list[dict[str, Any]], console: Console) -> None:
-    table = Table("benchmark", "items", "ours", "lm-eval", "its metric", "other text", "other verdict")
+    table = Table(
+        "benchmark", "items", "ours", "lm-eval", "lm-eval on our texts", "its metric", "other text", "verdict"
+    )
     for one in checks:
         differing = (str(len(one["other_text"])), str(len(one["other_verdict"])))
-        shares = (percent(one["ours"]), percent(one["accuracy"]))
+        shares = (percent(one[key]) for key in ("ours", "accuracy", "accuracy_of_our_texts"))
         table.add_row(one["benchmark"], str(one["items"]), *shares, one["metric"], *differing)
     console.print(table)
 

@@ -9,9 +9,12 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import Example
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
 from weakdriven.errors import UserError
+from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import Item
-from weakdriven.eval.run import evaluate
+from weakdriven.eval.run import evaluate, prepare_task
+from weakdriven.generate.local import LocalEngine
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
+from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import SAMPLES, Progress, read_jsonl
 
 TOKENIZER = embedded_tokenizer()
@@ -43,14 +46,16 @@ def test_supervised_are_the_completion_and_the_end_of_its_turn_and_nothing_else(
 
 
 @pytest.mark.parametrize("style", ["plain", "tagged"])
-def test_training_ids_begin_with_the_prompt_that_evaluation_gives_the_model(style, tmp_path):
+def test_training_ids_begin_with_the_prompt_that_evaluation_gives_the_model(style, tmp_path, monkeypatch):
     renderer, example = Renderer(TOKENIZER, "math", style), EXAMPLES[0]
     item = Item("a", example.prompt[0]["content"], "1")
+    monkeypatch.setattr(run_module, "load_items", lambda name, data_dir: [item])
+    task = prepare_task("arithmetic", renderer, EvalSettings(max_new_tokens=1), seed=0)
     model = load_model(locate_model(EMBEDDED), precision="fp32")
-    options = {"max_new_tokens": 1, "batch_size": 1, "work": tmp_path, "out": tmp_path, "progress": Progress()}
-    evaluate(model, renderer, "arithmetic", [item], **options)
+    evaluate(task, lambda: LocalEngine(model, TOKENIZER), work=tmp_path, out=tmp_path, progress=Progress())
     (sample,) = read_jsonl(tmp_path / SAMPLES)
     row = tokenize(example, renderer, 512)
+    assert task.prompt_ids == [ids_of(sample["prompt"])]
     unsupervised = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label == IGNORE]
     assert sample["prompt"] == renderer.prompt(example.prompt)
     assert ids_of(sample["prompt"]) == unsupervised == row["input_ids"][: len(unsupervised)]

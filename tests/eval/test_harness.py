@@ -108,6 +108,14 @@ def test_texts_are_those_of_greedy_generation_and_every_row_is_scored(tmp_path):
 
 
 @needs_lm_eval
+def test_their_grader_is_tried_on_our_texts_too(tmp_path):
+    rows = [row | {"text": f"So {row['gold']}.", "correct": True} for row in prompt_rows(3)]
+    rows[1]["text"] = "None at all."
+    found = check(rows, tmp_path)
+    assert found["accuracy_of_our_texts"] == pytest.approx(2 / 3)
+
+
+@needs_lm_eval
 @pytest.mark.parametrize("benchmark", ["math500", "aime2025"])
 def test_math_answers_are_read_from_the_last_box(tmp_path, benchmark):
     rows = prompt_rows(8)

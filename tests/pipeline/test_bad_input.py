@@ -166,7 +166,7 @@ def test_a_tokenizer_without_a_chat_template(refused, tmp_path):
     load_model(base, precision="fp32").save_pretrained(bare)
     tokenizer.save_pretrained(bare)
     text = refused(f"model={bare}")
-    assert "has no chat template; set chat_template in the recipe" in text
+    assert "has no chat template; set chat_template to a template file" in text
 
 
 def test_a_chat_template_with_a_syntax_error(refused, tmp_path):
@@ -266,7 +266,14 @@ def test_a_refused_recipe_leaves_a_finished_run_as_it_was(refused, finished, tmp
 
 
 def test_a_benchmark_without_its_data(refused):
-    assert "Benchmark gsm8k needs eval.data_dir" in refused("eval.benchmarks=[gsm8k]")
+    assert "Benchmark mawps needs eval.data_dir" in refused("eval.benchmarks=[mawps]")
+    assert "openai/gsm8k cannot be read from the Hub" in refused("eval.benchmarks=[gsm8k]")
+
+
+def test_an_evaluation_that_cannot_be_served_or_reported(refused):
+    assert "needs eval.vllm_python" in refused("eval.engine=vllm")
+    assert "k is 8, but each item has 1 samples" in refused("eval.k=[8]")
+    assert "longer than max_prompt_tokens=2" in refused("eval.max_prompt_tokens=2")
 
 
 def run_where(root: Path, mount: str, *overrides: str) -> subprocess.CompletedProcess:

@@ -74,6 +74,7 @@ def rows(tmp_path) -> Path:
         ("selection.match_steps=true", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("eval.max_new_tokens=47", {name for name in ALL if name.startswith("eval/")}),
         ("eval.limit=23", {name for name in ALL if name.startswith("eval/")}),
+        ("eval.temperature=0.5", {name for name in ALL if name.startswith("eval/")}),
     ],
 )
 def test_a_setting_touches_its_stages_and_the_later_ones(override, touched):
@@ -95,6 +96,8 @@ def test_selection_touches_only_the_active_set_and_later_stages(override):
     "override",
     [
         "eval.batch_size=7",
+        "eval.batching=static",
+        "eval.max_prompt_tokens=400",
         "sft.micro_batch_size=4",
         "joint.micro_batch_size=4",
         "sft.save_steps=9",
@@ -160,13 +163,15 @@ def test_the_chat_template_touches_everything_and_only_by_its_text(tmp_path):
     assert changed(before, keys(f"chat_template={template}")) == ALL
 
 
-def test_the_content_of_a_benchmark_file_touches_its_evaluations(tmp_path):
+def test_the_questions_of_a_benchmark_file_touch_its_evaluations_and_its_golds_only_their_grades(tmp_path):
     items = [{"id": str(i), "question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(1319)]
     overrides = ["eval.benchmarks=[arithmetic, gsm8k]", f"eval.data_dir={tmp_path}"]
     write_rows(tmp_path / "gsm8k.jsonl", items)
     before = keys(*overrides)
     assert before.keys() - ALL == {f"eval/{model}/gsm8k" for model in ("base", "sft", "round-1", "baseline-sft")}
-    write_rows(tmp_path / "gsm8k.jsonl", [*items[:-1], items[-1] | {"answer": "0"}])
+    write_rows(tmp_path / "gsm8k.jsonl", [items[0] | {"answer": "0"}, *items[1:]])
+    assert changed(before, keys(*overrides)) == set()
+    write_rows(tmp_path / "gsm8k.jsonl", [items[0] | {"question": "What is 1 + 1?"}, *items[1:]])
     assert changed(before, keys(*overrides)) == before.keys() - ALL
 
 

@@ -70,18 +70,14 @@ def cross_check(
 
     Returns:
         `metrics` has all of lm-eval's, and `accuracy` is the comparable one, named by `metric`, over `items` rows.
-        `other_text` and `other_verdict` list the ids where ours differ, or are None where the rows hold none of ours.
+        `other_text` and `other_verdict` list the ids where ours differ, and `accuracy_of_our_texts` is what lm-eval
+        makes of our texts; None where the rows hold none of ours.
     """
     task = harness_task(benchmark)
     refuse_missing_lm_eval()
     if not rows:
         raise UserError(f"{benchmark}: there are no rows to cross-check.")
     out.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each setting that is ours
-    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
-    from lm_eval.utils import handle_non_serializable  # pyright: ignore[reportMissingImports]
-
     definition = write_task(task, benchmark, rows, stop=stop, max_new_tokens=max_new_tokens, out=out)
     model = load_harness_model(
         model_folder,
@@ -92,26 +88,56 @@ def cross_check(
         trust_remote_code=trust_remote_code,
     )
     refuse_other_prompts(model, model_folder, rows, max_new_tokens, trust_remote_code=trust_remote_code)
-    try:
-        found: Any = simple_evaluate(
-            model=model,
-            tasks=[str(definition)],
-            task_manager=TaskManager(include_defaults=False),  # the others are thousands of files
-            batch_size=batch_size,
-            bootstrap_iters=0,
-            random_seed=SEED,
-            numpy_random_seed=SEED,
-            torch_random_seed=SEED,
-            fewshot_random_seed=SEED,
-        )
-    finally:
-        shutil.rmtree(cache_folder(out), ignore_errors=True)
+    results, samples, found = run_task(model, definition, batch_size)
+    write_jsonl(out / "samples.jsonl", samples)
+    write_json(out / "results.json", found)
+    graded = None
+    if all("text" in row for row in rows):
+        graded = run_task(saved_answers(rows), definition, batch_size)[0][task.metric]
+    shutil.rmtree(cache_folder(out), ignore_errors=True)
+    return summary(task, results, samples, rows) | {"accuracy_of_our_texts": graded}
+
+
+def run_task(model: Any, definition: Path, batch_size: int) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+    """lm-eval's numbers, its samples, and all else that it says."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each setting that is ours
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+    from lm_eval.utils import handle_non_serializable  # pyright: ignore[reportMissingImports]
+
+    found: Any = simple_evaluate(
+        model=model,
+        tasks=[str(definition)],
+        task_manager=TaskManager(include_defaults=False),  # the others are thousands of files
+        batch_size=batch_size,
+        bootstrap_iters=0,
+        random_seed=SEED,
+        numpy_random_seed=SEED,
+        torch_random_seed=SEED,
+        fewshot_random_seed=SEED,
+    )
     found = json.loads(json.dumps(found, default=handle_non_serializable))
     (name,) = found["results"]
     samples = found.pop("samples")[name]
-    write_jsonl(out / "samples.jsonl", samples)
-    write_json(out / "results.json", found)
-    return summary(task, found["results"][name], samples, rows)
+    return found["results"][name], samples, found
+
+
+def saved_answers(rows: Sequence[dict[str, Any]]) -> Any:
+    """A model for lm-eval that answers with our texts, so that its grader is tried apart from its generation."""
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+
+    texts = {row["prompt"]: row["text"] for row in rows}
+
+    class SavedAnswers(LM):
+        def generate_until(self, requests: Any, *_: Any, **__: Any) -> list[str]:
+            return [texts[request.args[0]] for request in requests]
+
+        def loglikelihood(self, requests: Any) -> Any:
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    return SavedAnswers()
 
 
 def harness_task(benchmark: str) -> HarnessTask:

@@ -5,6 +5,7 @@ and how it was graded, `scores.json` the numbers; `regrade` makes the last two a
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from weakdriven.rundir import (
     BENCHMARK_SCORES,
     ITEMS,
     SAMPLES,
+    Planned,
     Progress,
     append_jsonl,
     digest,
@@ -54,7 +56,7 @@ class Task:
     def protocol(self) -> dict[str, Any]:
         """What decides the answers beside the model and the prompts; two models are compared under the same only."""
         sampling = {name: getattr(self.sampling, name) for name in ("max_new_tokens", "temperature", "top_p")}
-        return {"samples": self.samples, **sampling, "seed": self.seed}
+        return {"samples": self.samples, **sampling, "seed": self.seed if self.sampling.temperature > 0 else None}
 
     def key(self) -> dict[str, Any]:
         return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
@@ -219,9 +221,13 @@ def refresh(folder: Path, task: Task, progress: Progress) -> None:
 
 def regrade_folder(root: Path, *, unsafe: bool, code_python: str | None, progress: Progress) -> dict[str, Any]:
     """Grade all saved samples of a folder again, without a model."""
-    for name in read_folder(root):
+    scores = read_folder(root)
+    progress.plan([Planned(name, "", "regrade") for name in scores])
+    for name in scores:
         code = BENCHMARKS[name].kind == "code"
+        begin = time.monotonic()
         progress.begin(name, f"grading as version {BENCHMARKS[name].version}")
         regrade(root / name, grading={"unsafe": unsafe, "python": code_python} if code else {}, progress=progress)
+        progress.end(name, time.monotonic() - begin)
     progress.close()
     return read_folder(root)
