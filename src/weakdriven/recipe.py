@@ -239,7 +239,7 @@ class EvalSettings(Settings):
     vllm_python: str | None = None
     """Python of an environment with vLLM; needed for `engine: vllm`."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Answers written together by `transformers`; unset, as many as the GPU holds (16 on a CPU)."""
+    """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
     batching: Literal["auto", "static", "continuous"] = "auto"
     """`continuous` is transformers' paged batching, greedy only; `auto` takes it where flash attention is there."""
     code_python: str | None = None

@@ -193,5 +193,10 @@ def test_an_engine_that_leaves_a_request_out_or_answers_it_twice_is_an_error():
         generate(Careless([0, 0]), REQUESTS[:3], Sampling(1, ()), lambda done: None)
 
 
-def test_on_a_cpu_sixteen_answers_are_written_together(model):
-    assert fitting_batch(model, 10_000) == 16
+def test_a_batch_is_as_large_as_memory_holds(model, monkeypatch):
+    config = model.config
+    token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # keys and values, fp32
+    monkeypatch.setattr(local_module.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_AVPHYS_PAGES": 10**6}[name])
+    assert fitting_batch(model, 50) == int(0.6e6) // (50 * token)
+    assert fitting_batch(model, 10**6) == 1
+    assert fitting_batch(model, 1) == 64

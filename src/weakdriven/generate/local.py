@@ -4,6 +4,7 @@ B = rows that are still being written, L = their length so far, V = vocabulary.
 """
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,11 +20,10 @@ from weakdriven.generate.continuous import complete_continuously
 from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
 
 Batching = Literal["auto", "static", "continuous"]
-LARGEST_BATCH = 512
+LARGEST_BATCH, LARGEST_CPU_BATCH = 512, 64
 PREFILL_TOKENS = 2**17
-CPU_BATCH = 16
 CACHE_SHARE = 0.6
-"""Of the free device memory, for the keys and values of a batch; the rest is for its activations."""
+"""Of the free memory, for the keys and values of a batch; the rest is for its activations."""
 LOOK_EVERY = 16
 """Steps on a GPU between two looks at which rows have ended: each look waits for the device."""
 DROP_SHARE = 0.25
@@ -37,7 +37,7 @@ class LocalEngine:
     """A loaded model.
 
     Args:
-        batch_size: Completions written together; unset, as many as the device's memory holds (16 on a CPU).
+        batch_size: Completions written together; unset, as many as the memory holds, up to 512 (64 on a CPU).
         batching: `continuous` is transformers' paged continuous batching, greedy only, because its random numbers
             depend on what else is in the batch; `auto` takes it where flash attention makes it the faster one.
     """
@@ -188,12 +188,14 @@ def refuse_long_prompts(model: PreTrainedModel, requests: Sequence[Request], sam
 
 
 def fitting_batch(model: PreTrainedModel, length: int) -> int:
-    """Rows of `length` tokens whose keys and values the free device memory holds."""
-    if model.device.type != "cuda":
-        return CPU_BATCH
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    return max(1, min(LARGEST_BATCH, int(CACHE_SHARE * free) // (length * cache_bytes(model))))
+    """Rows of `length` tokens whose keys and values the free memory of the model's device holds."""
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        most = LARGEST_BATCH
+    else:
+        free, most = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), LARGEST_CPU_BATCH
+    return max(1, min(most, int(CACHE_SHARE * free) // (length * cache_bytes(model))))
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
