@@ -116,10 +116,7 @@ def test_all_models_stand_in_the_accuracy_table_under_their_human_names(tmp_path
         assert f"<td>{name}</td>" in page
     rows = accuracy_rows(tmp_path)
     assert [row["model"] for row in rows] == ["base", "sft", "baseline-sft", "round-1"]
-    assert set(rows[0]) == {"model", "name", "benchmark", "items", "correct", "accuracy", "low", "high"} | {
-        "answers",
-        "pass_at_k",
-    }
+    assert {"items", "correct", "answers", "accuracy", "low", "high", "pass_at_k"} < set(rows[0])
 
 
 def test_the_scatter_has_one_point_per_example(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from conftest import small_recipe
 from helpers import write_rows
 from weakdriven.demo.problems import demo_rows
 from weakdriven.models.load import locate_model
+from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.run import all_stages
-from weakdriven.pipeline.stages import bind
 from weakdriven.rundir import Run
 
 BASE = locate_model("embedded:base")

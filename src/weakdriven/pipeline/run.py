@@ -13,7 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
 from weakdriven.pipeline import baselines
-from weakdriven.pipeline.stages import Model, Stages, bind
+from weakdriven.pipeline.bind import bind
+from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import select, wmss
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe

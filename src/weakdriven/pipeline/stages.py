@@ -1,6 +1,5 @@
 """The stages that methods are made of: each names its settings and inputs and what to compute from them."""
 
-import os
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -9,28 +8,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers import PreTrainedModel
-from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import EMBEDDED as EMBEDDED_DATA
 from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import load_tokens, write_tokens
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
-from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
+from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
 from weakdriven.generate import Engine
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
-    check_model,
     fingerprint,
-    load_tokenizer,
-    locate_model,
-    refuse_different_tokenizers,
     tokenizer_fingerprint,
 )
 from weakdriven.models.pair import WEAK_FOLDER
@@ -51,11 +44,10 @@ from weakdriven.rundir import (
     digest,
     file_digest,
 )
-from weakdriven.scores import VERSION, ScoreFacts, read_scores, refuse_other_tokens
+from weakdriven.scores import VERSION, ScoreFacts, read_scores
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
 from weakdriven.training.joint import train_joint
-from weakdriven.training.lora import check_lora, name_base, ready_adapter
-from weakdriven.training.optimizer import check_optimizer
+from weakdriven.training.lora import name_base
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
@@ -359,73 +351,3 @@ def data_key(path: str, split: str) -> str:
 def _known_digest(file: Path, size: int, changed: int) -> str:
     """Every dry run asks again, and the file may be large."""
     return file_digest(file)
-
-
-def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
-    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
-
-    Args:
-        processes: How many work on this run, where its stages allow for several.
-        evaluates: Whether benchmarks will be run, so that their files have to be there.
-    """
-    if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
-        have = ", ".join(trackers) or "none"
-        raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
-    devices, launched = torch.cuda.device_count(), int(os.environ.get("WORLD_SIZE", "1"))
-    if processes == 1 and (devices > 1 or launched > 1):
-        raise UserError(
-            f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE {launched}; "
-            "set CUDA_VISIBLE_DEVICES=0 and start without a launcher. Entropies alone are computed by several "
-            "processes: accelerate launch -m weakdriven select."
-        )
-    for phase, settings in (("sft", recipe.sft), ("joint", recipe.joint)):
-        check_optimizer(f"{phase}.optimizer", settings.optimizer)
-        if settings.activation_offloading and not torch.cuda.is_available():
-            raise UserError(
-                f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
-                "GPU here; set it to false."
-            )
-    base_folder = locate_model(recipe.model)
-    check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(base_folder))
-    tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
-    give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    base = Model("base", base_folder, fingerprint(base_folder))
-    if recipe.lora:
-        check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
-    strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
-    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
-    renderer.check()
-    refuse_other_tokens(
-        recipe.selection.reuse, tokenizer=tokenizer_fingerprint(tokenizer), max_length=recipe.data.max_length
-    )
-    stages = Stages(recipe, run, base, strong, renderer)
-    if evaluates and recipe.eval.benchmarks:
-        if recipe.eval.engine == "vllm":
-            refuse_unservable(recipe)
-        for benchmark in recipe.eval.benchmarks:
-            check_task(stages.task(benchmark))
-    return stages
-
-
-def refuse_unservable(recipe: Recipe) -> None:
-    if recipe.eval.vllm_python is None:
-        raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
-    if recipe.lora:
-        raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
-
-
-def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:
-    """A model that was trained elsewhere: one like the base, or with `lora` an adapter over it."""
-    if recipe.lora:
-        folder = ready_adapter(source, base.folder, recipe.model, trust_remote_code=recipe.trust_remote_code)
-        return Model(name, folder, digest([fingerprint(folder), base.key]))
-    if (Path(source).expanduser() / ADAPTER_FILE).is_file():
-        raise UserError(
-            f"{setting}{source} is an adapter; set lora to go on training adapters, or merge it into its base first."
-        )
-    folder = locate_model(source)
-    check_model(folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(folder))
-    refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
-    return Model(name, folder, fingerprint(folder))
