@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -114,6 +116,9 @@ def test_a_model_of_a_run_is_asked_as_it_was_trained(weakdriven, tmp_path):
         (["--benchmarks", "arithmetic", "--max-prompt-tokens", "3"], "longer than max_prompt_tokens=3"),
         (["--benchmarks", "arithmetic", "--max-new-tokens", "100000"], "positions; lower max_new_tokens"),
         (["--benchmarks", "mawps"], "Benchmark mawps needs eval.data_dir"),
+        (["--benchmarks", "arithmetic", "--serve", "/no/python"], "/no/python cannot be run"),
+        (["--benchmarks", "arithmetic", "--temperature", "1", "--batching", "continuous"], "batching is continuous"),
+        (["--benchmarks", "arithmetic", "--harness"], "install it with"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(weakdriven, tmp_path, words, says):
@@ -138,3 +143,33 @@ def test_a_tokenizer_without_chat_template_asks_for_one(weakdriven, tmp_path):
 def test_a_folder_without_results_cannot_be_compared(weakdriven, tmp_path):
     code, _, err = weakdriven("eval", "compare", tmp_path, tmp_path)
     assert code == 2 and "holds no results of an evaluation" in err
+
+
+class Models(BaseHTTPRequestHandler):
+    """A server that lists one model and answers no prompt."""
+
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "other", "root": "/models/other", "max_model_len": 512}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_of_another_model_is_not_scored_as_this_one(weakdriven, tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code, _, err = weakdriven(*arithmetic(tmp_path / "a", "--url", url))
+        server.shutdown()
+    assert code == 2 and "serves other (from /models/other), and --model is embedded:base" in err
+    assert "--served-name other" in err and not (tmp_path / "a").exists()
+
+
+def test_the_table_shows_what_was_asked_for_and_a_report_says_where_to_look(weakdriven, tmp_path):
+    weakdriven(*arithmetic(tmp_path / "a"))
+    code, _, err = weakdriven("report", tmp_path / "a")
+    assert code == 2 and "weakdriven eval regrade or compare" in err

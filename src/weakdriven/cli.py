@@ -66,10 +66,12 @@ def run(
 def report(run: RunArgument) -> None:
     """Write report.html of a run again, finished or not."""
     from weakdriven.report import write_report
-    from weakdriven.rundir import RUN_FILE
+    from weakdriven.rundir import BENCHMARK_SCORES, RUN_FILE
 
     if not (run / RUN_FILE).is_file():
         raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}.")
+    if list(run.glob(f"*/{BENCHMARK_SCORES}")):
+        raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
     print(write_report(run))
 
 

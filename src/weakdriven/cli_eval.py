@@ -51,6 +51,7 @@ def eval_run(
         Literal["auto", "static", "continuous"], typer.Option(help="How transformers fills its batches.")
     ] = "auto",
     url: Annotated[str | None, typer.Option(help="A running vLLM server that serves this model.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="The model's name there, if not its folder's.")] = None,
     serve: Annotated[str | None, typer.Option(help="Python of an environment with vLLM: serve the model.")] = None,
     harness: Annotated[bool, typer.Option("--harness", help="Ask lm-evaluation-harness the same.")] = False,
     code_python: CodePython = None,
@@ -100,6 +101,7 @@ def eval_run(
         attention=attention,
         trust_remote_code=trust_remote_code,
         url=url,
+        served_name=served_name,
         seed=seed,
     )
     console = wide_console()

@@ -51,7 +51,7 @@ class PlainProgress(Progress):
     def begin(self, stage: str, reason: str) -> None:
         self.place += 1
         self.told, self.pace = time.monotonic(), Pace()
-        self._say(f"[{self.place}/{self.count}] {stage}: {reason}")
+        self._say(f"[{self.place}/{max(self.place, self.count)}] {stage}: {reason}")
 
     def skip(self, stage: str) -> None:
         self.place += 1

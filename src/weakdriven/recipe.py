@@ -241,7 +241,7 @@ class EvalSettings(Settings):
     batch_size: int | None = Field(default=None, ge=1)
     """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
     batching: Literal["auto", "static", "continuous"] = "auto"
-    """`continuous` is transformers' paged batching, greedy only; `auto` takes it where flash attention is there."""
+    """`continuous` is transformers' paged batching, greedy only; `auto` takes it under flash attention."""
     code_python: str | None = None
     """Python whose packages generated code may import; unset, this one."""
     unsafe: bool = False
@@ -254,6 +254,8 @@ class EvalSettings(Settings):
         asked = self.asking()
         if too_many := [k for k in asked["k"] if not 1 <= k <= asked["samples"]]:
             raise ValueError(f"k is {too_many[0]}, but each item has {asked['samples']} samples; raise samples")
+        if self.batching == "continuous" and asked["temperature"] > 0:
+            raise ValueError("batching is continuous, which cannot seed each sample; use static, or temperature 0")
         if asked["samples"] > 1 and asked["temperature"] == 0:
             raise ValueError(f"temperature is 0, so all {asked['samples']} samples would be the same; raise it")
         return self

@@ -1,19 +1,22 @@
 """generate -> samples.jsonl -> grade -> scores.json: each step alone, interrupted, and again with another grader."""
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from helpers import embedded_tokenizer
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
-from weakdriven.eval.benchmarks import BENCHMARKS, load_items
-from weakdriven.eval.run import evaluate, prepare_task, refresh, regrade_folder
+from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
+from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh, regrade_folder
 from weakdriven.generate import Completion
+from weakdriven.progress import TerminalProgress
 from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import Progress, read_json, read_jsonl
+from weakdriven.rundir import Planned, Progress, read_json, read_jsonl
 
 GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
 
@@ -177,3 +180,57 @@ def test_a_changed_prompt_changes_the_key_and_the_seed_of_a_sample_does_not_depe
     )
     assert plain.prompts_key() != tagged.prompts_key()
     assert "\\boxed{}" in tagged.prompts[0]
+
+
+def test_verdicts_of_a_killed_try_do_not_count_for_other_golds_or_other_means(folders, monkeypatch):
+    task, grade_many, stop = task_of(), run_module.grade_many, [2]
+
+    def killed(kind, texts, golds, **options):
+        stop[0] -= 1
+        if stop[0] < 0:
+            raise KeyboardInterrupt
+        return grade_many(kind, texts, golds, **options)
+
+    monkeypatch.setattr(run_module, "BLOCK", 1)
+    monkeypatch.setattr(run_module, "grade_many", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(task, lambda: Scripted(task, [1, 1, 1, 1]), **folders)
+    monkeypatch.setattr(run_module, "grade_many", grade_many)
+    other = replace(task, items=[replace(item, gold=str(int(item.gold) + 7)) for item in task.items])
+    evaluate(other, lambda: pytest.fail("all answers were there"), **folders)
+    assert read_json(folders["out"] / "scores.json")["correct"] == 0
+
+
+def test_a_regrade_takes_new_k_and_mends_the_manifest_and_other_means_regrade(folders):
+    task = task_of(samples=4, temperature=0.7)
+    evaluate(task, lambda: Scripted(task, [0, 1, 3, 4]), model="m", **folders)
+    (folders["out"] / "manifest.json").write_text(json.dumps({"key": "x", "counters": {"correct": 8}}))
+    mended = replace(task, items=[replace(item, gold="-1") for item in task.items], k=[2])
+    refresh(folders["out"], mended, Progress())
+    scores, manifest = (read_json(folders["out"] / name) for name in ("scores.json", "manifest.json"))
+    assert (list(scores["pass_at_k"]), scores["correct"], scores["model"]) == (["2"], 0, "m")
+    assert (manifest["key"], manifest["counters"]["correct"]) == ("x", 0)
+    refresh(folders["out"], replace(mended, grading={"unsafe": True}), Progress())
+    assert read_json(folders["out"] / "scores.json")["grading"] == {"unsafe": True}
+
+
+def test_a_finished_benchmark_is_graded_again_on_a_terminal_too(folders):
+    task = task_of()
+    evaluate(task, lambda: Scripted(task, [1, 1, 1, 1]), **folders)
+    progress = TerminalProgress(Console(file=io.StringIO(), force_terminal=True))
+    progress.plan([Planned("arithmetic", "", "")])
+    progress.skip("arithmetic")
+    refresh(folders["out"], replace(task, items=[replace(item, gold="-1") for item in task.items]), progress)
+    progress.close()
+    assert read_json(folders["out"] / "scores.json")["correct"] == 0
+
+
+def test_a_budget_beyond_the_positions_and_a_python_that_is_none_are_refused_before_generation():
+    task = task_of()
+    check_task(task, task.longest())
+    with pytest.raises(UserError, match=f"the model has {task.longest() - 1} positions; lower max_new_tokens"):
+        check_task(task, task.longest() - 1)
+    item = Item("a", "?", {"prompt": "", "entry_point": "f", "test": "", "test_style": "check", "id": "a"})
+    code = replace(task, benchmark="humaneval_plus", items=[item], grading={"unsafe": True, "python": "/no/python"})
+    with pytest.raises(UserError, match="/no/python"):
+        check_task(code)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
-from helpers import demo_examples, embedded_tokenizer
+from helpers import demo_examples, embedded_tokenizer, tiny_model
 from weakdriven.errors import UserError
 from weakdriven.generate import Completion, Request, Sampling, generate, request_seed
 from weakdriven.generate import local as local_module
@@ -170,6 +171,44 @@ def test_a_flat_distribution_over_more_tokens_than_are_looked_at_first_is_sorted
     uniform = torch.rand(1000, generator=torch.Generator().manual_seed(0))
     tokens = choose(logits.expand(1000, -1), uniform, Sampling(1, (), 1.0, 0.9))
     assert len(set(tokens.tolist())) > 800
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1e-38}, {"temperature": 1.0, "top_p": 1e-300}])
+def test_extremes_take_the_most_probable_token(sampling):
+    logits = torch.tensor([[1.0, 30.0, 2.0, -5.0]])
+    assert choose(logits.expand(3, -1), torch.tensor([0.0, 0.5, 1 - 2**-24]), Sampling(1, (), **sampling)).eq(1).all()
+
+
+@pytest.mark.parametrize("family", ["lfm2", "gemma3"])
+def test_hybrid_and_sliding_window_models_give_the_same_texts_in_any_batch(family):
+    model = hybrid() if family == "lfm2" else tiny_model("gemma3")
+    requests = [Request([3 + (7 * row + place) % 20 for place in range(3 + 4 * row)]) for row in range(6)]
+    found = []
+    for size in (1, 4, 6):
+        answers: dict[int, Completion] = {}
+        engine = LocalEngine(model, TOKENIZER, size, "static")
+        generate(engine, requests, Sampling(12, (5, 9)), answers.update)
+        found.append([answers[row] for row in range(6)])
+    assert found[0] == found[1] == found[2]
+
+
+def hybrid():
+    """Two layers with a state of their own and one with attention."""
+    torch.manual_seed(0)
+    config = Lfm2Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        full_attn_idxs=[1],
+    )
+    return Lfm2ForCausalLM(config).eval()
+
+
+def test_continuous_batching_is_chosen_only_where_flash_attention_runs(model):
+    assert not LocalEngine(model, TOKENIZER).goes_continuously(Sampling(1, ()))
 
 
 def test_a_weight_of_zero_is_never_drawn():

@@ -15,13 +15,14 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
 from weakdriven.eval.grading import grade_many
-from weakdriven.eval.sandbox import isolation, no_isolation
+from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
 from weakdriven.generate import Completion, Engine, Request, Sampling, generate, request_seed
 from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import (
     BENCHMARK_SCORES,
     ITEMS,
+    MANIFEST,
     SAMPLES,
     Planned,
     Progress,
@@ -58,6 +59,10 @@ class Task:
         sampling = {name: getattr(self.sampling, name) for name in ("max_new_tokens", "temperature", "top_p")}
         return {"samples": self.samples, **sampling, "seed": self.seed if self.sampling.temperature > 0 else None}
 
+    def longest(self) -> int:
+        """Tokens of the longest prompt and its completion."""
+        return max(map(len, self.prompt_ids)) + self.sampling.max_new_tokens
+
     def key(self) -> dict[str, Any]:
         return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
 
@@ -88,11 +93,22 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
     return Task(benchmark, items, prompts, prompt_ids, sampling, asked["samples"], asked["k"], seed, grading)
 
 
-def check_task(task: Task) -> None:
-    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run."""
+def check_task(task: Task, positions: int | None = None) -> None:
+    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run.
+
+    Args:
+        positions: Most tokens that the model takes, where that is known.
+    """
+    if positions is not None and task.longest() > positions:
+        raise UserError(
+            f"{task.benchmark}: the longest prompt with {task.sampling.max_new_tokens} new tokens has "
+            f"{task.longest()}, and the model has {positions} positions; lower max_new_tokens."
+        )
     check_items(task.benchmark, task.items, python=task.grading.get("python"))
-    if BENCHMARKS[task.benchmark].kind == "code" and not task.grading["unsafe"] and isolation() == "none":
-        raise UserError(no_isolation())
+    if BENCHMARKS[task.benchmark].kind == "code":
+        interpreter(task.grading["python"])
+        if not task.grading["unsafe"] and isolation() == "none":
+            raise UserError(no_isolation())
 
 
 def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list[int]], limit: int) -> None:
@@ -105,18 +121,27 @@ def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list
         )
 
 
-def evaluate(task: Task, engine: Callable[[], Engine], *, work: Path, out: Path, progress: Progress) -> dict[str, Any]:
+def evaluate(
+    task: Task, engine: Callable[[], Engine], *, model: str = "", work: Path, out: Path, progress: Progress
+) -> dict[str, Any]:
     """Answer, grade and score all items; what a killed try left in `work` is kept.
 
     Args:
         engine: Called only if an answer is missing, because it may load a model or start a server.
+        model: Key of what answers, so that no average is taken over two.
     """
     rows = answer(task, engine, work / "completions.jsonl", progress)
     write_jsonl(out / ITEMS, (asdict(item) for item in task.items))
     scores = grade_samples(
         task.benchmark, rows, task.items, task.k, task.grading, out=out, work=work, progress=progress
     )
-    write_json(out / BENCHMARK_SCORES, scores | {"protocol": task.protocol(), "golds": task.golds_key()})
+    terms = {"protocol": task.protocol(), "golds": task.golds_key(), "grading": task.grading, "model": model}
+    write_json(out / BENCHMARK_SCORES, scores | terms)
+    return counters(scores)
+
+
+def counters(scores: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest repeats of the scores."""
     return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
 
 
@@ -158,7 +183,9 @@ def grade_samples(
 ) -> dict[str, Any]:
     """Write samples.jsonl with a verdict on each; returns the scores. Verdicts in `work` are kept if it is killed."""
     entry, by_id = BENCHMARKS[benchmark], {item.id: item for item in items}
-    file = work / f"verdicts-{entry.version}.jsonl" if work else None
+    # verdicts of an earlier try count only if they fell on the same golds by the same means
+    terms = digest([entry.version, grading, [asdict(item) for item in items]])
+    file = work / f"verdicts-{terms}.jsonl" if work else None
     verdicts = salvage_jsonl(file) if file else []
     code = entry.kind == "code"
     while len(verdicts) < len(rows):
@@ -186,11 +213,19 @@ def grade_samples(
     return score(benchmark, samples, k)
 
 
-def regrade(folder: Path, *, grading: dict[str, Any], progress: Progress, items: list[Item] | None = None) -> None:
+def regrade(
+    folder: Path,
+    *,
+    grading: dict[str, Any],
+    progress: Progress,
+    items: list[Item] | None = None,
+    k: list[int] | None = None,
+) -> None:
     """Grade the saved samples of one benchmark again, with today's grader; nothing is generated.
 
     Args:
         items: Items whose gold answers have changed; unset, those that were saved.
+        k: pass@k to report; unset, as before.
     """
     old = read_json(folder / BENCHMARK_SCORES)
     benchmark = old["benchmark"]
@@ -200,23 +235,29 @@ def regrade(folder: Path, *, grading: dict[str, Any], progress: Progress, items:
     asked = {item.id for item in items}
     if unknown := [row["id"] for row in rows if row["id"] not in asked]:
         raise UserError(f"{folder}: {SAMPLES} holds answers to {unknown[0]}, which is not in {ITEMS}.")
-    k = [int(key) for key in old["pass_at_k"]]
+    begin = time.monotonic()
+    progress.begin(benchmark, f"graded as version {BENCHMARKS[benchmark].version}")
+    k = k or [int(key) for key in old["pass_at_k"]]
     scores = grade_samples(benchmark, rows, items, k, grading, out=folder, progress=progress)
     write_jsonl(folder / ITEMS, (asdict(item) for item in items))
     golds = digest([asdict(item) for item in items])
-    write_json(folder / BENCHMARK_SCORES, scores | {"protocol": old["protocol"], "golds": golds})
+    terms = {"protocol": old["protocol"], "golds": golds, "grading": grading, "model": old.get("model", "")}
+    write_json(folder / BENCHMARK_SCORES, scores | terms)
+    if (folder / MANIFEST).is_file():
+        write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"counters": counters(scores)})
+    progress.end(benchmark, time.monotonic() - begin)
 
 
 def refresh(folder: Path, task: Task, progress: Progress) -> None:
     """Regrade a finished benchmark if its grader, its gold answers or the k asked for have changed since."""
     old = read_json(folder / BENCHMARK_SCORES)
-    version = BENCHMARKS[task.benchmark].version
-    if old.get("version") == version and old.get("golds") == task.golds_key():
+    now = {"version": BENCHMARKS[task.benchmark].version, "golds": task.golds_key(), "grading": task.grading}
+    if all(old.get(key) == value for key, value in now.items()):
         if [int(key) for key in old["pass_at_k"]] != task.k:
             scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
             write_json(folder / BENCHMARK_SCORES, {**old, **scores})
         return
-    regrade(folder, grading=task.grading, progress=progress, items=task.items)
+    regrade(folder, grading=task.grading, progress=progress, items=task.items, k=task.k)
 
 
 def regrade_folder(root: Path, *, unsafe: bool, code_python: str | None, progress: Progress) -> dict[str, Any]:
@@ -225,9 +266,6 @@ def regrade_folder(root: Path, *, unsafe: bool, code_python: str | None, progres
     progress.plan([Planned(name, "", "regrade") for name in scores])
     for name in scores:
         code = BENCHMARKS[name].kind == "code"
-        begin = time.monotonic()
-        progress.begin(name, f"grading as version {BENCHMARKS[name].version}")
         regrade(root / name, grading={"unsafe": unsafe, "python": code_python} if code else {}, progress=progress)
-        progress.end(name, time.monotonic() - begin)
     progress.close()
     return read_folder(root)

@@ -27,7 +27,6 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
     """All numbers of one benchmark; every share is a count over a count, so that it can be checked from the samples."""
     correct_P, n = correct_counts(samples)
     items, correct = len(correct_P), sum(correct_P)
-    single = n == 1
     by_k = {each: [pass_at_k([count], n, each) for count in correct_P] for each in k}
     lengths = [sample["tokens"] for sample in samples]
     return {
@@ -37,8 +36,8 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
         "samples": n,
         "correct": correct,
         "accuracy": mean_at_n(correct_P, n),
-        "interval": list(wilson_interval(correct, items) if single else bootstrap_interval(np.array(correct_P) / n)),
-        "interval_method": "Wilson" if single else "bootstrap over items",
+        "interval": list(interval(correct_P, n)),
+        "interval_method": "Wilson" if n == 1 else "bootstrap over items",
         "first_sample": sum(sample["correct"] for sample in samples if sample["sample"] == 0) / items,
         "mean_at_n": mean_at_n(correct_P, n),
         "observed_pass_at_n": sum(count > 0 for count in correct_P) / items,
@@ -51,6 +50,14 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
         "levels": by_level(samples),
         "whole": items == BENCHMARKS[benchmark].rows,
     }
+
+
+def interval(correct_P: Sequence[int], n: int) -> tuple[float, float]:
+    """95% interval of the accuracy; where all is right or all wrong a bootstrap would have no width."""
+    share = sum(correct_P) / (n * len(correct_P))
+    if n == 1 or share in (0, 1):
+        return wilson_interval(round(share * len(correct_P)), len(correct_P))
+    return bootstrap_interval(np.array(correct_P) / n)
 
 
 def correct_counts(samples: Sequence[Sample]) -> tuple[list[int], int]:
@@ -68,8 +75,9 @@ def by_level(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
     levels: dict[str, dict[str, int]] = {}
     for sample in samples:
         if sample["level"] is not None:
-            level = levels.setdefault(sample["level"], {"items": 0, "correct": 0})
-            level["items"] += 1
+            level = levels.setdefault(sample["level"], {"items": 0, "answers": 0, "correct": 0})
+            level["items"] += sample["sample"] == 0
+            level["answers"] += 1
             level["correct"] += sample["correct"]
     return dict(sorted(levels.items()))
 
@@ -86,9 +94,11 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
-    """Mean accuracy over benchmarks, none where it would mix versions or parts of benchmarks with whole ones."""
+    """Mean accuracy over benchmarks; none where it would mix versions, models, ways of asking, or parts with wholes."""
     current = all(one["version"] == BENCHMARKS[name].version for name, one in scores.items())
-    if len(scores) < 2 or not current or len({one["whole"] for one in scores.values()}) > 1:
+    asked = ("samples", "temperature", "top_p")
+    terms = {(one["whole"], one.get("model"), *(one["protocol"][key] for key in asked)) for one in scores.values()}
+    if len(scores) < 2 or not current or len(terms) > 1:
         return None
     return float(np.mean([one["accuracy"] for one in scores.values()]))
 
@@ -128,6 +138,10 @@ def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> N
         raise UserError(
             f"{name}: the first was graded as version {a['version']}, the second as version {b['version']}; run "
             "weakdriven eval regrade on the older one."
+        )
+    if a["golds"] != b["golds"]:
+        raise UserError(
+            f"{name}: the two were graded on other items, options or gold answers; use one file and the same limit."
         )
     for key in ("samples", "temperature", "top_p", "max_new_tokens"):
         if a["protocol"][key] != b["protocol"][key]:

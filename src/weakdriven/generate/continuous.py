@@ -21,6 +21,7 @@ def complete_continuously(
     """Complete greedily; results are reported as they come, and a request that failed is an error."""
     on_gpu = model.device.type == "cuda"
     settings = ContinuousBatchingConfig() if on_gpu else small_pages(requests, sampling)
+    settings.auto_switch_to_flash = False  # the attention that was asked for is the one that answers
     greedy = GenerationConfig(
         do_sample=False, max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.stop_ids), pad_token_id=0
     )

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.import_utils import is_flash_attn_2_available
 
 from weakdriven.errors import UserError
 from weakdriven.generate.continuous import complete_continuously
@@ -39,7 +38,7 @@ class LocalEngine:
     Args:
         batch_size: Completions written together; unset, as many as the memory holds, up to 512 (64 on a CPU).
         batching: `continuous` is transformers' paged continuous batching, greedy only, because its random numbers
-            depend on what else is in the batch; `auto` takes it where flash attention makes it the faster one.
+            depend on what else is in the batch; `auto` takes it where the model runs with flash attention.
     """
 
     model: PreTrainedModel
@@ -59,7 +58,8 @@ class LocalEngine:
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].prompt), row))
         size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].prompt) + sampling.max_new_tokens)
         while order:
-            rows = order[: max(1, min(size, PREFILL_TOKENS // len(requests[order[0]].prompt)))]
+            rows = order[:size]
+            rows = rows[: max(1, PREFILL_TOKENS // len(requests[rows[-1]].prompt))]
             written: set[int] = set()
             try:
                 for done in written_rows(self.model, [requests[row] for row in rows], sampling):
@@ -76,8 +76,11 @@ class LocalEngine:
     def goes_continuously(self, sampling: Sampling) -> bool:
         if self.batching == "continuous" and sampling.temperature > 0:
             raise UserError("Continuous batching cannot give each sample a seed of its own; use static batches.")
-        fast = sampling.temperature == 0 and self.model.device.type == "cuda" and is_flash_attn_2_available()
-        return self.batching == "continuous" or (self.batching == "auto" and fast)
+        config: Any = self.model.config
+        flash = str(config._attn_implementation).startswith("flash") and self.model.dtype != torch.float32
+        plain = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        fast = flash and plain and hasattr(config, "num_hidden_layers") and self.model.device.type == "cuda"
+        return self.batching == "continuous" or (self.batching == "auto" and sampling.temperature == 0 and fast)
 
 
 @torch.inference_mode()
@@ -116,7 +119,7 @@ def written_rows(
                     f"{type(model).__name__} gives logits that are not numbers; try attention eager or precision fp32."
                 )
             gone_B = torch.ones_like(ended_B) if last else ended_B
-            if int(gone_B.sum()) >= max(1.0, DROP_SHARE * len(gone_B)):
+            if int(gone_B.sum()) >= max(1.0, (DROP_SHARE if can_drop_rows(cache) else 1.0) * len(gone_B)):
                 written = tokens_BN[gone_B, : step + 1].tolist()
                 yield dict(zip(place_B[gone_B].tolist(), written, strict=True))
                 keep = (~gone_B).nonzero()[:, 0]
@@ -135,6 +138,11 @@ def written_rows(
         mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
 
 
+def can_drop_rows(cache: Any) -> bool:
+    """Layers with a state instead of keys and values (hybrid models) keep their rows to the end of the batch."""
+    return all(hasattr(layer, "batch_select_indices") for layer in getattr(cache, "layers", [None]))
+
+
 def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> Tensor:
     """The next token of each row: the most probable one, or the one at which its random number falls.
 
@@ -146,7 +154,8 @@ def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> T
     """
     if uniform_B is None:
         return logits_BV.argmax(-1)
-    probability_BV = (logits_BV / sampling.temperature).softmax(-1)
+    likely_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # before the division, which may overflow
+    probability_BV = (likely_BV / sampling.temperature).softmax(-1)
     if sampling.top_p >= 1:
         return drawn(probability_BV, uniform_B)
     top_BK, index_BK = probability_BV.topk(min(TOP, probability_BV.shape[-1]))
@@ -154,6 +163,7 @@ def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> T
         top_BK, index_BK = probability_BV.sort(descending=True)
     before_BK = top_BK.cumsum(-1) - top_BK
     kept_BK = top_BK.masked_fill(before_BK >= sampling.top_p, 0.0)
+    kept_BK[:, 0] = top_BK[:, 0]  # also where top_p is too small for a float
     return index_BK.gather(1, drawn(kept_BK, uniform_B)[:, None])[:, 0]
 
 

@@ -55,7 +55,7 @@ def serve(
         extra: More arguments of vLLM's server; they win over ours.
         start_seconds: Time until it must be ready; loading and compiling a large model takes minutes.
     """
-    _check_python(python)
+    check_python(python)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,7 +100,7 @@ def _environment() -> dict[str, str]:
     return ours | given
 
 
-def _check_python(python: str | Path) -> None:
+def check_python(python: str | Path) -> None:
     look = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
     try:
         found = subprocess.run([str(python), "-c", look], env=_environment(), capture_output=True, timeout=60)

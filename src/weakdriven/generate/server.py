@@ -94,9 +94,9 @@ class ServerEngine:
         self.model, self.concurrency, self.timeout = model, concurrency, timeout
         self.retries = retries or Retries()
         # a proxy set for the internet is no way to a server on this machine
-        local = re.match(r"https?://(localhost|127\.|\[::1\])", self.url) is not None
+        local = re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url) is not None
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        verify = self.url.startswith("https:")  # else no time is spent on certificates
+        verify = self.url.lower().startswith("https:")  # else no time is spent on certificates
         self._options: dict[str, Any] = {"trust_env": not local, "headers": headers, "verify": verify}
 
     def served(self) -> Served:
@@ -105,7 +105,9 @@ class ServerEngine:
         if not cards:
             raise UserError(f"The server at {self.url} serves no model; start it with one.")
         if self.model is None and len(cards) > 1:
-            raise UserError(f"The server at {self.url} serves several models ({', '.join(cards)}); name one of them.")
+            raise UserError(
+                f"The server at {self.url} serves several models ({', '.join(cards)}); name one with --served-name."
+            )
         if self.model is not None and self.model not in cards:
             raise UserError(f"The server at {self.url} has no model {self.model}; it serves {', '.join(cards)}.")
         name = self.model or next(iter(cards))

@@ -116,6 +116,12 @@ def load_model(
     return model
 
 
+def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
+    """Most tokens that a model was made for, if its configuration says so."""
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Refuse, before anything is computed, what this version cannot train or would mix wrongly."""
     try:

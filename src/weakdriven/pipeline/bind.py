@@ -9,6 +9,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
 from weakdriven.eval.run import check_task
+from weakdriven.generate.serve import check_python
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
@@ -16,6 +17,7 @@ from weakdriven.models.load import (
     fingerprint,
     load_tokenizer,
     locate_model,
+    positions,
     refuse_different_tokenizers,
     tokenizer_fingerprint,
 )
@@ -74,13 +76,14 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
         if recipe.eval.engine == "vllm":
             refuse_unservable(recipe)
         for benchmark in recipe.eval.benchmarks:
-            check_task(stages.task(benchmark))
+            check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
     return stages
 
 
 def refuse_unservable(recipe: Recipe) -> None:
     if recipe.eval.vllm_python is None:
         raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
+    check_python(recipe.eval.vllm_python)
     if recipe.lora:
         raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
 

@@ -1,7 +1,6 @@
 """The engine that answers for a model: loaded or started when first asked, kept until another model is asked for."""
 
 import gc
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -48,14 +47,15 @@ def local_engine(
 
 
 @contextmanager
-def served_engine(folder: Path, settings: EvalSettings, *, precision: str) -> Iterator[Engine]:
-    """A vLLM server of one model folder, stopped afterwards."""
+def served_engine(folder: Path, settings: EvalSettings, *, precision: str, longest: int, log: Path) -> Iterator[Engine]:
+    """A vLLM server of one model folder, stopped afterwards.
+
+    Args:
+        longest: Tokens of the longest prompt and its completion, which is all that its cache needs room for.
+    """
     if settings.vllm_python is None:
         raise UserError("engine is vllm, which needs vllm_python: the Python of an environment with vLLM.")
-    with (
-        tempfile.TemporaryDirectory(prefix="weakdriven-") as log,
-        serve(settings.vllm_python, folder, log=Path(log) / "vllm.log", dtype=DTYPES[precision]) as url,
-    ):
+    with serve(settings.vllm_python, folder, log=log, dtype=DTYPES[precision], max_model_len=longest) as url:
         yield ServerEngine(url)
 
 

@@ -1,7 +1,7 @@
 """`weakdriven eval`: any model on benchmarks, outside a recipe; results lie in OUTPUT/<benchmark>."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, unknown_benchmark
 from weakdriven.eval.harness import HARNESS_TASKS, cross_check, refuse_missing_lm_eval
 from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
-from weakdriven.eval.scoring import read_folder
 from weakdriven.generate import Engine
+from weakdriven.generate.serve import check_python
 from weakdriven.generate.server import ServerEngine
 from weakdriven.models.branch import Branch, open_branch
-from weakdriven.models.load import DTYPES, fingerprint, load_tokenizer
+from weakdriven.models.load import DTYPES, fingerprint, load_tokenizer, positions
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.recipe import EvalSettings
 from weakdriven.recipe_file import load_recipe
@@ -28,6 +28,7 @@ from weakdriven.rundir import (
     BENCHMARK_SCORES,
     RECIPE_FILE,
     SAMPLES,
+    WORK,
     Progress,
     Run,
     Stage,
@@ -40,9 +41,6 @@ from weakdriven.rundir import (
 HARNESS_BATCH = 16
 OWNER = "eval"
 """Stands in run.json where a run has the name of its recipe."""
-
-
-Opened = Callable[[], AbstractContextManager[Engine]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,8 @@ class Subject:
     trust_remote_code: bool = False
     url: str | None = None
     """A running server that holds this model; its tokenizer still comes from `model`."""
+    served_name: str | None = None
+    """Name of the model on that server, where it is not that of the folder."""
     seed: int = 42
 
 
@@ -66,56 +66,71 @@ def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progres
     transformers_logging.disable_progress_bar()
     branch = open_branch(subject.model)
     renderer = find_renderer(subject, branch)
-    tasks = [prepare_task(name, renderer, settings, seed=subject.seed) for name in settings.benchmarks]
-    for task in tasks:
-        check_task(task)
     if settings.engine == "vllm" and branch.base is not None:
         raise UserError(f"{subject.model} is an adapter, and vLLM is given whole models here; merge it first.")
+    if settings.vllm_python is not None:
+        check_python(settings.vllm_python)
+    served = served_model(subject, branch) if subject.url is not None else {}
+    room = None if served else positions(branch.model, trust_remote_code=subject.trust_remote_code)
+    tasks = [prepare_task(name, renderer, settings, seed=subject.seed) for name in settings.benchmarks]
+    for task in tasks:
+        check_task(task, room)
     key = digest([fingerprint(branch.folder), fingerprint(branch.model)])
+    longest, log = max(task.longest() for task in tasks), root / WORK / "vllm.log"
+    opened = partial(open_engine, subject, settings, branch, renderer, longest=longest, log=log)
+    engines = Engines()
+    asked = {"engine": settings.engine, "precision": subject.precision, "attention": subject.attention}
+    execution = {"model": subject.model, "url": subject.url, "style": renderer.style, "data_dir": settings.data_dir}
+    execution |= served | settings.model_dump(mode="json", include={"batch_size", "batching"})
+
+    def benchmark_stage(run: Run, task: Task) -> Stage:
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            shared = {"model": key, "work": work, "out": out, "progress": run.progress}
+            return evaluate(task, lambda: engines.of(key, opened), **shared)
+
+        inputs = {"model": key, "prompts": task.prompts_key()}
+        return run.stage(task.benchmark, compute, settings={**task.key(), **asked}, inputs=inputs, execution=execution)
+
     with claimed(root, OWNER):
         plan = Run(root, subject.seed, dry=True)
-        engines = Engines()
-        opened = partial(open_engine, subject, settings, branch, renderer)
         for task in tasks:
-            benchmark_stage(plan, task, key, subject, settings, engines, opened)
+            benchmark_stage(plan, task)
         progress.plan(plan.planned)
         run = Run(root, subject.seed, progress=progress)
         try:
             for task in tasks:
-                stage = benchmark_stage(run, task, key, subject, settings, engines, opened)
+                stage = benchmark_stage(run, task)
                 refresh(stage.path, task, progress)
         finally:
             engines.close()
             progress.close()
-    return read_folder(root)
-
-
-def benchmark_stage(
-    run: Run, task: Task, key: str, subject: Subject, settings: EvalSettings, engines: Engines, opened: Opened
-) -> Stage:
-    def compute(work: Path, out: Path) -> dict[str, Any]:
-        return evaluate(task, lambda: engines.of(key, opened), work=work, out=out, progress=run.progress)
-
-    asked = {"engine": settings.engine, "precision": subject.precision, "attention": subject.attention}
-    execution = {"model": subject.model, "url": subject.url, "style": subject.style, "data_dir": settings.data_dir}
-    execution |= settings.model_dump(mode="json", include={"batch_size", "batching"})
-    inputs = {"model": key, "prompts": task.prompts_key()}
-    return run.stage(task.benchmark, compute, settings={**task.key(), **asked}, inputs=inputs, execution=execution)
+    return {task.benchmark: read_json(root / task.benchmark / BENCHMARK_SCORES) for task in tasks}
 
 
 def open_engine(
-    subject: Subject, settings: EvalSettings, branch: Branch, renderer: Renderer
+    subject: Subject, settings: EvalSettings, branch: Branch, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
     if subject.url is not None:
-        return running_server(subject.url)
+        return nullcontext(server_of(subject))
     if settings.engine == "vllm":
-        return served_engine(branch.folder, settings, precision=subject.precision)
+        return served_engine(branch.folder, settings, precision=subject.precision, longest=longest, log=log)
     return local_engine(partial(load_subject, subject, branch), renderer.tokenizer, settings)
 
 
-@contextmanager
-def running_server(url: str) -> Iterator[Engine]:
-    yield ServerEngine(url)
+def server_of(subject: Subject) -> ServerEngine:
+    return ServerEngine(str(subject.url), model=subject.served_name, api_key=os.environ.get("VLLM_API_KEY"))
+
+
+def served_model(subject: Subject, branch: Branch) -> dict[str, str]:
+    """What a running server says it serves; refused if that is not the model whose name the scores would bear."""
+    served = server_of(subject).served()
+    ours = {subject.model, Path(subject.model).name, str(branch.folder.resolve()), branch.folder.resolve().name}
+    if subject.served_name is None and not ours & {served.name, served.folder, Path(served.folder).name}:
+        raise UserError(
+            f"The server at {subject.url} serves {served.name} (from {served.folder or 'a place it does not name'}), "
+            f"and --model is {subject.model}; if they are the same, say so with --served-name {served.name}."
+        )
+    return {"served": served.name, "served_from": served.folder}
 
 
 def load_subject(subject: Subject, branch: Branch) -> PreTrainedModel:
@@ -160,8 +175,8 @@ def refuse_no_cross_check(settings: EvalSettings) -> None:
     refuse_missing_lm_eval()
     if not set(settings.benchmarks) & set(HARNESS_TASKS):
         raise UserError(f"--harness checks {', '.join(HARNESS_TASKS)}; none of them is in --benchmarks.")
-    if settings.asking()["samples"] > 1:
-        raise UserError("--harness checks greedy answers; leave it out where several are sampled.")
+    if settings.asking()["temperature"] > 0:
+        raise UserError("--harness checks greedy answers; leave it out where they are sampled.")
 
 
 def cross_checks(subject: Subject, settings: EvalSettings, root: Path) -> list[dict[str, Any]]:

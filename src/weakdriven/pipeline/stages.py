@@ -37,6 +37,7 @@ from weakdriven.rundir import (
     EXAMPLES,
     SCORES,
     TOKENS,
+    WORK,
     Compute,
     Run,
     Stage,
@@ -231,7 +232,8 @@ class Stages:
         settings, task = self.recipe.eval, self.task(benchmark)
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            return evaluate(task, lambda: self._engine(model), work=work, out=out, progress=self.run.progress)
+            shared = {"model": model.key, "work": work, "out": out, "progress": self.run.progress}
+            return evaluate(task, lambda: self._engine(model), **shared)
 
         stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
@@ -253,7 +255,14 @@ class Stages:
     def _engine(self, model: Model) -> Engine:
         settings = self.recipe.eval
         if settings.engine == "vllm":
-            opened = partial(served_engine, model.folder, settings, precision=self._forward_precision())
+            opened = partial(
+                served_engine,
+                model.folder,
+                settings,
+                precision=self._forward_precision(),
+                longest=max(task.longest() for task in self.tasks.values()),
+                log=self.run.root / WORK / "vllm.log",
+            )
         else:
             load = partial(self.loader.load, model, train=False)
             opened = partial(local_engine, load, self.renderer.tokenizer, settings)

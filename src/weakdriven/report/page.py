@@ -124,7 +124,8 @@ def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -
     for (name, model), one in scores.items():
         for level, cell in mapping(one.get("levels") if name == benchmark else None).items():
             correct, items = (number(mapping(cell).get(key)) for key in ("correct", "items"))
-            table.setdefault(level, {}).update({model: correct / items} if items and correct is not None else {})
+            answers = number(mapping(cell).get("answers")) or items  # of several to each item
+            table.setdefault(level, {}).update({model: correct / answers} if answers and correct is not None else {})
     return dict(sorted(table.items(), key=lambda entry: (len(entry[0]), entry[0])))
 
 

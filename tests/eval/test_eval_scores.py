@@ -23,7 +23,7 @@ def write(folder, benchmark, right, **changes):
     (folder / benchmark).mkdir(parents=True)
     samples = samples_of(right)
     protocol = {"samples": len(right[0]), "temperature": 0.0, "top_p": 1.0, "max_new_tokens": 64}
-    scores = score(benchmark, samples, [1]) | {"protocol": protocol} | changes
+    scores = score(benchmark, samples, [1]) | {"protocol": protocol, "golds": "g", "model": "m"} | changes
     (folder / benchmark / "scores.json").write_text(json.dumps(scores))
     (folder / benchmark / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     return folder
@@ -31,7 +31,8 @@ def write(folder, benchmark, right, **changes):
 
 def test_counts_levels_and_unanswered_items_add_up():
     scores = score("gsm8k", samples_of([[1, 0], [0, 0], [1, 1]], level=["a", "a", "b"]), [1, 2])
-    assert scores["levels"] == {"a": {"items": 4, "correct": 1}, "b": {"items": 2, "correct": 2}}
+    assert scores["levels"]["a"] == {"items": 2, "answers": 4, "correct": 1}
+    assert scores["levels"]["b"] == {"items": 1, "answers": 2, "correct": 2}
     assert (scores["correct"], scores["unanswered"], scores["accuracy"]) == (3, 3, 0.5)
     assert scores["pass_at_k"] == {"1": pytest.approx(0.5), "2": pytest.approx(2 / 3)}
 
@@ -62,6 +63,7 @@ def test_several_samples_are_compared_by_their_means(tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
+        ({"golds": "h"}, "other items, options or gold answers"),
         ({"version": 1}, "version 2, the second as version 1; run weakdriven eval regrade"),
         ({"protocol": {"samples": 1, "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 64}}, "temperature is 0.0"),
     ],
@@ -87,9 +89,18 @@ def test_different_items_and_folders_without_results_are_errors(tmp_path):
 
 
 def test_an_average_mixes_neither_versions_nor_parts_with_wholes(tmp_path):
-    one = {"version": BENCHMARKS["gsm8k"].version, "whole": True, "accuracy": 0.5}
-    two = {"version": BENCHMARKS["math500"].version, "whole": True, "accuracy": 0.25}
+    terms = {"whole": True, "model": "m", "protocol": {"samples": 1, "temperature": 0.0, "top_p": 1.0}}
+    one = {"version": BENCHMARKS["gsm8k"].version, "accuracy": 0.5} | terms
+    two = {"version": BENCHMARKS["math500"].version, "accuracy": 0.25} | terms
     assert average({"gsm8k": one, "math500": two}) == 0.375
     assert average({"gsm8k": one}) is None
     assert average({"gsm8k": one, "math500": two | {"version": 1}}) is None
     assert average({"gsm8k": one, "math500": two | {"whole": False}}) is None
+    assert average({"gsm8k": one, "math500": two | {"model": "other"}}) is None
+    sampled = {"samples": 4, "temperature": 0.7, "top_p": 1.0}
+    assert average({"gsm8k": one, "math500": two | {"protocol": sampled}}) is None
+
+
+def test_where_no_sample_is_right_the_interval_still_has_a_width():
+    low, high = score("gsm8k", samples_of([[0, 0]] * 10), [1])["interval"]
+    assert low == 0 and 0.2 < high < 0.35
