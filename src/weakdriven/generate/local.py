@@ -127,12 +127,8 @@ def written_rows(
                     return
                 cache.batch_select_indices(keep)
                 place_B, tokens_BN, token_B = place_B[keep], tokens_BN[keep], token_B[keep]
-                mask_BL, position_BL, ended_B, broken_B = (
-                    mask_BL[keep],
-                    position_BL[keep],
-                    ended_B[keep],
-                    broken_B[keep],
-                )
+                mask_BL, position_BL = mask_BL[keep], position_BL[keep]
+                ended_B, broken_B = ended_B[keep], broken_B[keep]
                 uniform_BN = None if uniform_BN is None else uniform_BN[keep]
         ids_BL, position_BL = token_B[:, None], position_BL[:, -1:] + 1
         mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
