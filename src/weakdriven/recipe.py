@@ -35,11 +35,11 @@ class DataSettings(Settings):
     """What the models learn from, and how a row becomes tokens."""
 
     path: str
-    """JSONL, JSON or Parquet file, a Hub dataset id, or `embedded:arithmetic`."""
+    """JSONL, JSON (both also .gz or .zst) or Parquet file, a Hub dataset id, or `embedded:arithmetic`."""
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"
-    """Chooses the system prompt, together with `style`."""
+    """Chooses the system prompt, together with `style`, for rows that name no domain of their own."""
     style: Literal["tagged", "tag-free", "plain"] = "tagged"
     """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
     max_length: int = Field(default=4096, ge=8)

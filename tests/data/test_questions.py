@@ -1,6 +1,8 @@
 """The wording of user messages."""
 
-from weakdriven.data.questions import code_question, contest_question, logic_question, math_question
+import pytest
+
+from weakdriven.data.questions import bare, code_question, contest_question, logic_question, math_question
 
 COMPLETE = 'from math import pi\n\n\ndef area(r: float) -> float:\n    """Area of a circle."""\n'
 ENGLISH = '"""\nWrite a function that adds one.\nassert add_one(3) == 4\n"""\n'
@@ -52,3 +54,20 @@ def test_a_contest_problem_reads_stdin_or_uses_its_starter_code():
     starter = "class Solution:\n    def total(self, a: List[int]) -> int:\n        "
     asked = contest_question("Sum the numbers.", starter)
     assert "stdin" not in asked and asked.endswith(f"```python\n{starter.strip()}\n```")
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (math_question("What is 1+1?", ["1", "2"]), "What is 1+1?"),
+        (math_question("Which of (A) and (B)\nis right?"), "Which of (A) and (B)\nis right?"),
+        (logic_question("It rains.", "What follows?", ["Wet.", "Dry.", "Cold."]), "It rains.\n\nWhat follows?"),
+        (code_question(COMPLETE, "area"), COMPLETE.strip()),
+        (code_question(ENGLISH, "add_one"), "Write a function that adds one.\nassert add_one(3) == 4"),
+        (code_question("Add one.", "add_one"), "Add one."),
+        (contest_question("Sort a list."), "Sort a list."),
+        (contest_question("Sort a list.", "class Solution:"), "Sort a list.\nclass Solution:"),
+    ],
+)
+def test_a_bare_problem_has_none_of_the_words_added_here(asked, text):
+    assert bare(asked).split() == text.split()

@@ -93,6 +93,20 @@ def test_more_rows_than_one_batch_are_all_written(tmp_path):
     assert write(tmp_path, examples)[1]["id"][:] == [example.id for example in examples]
 
 
+def test_kept_examples_are_handed_over_as_they_are_written_and_in_their_order(tmp_path):
+    examples, length = long_and_short()
+    batches = []
+    _, written = write(
+        tmp_path,
+        iter([*demo_examples(1001), *examples]),
+        max_length=length,
+        long_prompts="drop",
+        on_kept=lambda kept: batches.append([example.id for example in kept]),
+    )
+    assert [len(batch) for batch in batches] == [1000, 3]
+    assert [id for batch in batches for id in batch] == written["id"][:]
+
+
 def test_truncated_rows_are_counted(tmp_path):
     lengths = sorted(len(tokenize(example, RENDERER, 512)["input_ids"]) for example in EXAMPLES)
     counters, written = write(tmp_path, EXAMPLES, max_length=lengths[-1] - 1)

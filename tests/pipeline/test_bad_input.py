@@ -62,13 +62,19 @@ def test_a_row_without_a_completion(refused, tmp_path):
 
 
 def test_rows_without_a_completion_can_be_left_out_and_are_counted(refused, tmp_path):
-    bad = {"id": "b", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    bad = {"id": "b", "question": "What is 2 + 2?"}
     assert "data.empty_completions=drop" in refused(write_rows(tmp_path / "rows.jsonl", ROW, bad))
     path = write_rows(tmp_path / "rows.jsonl", ROW, bad, ROW | {"id": "c"}, ROW | {"id": "d", "solution": " "})
     run_small(tmp_path / "run", *SHORT, path, "data.empty_completions=drop")
     counters = json.loads((tmp_path / "run/data/manifest.json").read_text())["counters"]
     assert (counters["examples"], counters["dropped_empty_completions"], counters["rows_read"]) == (2, 2, 4)
     assert [row["id"] for row in read_jsonl(tmp_path / "run/data/examples.jsonl")] == ["a", "c"]
+
+
+def test_rows_of_two_layouts(refused, tmp_path):
+    other = {"id": "b", "messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+    text = refused(write_rows(tmp_path / "rows.jsonl", ROW, other))
+    assert "row 2 is the first in another layout: found messages" in text
 
 
 def test_nothing_but_empty_completions(refused, tmp_path):

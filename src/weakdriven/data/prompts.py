@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weakdriven.data.sources import Message
+from weakdriven.data.example import Message
 from weakdriven.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Renderer:
     domain: str
     style: str
 
-    def prompt(self, messages: list[Message]) -> str:
-        """Text up to where the model's reply starts; a system prompt of the row's own is kept."""
-        system = SYSTEM_PROMPTS.get((self.domain, self.style))
+    def prompt(self, messages: list[Message], domain: str = "") -> str:
+        """Text up to where the model's reply starts; a system prompt and a domain of the row's own are kept."""
+        system = SYSTEM_PROMPTS.get((domain or self.domain, self.style))
         if system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system}, *messages]
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -53,14 +53,35 @@ class Renderer:
         The reply itself is never passed through the template, because some templates rewrite it (Qwen3 moves
         thinking blocks about) and a model must be trained on the text it will be asked to produce.
         """
+        if not (end := self._end_in_template) and self.tokenizer.eos_token is None:
+            raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
+        return end or str(self.tokenizer.eos_token)
+
+    @cached_property
+    def _end_in_template(self) -> str:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
         _, found, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).partition(_SENTINEL)
         if not found:
             raise UserError("The chat template leaves out the assistant's reply, so there is nothing to learn from.")
         ends = [after.find(token) + len(token) for token in self._special_tokens() if token in after]
-        if not ends and self.tokenizer.eos_token is None:
-            raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
-        return after[: min(ends)] if ends else str(self.tokenizer.eos_token)
+        return after[: min(ends)] if ends else ""
+
+    @cached_property
+    def warning(self) -> str:
+        """What a user should know of how this template ends replies; empty if they end as they should."""
+        end, ids = self.end_of_turn, self.tokenizer("x" + self.end_of_turn, add_special_tokens=False)["input_ids"]
+        if not self._end_in_template:
+            return (
+                "The chat template writes no special token after a reply, so the model learns to end replies with "
+                f"{end!r}, which the template never shows it, and of a conversation only the last reply can be "
+                "learned; a template that writes one after each reply mends both."
+            )
+        if ids[-1] not in self.stop_ids:
+            return (
+                f"The end of a reply, {end!r}, is no token of its own after a text, so the model cannot learn when to "
+                "stop; use the tokenizer that belongs to the chat template."
+            )
+        return ""
 
     def _special_tokens(self) -> list[str]:
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]

@@ -5,9 +5,15 @@ How an answer has to end is said by the system prompt (`data/prompts.py`), not h
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 LETTERS = "ABCDEFGHIJ"
+ASK_LETTER = "Answer with the letter of one option."
+ASK_PROGRAM = "Complete this Python program and give all of it."
+ASK_TEST = "The code must pass this test:"
+ASK_STARTER = "Use this starter code for the solution."
+ASK_STDIN = "Read the input from stdin and write the answer to stdout. Do not run the program on the sample inputs."
 
 
 def lettered(options: Sequence[str]) -> str:
@@ -31,7 +37,7 @@ def math_question(question: str, options: Sequence[str] | None = None) -> str:
     """
     if not options:
         return question.strip()
-    return f"{question.strip()}\n\n{lettered(options)}\n\nAnswer with the letter of one option."
+    return f"{question.strip()}\n\n{lettered(options)}\n\n{ASK_LETTER}"
 
 
 def logic_question(context: str, question: str, options: Sequence[str]) -> str:
@@ -57,21 +63,60 @@ def code_question(prompt: str, entry_point: str, test: str = "") -> str:
         test: Where the prompt is English without an assert, the first assert in here shows how the function is called.
     """
     if re.search(rf"^\s*(async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE):
-        return f"Complete this Python program and give all of it.\n\n```python\n{prompt.strip()}\n```"
+        return f"{ASK_PROGRAM}\n\n```python\n{prompt.strip()}\n```"
     text, example = split_docstring(prompt)
     example = example or first_assert(test)
     if not example:
         return f"{text}\n\nName the function `{entry_point}`."
-    return f"{text}\n\nThe code must pass this test:\n\n```python\n{example}\n```"
+    return f"{text}\n\n{ASK_TEST}\n\n```python\n{example}\n```"
 
 
 def contest_question(statement: str, starter_code: str = "") -> str:
     """A contest problem, asked for as LiveCodeBench's authors do: starter code to fill in, or a program on stdin."""
     if starter_code.strip():
-        ask = "Use this starter code for the solution."
-        return f"{statement.strip()}\n\n{ask}\n\n```python\n{starter_code.strip()}\n```"
-    ask = "Read the input from stdin and write the answer to stdout. Do not run the program on the sample inputs."
-    return f"{statement.strip()}\n\n{ask}"
+        return f"{statement.strip()}\n\n{ASK_STARTER}\n\n```python\n{starter_code.strip()}\n```"
+    return f"{statement.strip()}\n\n{ASK_STDIN}"
+
+
+def user_message(row: Mapping[str, Any], domain: str) -> str:
+    """What is asked of the model for one row in our fields: the one function for benchmarks and training rows.
+
+    Args:
+        row: `prompt` with `entry_point`, perhaps `test` or `instruct_prompt`; or `question`, perhaps with `context`,
+            `options`, and for code `starter_code` and `tests`.
+        domain: math, code or logic.
+
+    >>> user_message({"question": "What follows?", "context": "Tom sleeps.", "options": ["a", "b"]}, "logic")
+    'Tom sleeps.\\n\\nWhat follows?\\n\\n(A) a\\n(B) b'
+    """
+    if "prompt" in row and "entry_point" in row:
+        if row.get("instruct_prompt"):
+            return str(row["instruct_prompt"]).strip()
+        return code_question(str(row["prompt"]), str(row["entry_point"]), str(row.get("test") or ""))
+    question, context = str(row["question"]), str(row.get("context") or "").strip()
+    if domain == "code" and ("tests" in row or "starter_code" in row):
+        return contest_question(question, str(row.get("starter_code") or ""))
+    options = [str(option) for option in row.get("options") or []]
+    if domain == "logic":
+        return logic_question(context, question, options)
+    asked = math_question(question, options)
+    return f"{context}\n\n{asked}" if context else asked
+
+
+def bare(asked: str) -> str:
+    """A problem without what is added here: the request, the marks around code, and lettered options.
+
+    Problems are compared by this (`data/overlap.py`), because two of them do not overlap for being asked alike.
+
+    >>> bare(math_question("What is 2+2?", ["3", "4"]))
+    'What is 2+2?'
+    """
+    lines = (line for line in asked.splitlines() if not _ADDED.fullmatch(line))
+    return "\n".join(lines).strip()
+
+
+_ASKED = "|".join(map(re.escape, (ASK_LETTER, ASK_PROGRAM, ASK_TEST, ASK_STARTER, ASK_STDIN)))
+_ADDED = re.compile(rf"{_ASKED}|```(python)?|\([{LETTERS}]\) .*|Name the function `\w*`\.")
 
 
 def split_docstring(prompt: str) -> tuple[str, str]:

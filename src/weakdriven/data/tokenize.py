@@ -7,11 +7,15 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
+from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import Example
+from weakdriven.data.turns import Turns, split_turns
 from weakdriven.errors import UserError
 
 IGNORE = -100
+VERSION = 2
+"""Raised when the same rows give other tokens, so that finished runs know."""
+BATCH = 1000
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -22,17 +26,22 @@ SCHEMA = pa.schema(
 )
 
 
-def tokenize(example: Example, renderer: Renderer, max_length: int) -> dict[str, Any]:
-    """Prompt and completion are tokenised apart, because generation starts from the prompt's tokens alone."""
-    encode = renderer.tokenizer
-    prompt = encode(renderer.prompt(example.prompt), add_special_tokens=False)["input_ids"]
-    completion = encode(example.completion + renderer.end_of_turn, add_special_tokens=False)["input_ids"]
-    labels = [IGNORE] * len(prompt) + completion
+def tokenize(example: Example, renderer: Renderer, max_length: int | None = None) -> dict[str, Any]:
+    """Prompts and replies are tokenised apart, because generation starts from the prompt's tokens alone."""
+    return token_row(example.id, split_turns(example, renderer), renderer, max_length)
+
+
+def token_row(id: str, turns: Turns, renderer: Renderer, max_length: int | None) -> dict[str, Any]:
+    input_ids, labels = [], []
+    for text, supervised in turns.pieces:
+        ids = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
+        input_ids += ids
+        labels += ids if supervised else [IGNORE] * len(ids)
     return {
-        "id": example.id,
-        "input_ids": (prompt + completion)[:max_length],
+        "id": id,
+        "input_ids": input_ids[:max_length],
         "labels": labels[:max_length],
-        "truncated": len(labels) > max_length,
+        "truncated": max_length is not None and len(labels) > max_length,
     }
 
 
@@ -44,47 +53,71 @@ def write_tokens(
     max_length: int,
     long_prompts: str,
     on_row: Callable[[int], None] = lambda done: None,
+    on_kept: Callable[[list[Example]], None] = lambda kept: None,
 ) -> dict[str, int]:
-    """Tokenise into an Arrow file that `datasets` maps without a copy; returns what was kept, cut and left out."""
+    """Tokenise into an Arrow file that `datasets` maps without a copy; returns what was kept, cut and left out.
+
+    Args:
+        on_kept: Given the examples that are in the file, some at a time and in its order.
+    """
     counters = {"examples": 0, "truncated": 0, "dropped_long_prompts": 0, "dropped_empty_completions": 0}
     counters |= {"tokens": 0, "supervised_tokens": 0}
-    too_long: list[str] = []
-    batch: list[dict[str, Any]] = []
+    first_too_long = ""
+    batch: list[tuple[Example, dict[str, Any]]] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+
+        def flush() -> None:
+            writer.write_batch(pa.RecordBatch.from_pylist([row for _, row in batch], SCHEMA))
+            on_kept([example for example, _ in batch])
+            batch.clear()
+
         for done, example in enumerate(examples, start=1):
             if not example.completion.strip():
                 counters["dropped_empty_completions"] += 1
                 continue
-            row = tokenize(example, renderer, max_length)
+            turns = split_turns(example, renderer)
+            row = token_row(example.id, turns, renderer, max_length)
             supervised = sum(label != IGNORE for label in row["labels"])
             if not supervised:
-                too_long.append(example.id)
+                first_too_long = first_too_long if counters["dropped_long_prompts"] else example.id
+                counters["dropped_long_prompts"] += 1
                 continue
             counters["examples"] += 1
             counters["truncated"] += row["truncated"]
             counters["tokens"] += len(row["input_ids"])
             counters["supervised_tokens"] += supervised
-            batch.append(row)
-            if len(batch) == 1000:
-                writer.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-                batch = []
+            if turns.unlearned:
+                counters["unlearned_replies"] = counters.get("unlearned_replies", 0) + turns.unlearned
+            batch.append((example, row))
+            if len(batch) == BATCH:
+                flush()
             on_row(done)
         if batch:
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-    counters["dropped_long_prompts"] = len(too_long)
+            flush()
+    too_long = counters["dropped_long_prompts"]
     if too_long and long_prompts == "error":
         raise UserError(
-            f"{len(too_long)} rows have prompts of data.max_length={max_length} tokens or more (first: id "
-            f"{too_long[0]!r}), so nothing to learn; raise data.max_length, or leave them out with "
+            f"{too_long} rows have prompts of data.max_length={max_length} tokens or more (first: id "
+            f"{first_too_long!r}), so nothing to learn; raise data.max_length, or leave them out with "
             "data.long_prompts=drop."
         )
     if not counters["examples"]:
         empty = counters["dropped_empty_completions"]
         raise UserError(
-            f"Nothing is left to learn from: {len(too_long)} prompts are longer than data.max_length={max_length} "
+            f"Nothing is left to learn from: {too_long} prompts are longer than data.max_length={max_length} "
             f"tokens and {empty} completions are empty; raise it, or use other rows."
         )
     return counters
+
+
+def unlearned_warning(counters: dict[str, int]) -> str:
+    count = counters.get("unlearned_replies", 0)
+    if not count:
+        return ""
+    return (
+        f"{count} replies before the last of their conversation are read and not learned: the chat template shows them "
+        "otherwise than they were written once they are past, or nothing was asked before them."
+    )
 
 
 def load_tokens(path: Path) -> Dataset:

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from weakdriven.data.questions import LETTERS, code_question, contest_question, logic_question, math_question
-from weakdriven.data.sources import EMBEDDED, read_rows, refuse_broken_text
+from weakdriven.data.example import refuse_broken_text
+from weakdriven.data.files import EMBEDDED, read_rows
+from weakdriven.data.questions import LETTERS, user_message
 from weakdriven.demo.problems import TEST_ITEMS
 from weakdriven.errors import UserError
 from weakdriven.eval.grading import Kind, check_golds
@@ -158,17 +159,17 @@ def as_item(name: str, row: Row, where: str) -> Item:
     identity, question, answer = (text_of(row, key, where) for key in ("id", "question", "answer"))
     level = None if row.get("level") is None else str(row["level"])
     if entry.kind == "math":
-        return Item(identity, math_question(question), answer, level=level)
+        return Item(identity, user_message({"question": question}, entry.domain), answer, level=level)
     options = [str(option) for option in row.get("options") or []]
     letters = LETTERS[: entry.options]
     if len(options) != entry.options or not all(option.strip() for option in options):
         raise UserError(f"{where}: expected {entry.options} options with text, found {options!r:.200}.")
     if (letter := answer.strip().upper()) not in list(letters):
         raise UserError(f"{where}: the answer is {answer!r}; expected a letter from {letters[0]} to {letters[-1]}.")
+    problem = {"question": question, "options": options}
     if entry.domain == "logic":
-        asked = logic_question(text_of(row, "context", where), question, options)
-    else:
-        asked = math_question(question, options)
+        problem["context"] = text_of(row, "context", where)
+    asked = user_message(problem, entry.domain)
     refuse_broken_text(asked, where)
     return Item(identity, asked, letter, options, level)
 
@@ -178,10 +179,9 @@ def code_item(row: Row, where: str) -> Item:
     gold = {key: text_of(row, key, where) for key in ("id", "prompt", "entry_point", "test", "test_style")}
     if row.get("libs"):
         gold["libs"] = [str(library) for library in row["libs"]]  # pyright: ignore[reportArgumentType]
-    if row.get("instruct_prompt"):
-        question = text_of(row, "instruct_prompt", where).strip()
-    else:
-        question = code_question(gold["prompt"], gold["entry_point"], gold["test"])
+    if instructed := row.get("instruct_prompt"):
+        instructed = text_of(row, "instruct_prompt", where)
+    question = user_message({**gold, "instruct_prompt": instructed}, "code")
     return Item(gold["id"], question, gold, level="hard" if row.get("hard") is True else None)
 
 
@@ -210,7 +210,8 @@ def contest_item(row: Row, where: str) -> Item:
         "starter_code": starter,
     }
     level = None if row.get("difficulty") is None else str(row["difficulty"])
-    return Item(identity, contest_question(statement, starter), gold, level=level)
+    asked = user_message({"question": statement, "tests": tests, "starter_code": starter}, "code")
+    return Item(identity, asked, gold, level=level)
 
 
 def text_of(row: Row, key: str, where: str) -> str:

@@ -1,5 +1,6 @@
 """The stages that methods are made of: each names its settings and inputs and what to compute from them."""
 
+import logging
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,10 +13,11 @@ from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from weakdriven.data.files import EMBEDDED as EMBEDDED_DATA
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import EMBEDDED as EMBEDDED_DATA
-from weakdriven.data.sources import load_examples
-from weakdriven.data.tokenize import load_tokens, write_tokens
+from weakdriven.data.sources import open_source
+from weakdriven.data.tokenize import VERSION as TOKENS_VERSION
+from weakdriven.data.tokenize import load_tokens, unlearned_warning, write_tokens
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
@@ -51,6 +53,7 @@ from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import name_base
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 
+logger = logging.getLogger(__name__)
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
 
@@ -76,22 +79,29 @@ class Stages:
         settings = self.recipe.data
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            examples = load_examples(
-                settings.path, settings.split, settings.limit, empty_completions=settings.empty_completions
+            examples = open_source(
+                settings.path,
+                settings.split,
+                settings.limit,
+                domain=settings.domain,
+                empty_completions=settings.empty_completions,
             )
+            total = examples.count()
             counters = write_tokens(
                 examples,
                 self.renderer,
                 out / TOKENS,
                 max_length=settings.max_length,
                 long_prompts=settings.long_prompts,
-                on_row=lambda done: self.run.progress.update(done, len(examples)),
+                on_row=lambda done: self.run.progress.update(done, total),
+                on_kept=lambda kept: append_jsonl(out / EXAMPLES, (example.as_row() for example in kept)),
             )
-            kept = set(column(load_tokens(out / TOKENS), "id").to_pylist())
-            append_jsonl(out / EXAMPLES, (example.as_row() for example in examples if example.id in kept))
-            return {**counters, "rows_read": len(examples)}
+            for warning in filter(None, (self.renderer.warning, unlearned_warning(counters))):
+                logger.warning(warning)
+            return {**counters, "rows_read": total, "layout": examples.layout.name}
 
         decisive = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions"})
+        decisive["version"] = TOKENS_VERSION
         if settings.empty_completions == "drop":  # else there is no such row, and older runs stay good
             decisive["empty_completions"] = "drop"
         tokenizer_key = digest([self.base.key, self.renderer.tokenizer.chat_template])

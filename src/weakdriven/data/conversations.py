@@ -1,0 +1,93 @@
+"""Turns of a conversation, as `messages`, ShareGPT or AM write them -> messages with role and content."""
+
+import json
+from typing import Any
+
+from weakdriven.data.example import Message, refuse_broken_text
+from weakdriven.errors import UserError
+
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "system": "system",
+}
+INFO_FIELDS = ("reference_answer", "test_case", "source")
+
+
+def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
+    """Messages without what else they carry, or a bare text as the one message of `role`."""
+    if role and isinstance(value, str):
+        value = [{"role": role, "content": value}]
+    turns = _turns(value, ("role", "content"))
+    if turns is None:
+        raise UserError(f"{where}: expected text or messages with role and content, found {_start(value)}.")
+    return _checked(turns, where)
+
+
+def from_sharegpt(value: Any, where: str) -> list[Message]:
+    """
+    >>> from_sharegpt([{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}], "row 1")
+    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
+    """
+    turns = _turns(value, ("from", "value")) or _turns(value, ("role", "content"))
+    if turns is None:
+        raise UserError(f"{where}: expected conversations with from and value as texts, found {_start(value)}.")
+    for place, turn in enumerate(turns, start=1):
+        if turn["role"] not in SHAREGPT_ROLES:
+            raise UserError(
+                f"{where}: turn {place} of conversations is from {turn['role']!r}; "
+                f"expected one of {', '.join(SHAREGPT_ROLES)}."
+            )
+        turn["role"] = SHAREGPT_ROLES[turn["role"]]
+    return _checked(turns, where)
+
+
+def with_system(system: Any, turns: list[Message], where: str) -> list[Message]:
+    """A system prompt that stands in a field of its own goes first, unless there is one."""
+    if system is None or system == "" or (turns and turns[0]["role"] == "system"):
+        return turns
+    return [*as_messages(system, where, role="system"), *turns]
+
+
+def info_of(messages: Any) -> dict[str, Any]:
+    """What AM-DeepSeek-R1-Distilled writes beside its messages: the first value of each field.
+
+    Its `think_content` and `answer_content` are parts of the reply once more and are left out.
+
+    >>> asked = {"role": "user", "content": "1+1?", "info": {"source": "gsm", "reference_answer": "2"}}
+    >>> said = {"role": "assistant", "content": "2", "info": {"source": "r1", "test_case": None}}
+    >>> info_of([asked, said]) == {"reference_answer": "2", "source": "gsm"}
+    True
+    """
+    found: dict[str, Any] = {}
+    for turn in messages if isinstance(messages, list) else []:
+        info = turn.get("info") if isinstance(turn, dict) else None
+        given = info if isinstance(info, dict) else {}
+        found = {name: given[name] for name in INFO_FIELDS if given.get(name) not in (None, "")} | found
+    return found
+
+
+def carries_info(messages: Any) -> bool:
+    turns = messages if isinstance(messages, list) else []
+    return any(isinstance(turn, dict) and isinstance(turn.get("info"), dict) for turn in turns)
+
+
+def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:
+    """Fresh messages, or None if the value is something else."""
+    turns: list[Any] = value if isinstance(value, list) else [None]
+    if not all(isinstance(turn, dict) and all(isinstance(turn.get(name), str) for name in names) for turn in turns):
+        return None
+    return [{"role": turn[names[0]], "content": turn[names[1]]} for turn in turns]
+
+
+def _checked(turns: list[Message], where: str) -> list[Message]:
+    for turn in turns:
+        refuse_broken_text(turn["role"] + turn["content"], where)
+    return turns
+
+
+def _start(value: Any) -> str:
+    return json.dumps(value, default=str)[:80]

@@ -1,0 +1,146 @@
+"""Raw rows of a data file or a Hub dataset, one at a time, so that a file may be larger than the memory."""
+
+import codecs
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from weakdriven.data.json_array import BLOCK, JsonArray, NotJson
+from weakdriven.demo.problems import demo_rows
+from weakdriven.errors import UserError
+
+EMBEDDED = "embedded:arithmetic"
+ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
+Row = dict[str, Any]
+
+
+def read_rows(path: str, split: str = "train") -> Iterator[Row]:
+    """Rows of the embedded set, a JSONL, JSON or Parquet file (the first two also .gz or .zst), or a Hub dataset."""
+    if path == EMBEDDED:
+        yield from demo_rows(split)
+    elif (file := find_file(path)) is None:
+        yield from hub_rows(path, split)
+    elif file.suffix == ".parquet":
+        yield from _parquet(file)
+    elif _inner_ending(file) == ".json":
+        yield from _json_array(file)
+    else:
+        yield from _json_lines(file)
+
+
+def count_rows(path: str, split: str = "train") -> int:
+    """How many rows `read_rows` gives, without looking into lines of JSONL."""
+    if path == EMBEDDED:
+        return len(demo_rows(split))
+    if (file := find_file(path)) is None:
+        return len(hub_rows(path, split))
+    if file.suffix == ".parquet":
+        return _parquet_file(file).metadata.num_rows
+    if _inner_ending(file) == ".json":
+        return sum(1 for _ in _json_array(file))
+    return sum(1 for line in _lines(file) if line.strip())
+
+
+def find_file(path: str) -> Path | None:
+    """The file that a source names; None if it is a dataset on the Hub."""
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file
+    if file.exists() or path.startswith((".", "/", "~")) or file.suffix in ENDINGS:
+        raise UserError(f"{path}: there is no such data file.")
+    return None
+
+
+def hub_rows(name: str, split: str) -> Any:
+    """A split of a Hub dataset, mapped from disk."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, split=split)
+    except Exception as error:
+        raise UserError(f"{name} is neither a readable data file nor a dataset on the Hub ({error}).") from error
+
+
+def _inner_ending(file: Path) -> str:
+    packed = file.suffix in (".gz", ".zst")
+    return Path(file.stem).suffix if packed else file.suffix
+
+
+def _open(file: Path) -> IO[bytes]:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rb")  # pyright: ignore[reportReturnType]
+    if file.suffix == ".zst":
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.input_stream(str(file), compression="zstd"))  # pyright: ignore
+    return file.open("rb")
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        with _open(file) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+    except (OSError, zlib.error, EOFError) as error:
+        raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
+
+
+def _json_lines(file: Path) -> Iterator[Row]:
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            row = json.loads(text) if (text := line.decode()).strip() else None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
+        if text.strip():
+            yield _object(row, file, number)
+
+
+def _json_array(file: Path) -> Iterator[Row]:
+    try:
+        for number, row in enumerate(JsonArray(_text_blocks(file)), start=1):
+            yield _object(row, file, number)
+    except NotJson as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}.") from None
+
+
+def _text_blocks(file: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        with _open(file) as data:
+            for block in chain(iter(lambda: data.read(BLOCK), b""), [b""]):
+                yield decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}; save the file as UTF-8.") from None
+    except (OSError, zlib.error, EOFError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}.") from None
+
+
+def _object(row: Any, file: Path, number: int) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f"{file}, row {number}: expected an object with named fields, found {type(row).__name__}.")
+    return row
+
+
+def _parquet_file(file: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(file)
+    except (OSError, ValueError) as error:  # Arrow's own errors are ValueErrors
+        raise UserError(f"{file} cannot be read as Parquet: {error}.") from None
+
+
+def _parquet(file: Path) -> Iterator[Row]:
+    try:
+        for batch in _parquet_file(file).iter_batches(batch_size=256):
+            yield from batch.to_pylist()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as Parquet: {error}.") from None

@@ -1,0 +1,84 @@
+"""What two texts are compared by: their letters and digits, their numbers, their words, their runs of words.
+
+Everything here forgets case, layout, punctuation and the ways Unicode has of writing one character. That also forgets
+the difference between `x + 1` and `x - 1`, which is right for held-out items (better one training row too few) and
+wrong for removing repeats from a set of formulas: `signs=True` keeps it.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from hashlib import blake2b
+
+# Chinese and Japanese are written without spaces, so each character counts as a word.
+_HAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_COMMA_IN_NUMBER = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_LETTER = r"[^\W\d_]"
+# A hyphen between two letters joins words; any other is a minus.
+_SIGN = re.compile(rf"[+*/^=<>×÷±√≤≥≠]|(?<!{_LETTER})[-−]|[-−](?!{_LETTER})")
+_WORD_OR_SIGN = re.compile(f"{_WORD.pattern}|{_SIGN.pattern}")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A text as it is compared with others; two equal `exact` are the same text."""
+
+    exact: bytes
+    template: bytes
+    """As `exact`, with every number as good as any other."""
+    numbers: str
+    """The numbers of the text with their repeats, sorted."""
+    words: list[str]
+
+
+def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
+    """
+    >>> a = fingerprint("Ann pays $1,250 for 2 chairs.")
+    >>> a.words, a.numbers
+    (['ann', 'pays', '1250', 'for', '2', 'chairs'], '1250 2')
+    >>> a.exact == fingerprint("ANN  pays 1250 for 2 chairs").exact
+    True
+    >>> a.template == fingerprint("Ann pays $80 for 16 chairs.").template != a.exact
+    True
+    >>> fingerprint("x + 1").exact == fingerprint("x - 1").exact
+    True
+    >>> fingerprint("x + 1", signs=True).exact == fingerprint("x - 1", signs=True).exact
+    False
+    """
+    text = plain(text)
+    numbers = sorted(_NUMBER.findall(text))
+    if signs:
+        numbers += sorted(_SIGN.findall(text))
+    kept = _WORD_OR_SIGN if signs else _WORD
+    return Fingerprint(
+        exact=_digest(kept.findall(text)),
+        template=_digest(kept.findall(_NUMBER.sub("0", text))),
+        numbers=" ".join(numbers),
+        words=_WORD.findall(text),
+    )
+
+
+def plain(text: str) -> str:
+    """One case, one way of writing each character, no commas inside numbers.
+
+    >>> plain("Ｆind  x² in 1,000 STEPS")
+    'find  x2 in 1000 steps'
+    """
+    text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return _COMMA_IN_NUMBER.sub("", text) if "," in text else text
+
+
+def grams(words: list[str], n: int) -> set[str]:
+    """All runs of n words; none if there are fewer words.
+
+    >>> sorted(grams(["a", "rose", "is", "a", "rose"], 2))
+    ['a rose', 'is a', 'rose is']
+    """
+    return {" ".join(words[start : start + n]) for start in range(len(words) - n + 1)}
+
+
+def _digest(parts: list[str]) -> bytes:
+    """Sixteen bytes that stand for the parts written together: no text is kept, and no two texts share them."""
+    return blake2b("".join(parts).encode(errors="surrogatepass"), digest_size=16).digest()

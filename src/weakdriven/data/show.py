@@ -1,0 +1,139 @@
+"""What a source looks like to a model: its layout, a few rows as they are trained on, and what would be left out."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+
+from rich.console import Console
+from rich.text import Text
+
+from weakdriven.data.example import Example
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.sources import Source
+from weakdriven.data.tokenize import IGNORE, token_row
+from weakdriven.data.turns import split_turns
+from weakdriven.errors import UserError
+
+LOOKED_AT = 1000
+"""Rows that are tokenised to say how many would be cut or left out."""
+LONGEST = 1500
+"""Characters of one piece of text that are shown."""
+STYLES = {"prompt": "", "learned": "bold black on green", "cut": "strike dim"}
+MARKS = {"prompt": ("", ""), "learned": ("[[", "]]"), "cut": ("{{", "}}")}
+"""Stand for the colours where there are none."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One row as a model would learn it."""
+
+    id: str
+    runs: list[tuple[str, str]]
+    """Text with its kind: prompt, learned or cut."""
+    prompt_tokens: int
+    learned_tokens: int
+    tokens: int
+    fate: str
+    """What happens to the row; empty if all of it is learned."""
+
+
+@dataclass
+class Tally:
+    """What became of the rows that were looked at."""
+
+    rows: int = 0
+    longest: int = 0
+    fates: dict[str, int] = field(default_factory=dict)
+    stopped: str = ""
+    """The error at which training would stop."""
+
+
+def look(example: Example, renderer: Renderer, max_length: int) -> Look:
+    """Tokenise one example whole and say what of it fits."""
+    turns = split_turns(example, renderer)
+    row = token_row(example.id, turns, renderer, None)
+    kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
+    kinds[max_length:] = ["cut"] * len(kinds[max_length:])
+    if blank := not example.completion.strip():
+        kinds = ["prompt" if kind == "prompt" else "cut" for kind in kinds]
+    runs = []
+    for kind, group in groupby(zip(kinds, row["input_ids"], strict=True), key=lambda pair: pair[0]):
+        runs.append((str(renderer.tokenizer.decode([token for _, token in group])), kind))
+    learned = kinds.count("learned")
+    if blank:
+        fate = "no completion: an error, or left out with data.empty_completions=drop"
+    elif not learned:
+        fate = f"the prompt fills max_length={max_length}: an error, or left out with data.long_prompts=drop"
+    elif len(kinds) > max_length:
+        fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
+    elif turns.unlearned:
+        fate = "some replies before the last are read and not learned: the template shows them otherwise once past"
+    else:
+        fate = ""
+    unsupervised = sum(label == IGNORE for label in row["labels"])
+    return Look(example.id, runs, unsupervised, learned, len(kinds), fate)
+
+
+def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tally: Tally) -> Iterator[Look]:
+    """The first rows one by one; the tally is filled on the way. An error of the data ends it and stands there."""
+    try:
+        for example in islice(examples, LOOKED_AT):
+            one = look(example, renderer, max_length)
+            tally.rows += 1
+            tally.longest = max(tally.longest, one.tokens)
+            if one.fate:
+                tally.fates[one.fate] = tally.fates.get(one.fate, 0) + 1
+            yield one
+    except UserError as error:
+        tally.stopped = str(error)
+
+
+def print_source(
+    source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
+) -> None:
+    """The layout, some rows with what is learned in colour, and what would be cut or left out.
+
+    Args:
+        count: How many rows there are, where that is known.
+    """
+    many = "" if count is None else f", {count:,} rows"
+    _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
+    tally = Tally()
+    for number, one in enumerate(looks(source, renderer, max_length, tally), start=1):
+        if number <= rows:
+            print_look(one, console)
+    console.print()
+    fates = [f"{number:,} {fate}" for fate, number in tally.fates.items()]
+    whole = tally.rows - sum(tally.fates.values())
+    _say(console, f"Of the first {tally.rows:,} rows (longest: {tally.longest:,} tokens):")
+    for words in [f"{whole:,} learned whole", *fates]:
+        _say(console, f"  {words}")
+    if tally.stopped:
+        _say(console, f"Training would stop here: {tally.stopped}", "red")
+    if renderer.warning:
+        _say(console, f"Warning: {renderer.warning}", "yellow")
+
+
+def print_look(one: Look, console: Console) -> None:
+    console.print()
+    lengths = f"{one.prompt_tokens:,} prompt + {one.tokens - one.prompt_tokens:,} reply = {one.tokens:,} tokens"
+    _say(console, f"row {one.id}: {lengths}, {one.learned_tokens:,} learned", "bold")
+    shown = Text()
+    for text, kind in one.runs:
+        before, after = MARKS[kind] if console.color_system is None else ("", "")
+        shown.append(before + _readable(text) + after, STYLES[kind])
+    console.print(shown, soft_wrap=True, highlight=False)
+    if one.fate:
+        _say(console, one.fate, "yellow")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(_readable(text), style), soft_wrap=True, highlight=False)
+
+
+def _readable(text: str) -> str:
+    """Not too long, and without what would steer a terminal."""
+    if (more := len(text) - LONGEST) > 0:
+        half = LONGEST // 2
+        text = f"{text[:half]} … {more:,} characters … {text[-half:]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

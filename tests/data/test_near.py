@@ -1,0 +1,100 @@
+"""The similarity join finds what comparing all with all finds, with far fewer comparisons."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weakdriven.data import near
+from weakdriven.data.near import NearSets
+
+THRESHOLDS = (0.07, 0.29, 0.5, 0.55, 0.7, 0.8, 0.9, 1.0)
+word_sets = st.lists(st.tuples(st.sampled_from(["", "3 4"]), st.sets(st.sampled_from("abcdefghijkl"))), max_size=30)
+
+
+def near_by_comparing_all(sets, key, words, threshold):
+    found = []
+    for number, (other_key, others) in enumerate(sets):
+        if key == other_key and words and others:
+            similarity = Fraction(len(words & others), len(words | others))
+            if similarity >= Fraction(str(threshold)):
+                found.append((number, float(similarity)))
+    return found
+
+
+@pytest.mark.parametrize("small_block", [0, 3, 16])
+def test_the_join_finds_what_comparing_all_finds(small_block, monkeypatch):
+    monkeypatch.setattr(near, "SMALL_BLOCK", small_block)
+
+    @settings(deadline=None, max_examples=150)
+    @given(word_sets, word_sets, st.sampled_from(THRESHOLDS), st.lists(st.sets(st.sampled_from("abcdefmn"))))
+    def check(held, asked, threshold, seen):
+        sets = NearSets(threshold, seen)
+        for number, (key, words) in enumerate(held):
+            assert sets.find(key, words) == near_by_comparing_all(held[:number], key, words, threshold)
+            assert sets.add(key, words) == number
+        for key, words in asked:
+            assert sets.find(key, words) == near_by_comparing_all(held, key, words, threshold)
+
+    check()
+
+
+@pytest.mark.parametrize("threshold", [0.55, 0.7, 0.8])  # 0.55 * 100 is a little above 55
+def test_no_pair_at_the_border_is_lost_to_rounding(threshold, monkeypatch):
+    """The smallest subset that is near; the rarest words are missing, so one word too few in the index misses it."""
+    monkeypatch.setattr(near, "SMALL_BLOCK", 0)
+    exact = Fraction(str(threshold))
+    for size in range(2, 131):
+        words = [f"{number:03}" for number in range(size)]
+        kept = -(-size * exact.numerator // exact.denominator)
+        sets = NearSets(threshold)
+        sets.add("", set(words))
+        assert sets.find("", set(words[size - kept :])) == [(0, kept / size)]
+        assert sets.find("", set(words[size - kept + 1 :])) == []
+
+
+def zipf_sets(count, rng):
+    """Sets of about 25 words with the frequencies of a natural language."""
+    vocabulary = [f"word{number}" for number in range(50_000)]
+    weights = [1 / (rank + 10) for rank in range(len(vocabulary))]
+    drawn = rng.choices(vocabulary, weights, k=40 * count)
+    return [set(drawn[40 * row : 40 * row + 40]) for row in range(count)]
+
+
+def comparisons(count, keys):
+    rng = random.Random(0)
+    rows = zipf_sets(count, rng)
+    sets = NearSets(0.7, rows)
+    for words in rows:
+        key = keys(rng)
+        sets.find(key, words)
+        sets.add(key, words)
+    return sets.compared
+
+
+def test_with_numbers_as_keys_comparisons_grow_no_faster_than_rows():
+    def numbers(rng):
+        return " ".join(sorted(str(rng.randint(1, 100)) for _ in range(3)))
+
+    few, many = comparisons(200, numbers), comparisons(2000, numbers)
+    assert many <= 11 * max(few, 20)
+    assert many < 0.001 * 2000**2 / 2
+
+
+def test_in_one_large_block_rare_words_leave_few_comparisons():
+    assert comparisons(2000, lambda rng: "") < 0.05 * 2000**2 / 2
+
+
+def test_learning_which_words_are_rare_saves_comparisons():
+    rows = [{"the", "of", "and", f"zebra{number}", f"zoo{number}", "with"} for number in range(100)]
+
+    def compared(seen):
+        sets = NearSets(0.7, seen)
+        for words in rows:
+            sets.find("", words)
+            sets.add("", words)
+        return sets.compared
+
+    assert compared(rows) < compared([]) == 100 * 99 // 2
