@@ -136,7 +136,10 @@ def test_a_tokenizer_without_chat_template_asks_for_one(weakdriven, tmp_path):
     words = ["eval", "--model", tmp_path / "m", "--benchmarks", "arithmetic", "--limit", 1, "--output", tmp_path / "a"]
     code, _, err = weakdriven(*words)
     assert code == 2 and "has no chat template; set --chat-template" in err
-    code, *_ = weakdriven(*words, "--chat-template", "gemma", "--style", "plain", "--max-new-tokens", 2)
+    code, _, err = weakdriven(*words, "--chat-template", "gemma")
+    assert code == 2 and "--chat-template: gemma writes <start_of_turn> and <end_of_turn>, which" in err
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    code, *_ = weakdriven(*words, "--chat-template", tmp_path / "chat.jinja", "--style", "plain", "--max-new-tokens", 2)
     assert code == 0
 
 

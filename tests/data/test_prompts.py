@@ -16,15 +16,6 @@ def plain(template=None):
     return Renderer(tokenizer, "math", "plain")
 
 
-def gemma():
-    """A tokenizer that, like Gemma's, has the marks of its template as special tokens."""
-    tokenizer = embedded_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
-    tokenizer.bos_token = "<|endoftext|>"
-    give_chat_template(tokenizer, "gemma", "some/model")
-    return tokenizer
-
-
 @pytest.mark.parametrize("domain, style", sorted(SYSTEM_PROMPTS))
 def test_domain_and_style_choose_the_system_prompt(domain, style):
     system = SYSTEM_PROMPTS[domain, style]
@@ -110,34 +101,6 @@ def test_a_template_that_cannot_render_is_an_error_before_any_work(template, sty
 @pytest.mark.parametrize("template", [None, NO_SYSTEM])
 def test_a_template_that_renders_what_the_style_asks_for_passes_the_check(template):
     plain(template).check()
-
-
-def test_the_gemma_template_renders_two_turns_with_a_system_message():
-    messages = [
-        {"role": "system", "content": " Be brief. "},
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "2+2? "},
-    ]
-    text = gemma().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == (
-        "<|endoftext|><start_of_turn>user\nBe brief.\n\n1+1?<end_of_turn>\n"
-        "<start_of_turn>model\n2<end_of_turn>\n"
-        "<start_of_turn>user\n2+2?<end_of_turn>\n"
-        "<start_of_turn>model\n"
-    )
-
-
-def test_the_gemma_template_without_system_message_starts_with_the_user():
-    text = gemma().apply_chat_template(ASK, tokenize=False)
-    assert text == "<|endoftext|><start_of_turn>user\n1+1?<end_of_turn>\n"
-
-
-def test_the_gemma_template_ends_turns_for_the_renderer_too():
-    renderer = Renderer(gemma(), "math", "tag-free")
-    assert renderer.end_of_turn == "<end_of_turn>"
-    assert renderer.stop_ids == [2, renderer.tokenizer.convert_tokens_to_ids("<end_of_turn>")]
-    assert f"user\n{SYSTEM_PROMPTS['math', 'tag-free']}\n\n1+1?<end_of_turn>" in renderer.prompt(ASK)
 
 
 def test_a_tokenizer_without_template_is_an_error_that_names_the_remedy():

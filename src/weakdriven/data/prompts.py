@@ -12,7 +12,8 @@ from weakdriven.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SHIPPED_TEMPLATES = ("gemma",)
+SHIPPED_TEMPLATES = {"gemma": ("<start_of_turn>", "<end_of_turn>")}
+"""Name of a template, and the special tokens it writes."""
 _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
@@ -41,7 +42,16 @@ class Renderer:
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
         """Text up to where the model's reply starts; a system prompt and a domain of the row's own are kept."""
-        system = SYSTEM_PROMPTS.get((domain or self.domain, self.style))
+        from jinja2 import TemplateError
+
+        try:
+            return self._render(messages, domain or self.domain)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise UserError(f"The chat template refuses a conversation of {roles}: {error}") from error
+
+    def _render(self, messages: list[Message], domain: str) -> str:
+        system = SYSTEM_PROMPTS.get((domain, self.style))
         if system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system}, *messages]
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -96,7 +106,7 @@ class Renderer:
     def check(self) -> None:
         """Render a prompt and an ending now, so that a broken template is found before any work."""
         try:
-            self.prompt([{"role": "user", "content": "?"}])
+            self._render([{"role": "user", "content": "?"}])
             self.stop_ids  # noqa: B018
         except UserError:
             raise
@@ -109,6 +119,7 @@ def give_chat_template(
 ) -> None:
     """Set the asked-for chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
     if template in SHIPPED_TEMPLATES:
+        refuse_missing_marks(tokenizer, template, model, setting)
         tokenizer.chat_template = (resources.files("weakdriven") / "templates" / f"{template}.jinja").read_text()
     elif template is not None:
         try:
@@ -122,4 +133,14 @@ def give_chat_template(
         raise UserError(
             f"The tokenizer of {model} has no chat template; set {setting} to a template file or to a "
             f"shipped one ({', '.join(SHIPPED_TEMPLATES)})."
+        )
+
+
+def refuse_missing_marks(tokenizer: "PreTrainedTokenizerBase", template: str, model: str, setting: str) -> None:
+    """A mark that is no special token would be cut into pieces, and its last piece would end every reply."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special]:
+        raise UserError(
+            f"{setting}: {template} writes {' and '.join(missing)}, which the tokenizer of {model} does not have as "
+            "special tokens; use a template that fits the model."
         )

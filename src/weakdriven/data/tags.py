@@ -1,0 +1,50 @@
+"""Reasoning without its <think> and <answer> markers, for models that do not learn to write them, as Gemma."""
+
+import re
+
+_MARKER = r"""</?(?:think|answer)(?:[ \t]+[\w:-]+[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^\s"'<>=]+))*[ \t]*/?>"""
+# A line that opens a block with a language ends one that was left open: such a block is no code.
+_CODE = rf"""
+    (?:^|(?<=>))[ \t]*(?P<fence>`{{3,}})[^`\n]*\n
+    (?:(?![ \t]*```+[ \t]*\w)[^\n]*\n)*?
+    [ \t]*(?P=fence)`*(?=[ \t\r]*(?:$|{_MARKER}))
+    | (?<!`)`[^`\n]+`(?!`)
+"""
+_CODE_OR_MARKER = re.compile(rf"(?P<code>{_CODE})|(?P<marker>{_MARKER})", re.M | re.X)
+
+
+def strip_tags(text: str) -> str:
+    """Remove <think>, </think>, <answer> and </answer> and keep what stands between them.
+
+    Where a marker stood, one blank line parts the text before it from the text after it, so that a reasoning does not
+    run into its answer. Markers that are unclosed, nested or carry attributes go too. Code keeps them: inside a closed
+    ``` block or `a span` they are part of a program or are being talked about. A text without markers is returned
+    as it is.
+
+    >>> strip_tags("<think>a</think><answer>b</answer>")
+    'a\\n\\nb'
+    >>> strip_tags("<think>1+1 is 2.</think>\\n\\n<answer>The answer is \\\\boxed{2}</answer>")
+    '1+1 is 2.\\n\\nThe answer is \\\\boxed{2}'
+    """
+    while (stripped := _strip_once(text)) != text:  # without a marker, fences may pair up differently
+        text = stripped
+    return text
+
+
+def _strip_once(text: str) -> str:
+    pieces, start = [], 0
+    for found in _CODE_OR_MARKER.finditer(text):
+        if found["marker"]:
+            pieces.append(text[start : found.start()])
+            start = found.end()
+    if not pieces:
+        return text
+    trimmed = map(_trim, [*pieces, text[start:]])
+    return "\n\n".join(piece for piece in trimmed if piece)
+
+
+def _trim(piece: str) -> str:
+    """Without blank lines at its ends; the first line keeps its indentation if it does not follow a marker directly."""
+    piece = piece.rstrip()
+    blank = re.match(r"\s*\n", piece)
+    return piece[blank.end() :] if blank else piece.lstrip()
