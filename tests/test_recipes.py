@@ -20,7 +20,7 @@ BACKBONES = {
     "qwen3-4b": "Qwen/Qwen3-4B-Base",
     "qwen3-8b": "Qwen/Qwen3-8B-Base",
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "gemma-3-4b": "gemma-3-4b-pt-text",
+    "gemma-3-4b": "google/gemma-3-4b-pt",
 }
 PAPER = [f"{backbone}-{domain}" for backbone in BACKBONES for domain in ("math", "code", "logic")]
 

@@ -182,6 +182,23 @@ def export_mix(
     print(f"saved   {mix.out}, which loads and answers as the two models mixed")
 
 
+@export_app.command("vllm")
+def export_vllm(
+    trained: Annotated[str, typer.Argument(help="Folder of a trained text-only Gemma-3.")],
+    base: Annotated[str, typer.Argument(help="Folder or Hub id of the multimodal Gemma-3 it was trained from.")],
+    out: Annotated[str, typer.Argument(help="New folder.")],
+    debug: Debug = False,
+) -> None:
+    """Put a trained Gemma-3 back beside its base's vision tower, for servers that load the multimodal form only."""
+    quieten_libraries()
+    from weakdriven.models.wrap import wrap_text_model
+
+    made = wrap_text_model(trained, base, out)
+    print(f"text    {made.text_weights} weights of {made.trained}")
+    print(f"vision  {made.vision_weights} weights of {made.base}, unchanged")
+    print(f"saved   {made.out}, read back and found equal")
+
+
 def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
     """What the commands that compute share: settings, run directory, and someone who tells of progress."""
     settings = load_recipe(recipe, overrides)

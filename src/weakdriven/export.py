@@ -22,6 +22,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.mixture import MixtureForCausalLM
 from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
+from weakdriven.models.wrap import refuse_used
 from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
 
@@ -95,10 +96,7 @@ def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
         out = paths[1] if len(paths) == 2 else default_out
     if out is None:
         raise UserError(f"{paths[0]} is no run or round, so its mixture needs a place; add a new folder as OUT.")
-    target = Path(out).expanduser().resolve()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        found = "holds files" if target.is_dir() else "is a file"
-        raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
+    target = refuse_used(Path(out).expanduser().resolve())
     if strong_weight is not None:
         return Mix(strong, weak, strong_weight, "--strong-weight", target)
     weight, origin = trained_weight(strong.folder)

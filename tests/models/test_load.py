@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma3Config, Qwen3ForCausalLM, RecurrentGemmaConfig, T5Config
+from transformers import AutoModelForCausalLM, PaliGemmaConfig, Qwen3ForCausalLM, RecurrentGemmaConfig, T5Config
 
 from helpers import FAMILIES, embedded_tokenizer, tiny_model
 from weakdriven.errors import UserError
@@ -74,7 +74,7 @@ def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision(
     "config, message",
     [
         (T5Config(), "is an encoder-decoder model"),
-        (Gemma3Config(), "is a multimodal checkpoint .gemma3"),
+        (PaliGemmaConfig(), "is a multimodal checkpoint .paligemma"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )

@@ -15,6 +15,7 @@ from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from weakdriven.errors import UserError
+from weakdriven.models.multimodal import is_multimodal, text_config
 
 ROTARY = "apply_rotary_pos_emb"
 FRESH_QUERIES = {"qwen3", "gemma3_text"}
@@ -32,7 +33,9 @@ def fast_layers(choice: str, model_type: str) -> bool:
 
 
 def model_type(folder: Path) -> str:
-    """What the model's configuration calls its architecture."""
+    """What the configuration calls the architecture of the model that is trained."""
+    if is_multimodal(folder):
+        return text_config(folder).model_type
     return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
 
 

@@ -18,6 +18,7 @@ from transformers import (
 
 from weakdriven.errors import UserError
 from weakdriven.models.head import refuse_other_logits
+from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.rundir import digest, file_digest
 
 EMBEDDED = "embedded:base"
@@ -87,6 +88,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A causal LM with all of its weights; a checkpoint that leaves some to chance is refused.
 
+    Of a multimodal Gemma-3 it is the language model alone.
+
     Args:
         quantize: `4bit` holds linear layers but the head in NF4, on the GPU.
     """
@@ -101,7 +104,12 @@ def load_model(
     loading = logging.getLogger("transformers.modeling_utils")
     loading.disabled = True  # its table of missing weights is told below in one sentence
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+        if is_multimodal(folder):
+            loaded: Any = load_text_model(folder, **options)
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"The model in {folder} cannot be loaded ({error}).") from error
     finally:
@@ -132,10 +140,12 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
         raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{folder} is an encoder-decoder model; weak-driven training needs a causal LM.")
-    if hasattr(config, "vision_config"):
+    if is_multimodal(folder):
+        check_text_weights(folder)
+    elif hasattr(config, "vision_config"):
         raise UserError(
-            f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs. "
-            "Save its language model as a checkpoint of its own first."
+            f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs, and "
+            "the one inside Gemma-3. Save its language model as a checkpoint of its own first."
         )
 
 
@@ -163,5 +173,7 @@ def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code
 
 
 def vocabulary_rows(folder: Path) -> int:
+    if is_multimodal(folder):  # the published ones leave it to the default
+        return text_config(folder).vocab_size
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER, ADAPTER_FILE, keeps_base, refuse_adapter
 from weakdriven.models.load import fingerprint, locate_model, refuse_different_vocabularies
+from weakdriven.models.multimodal import is_multimodal, text_config
 from weakdriven.recipe import LoraSettings
 
 
@@ -38,7 +39,10 @@ def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = Fals
         raise UserError(f"lora.quantize: {lora.quantize} needs a CUDA device, and there is none here; remove it.")
     if lora.target_modules == "all-linear":
         return
-    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    if is_multimodal(base):
+        config = text_config(base)
+    else:
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     with torch.device("meta"):  # its layers, without their weights
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     refuse_targets(model, list(lora.target_modules))
