@@ -5,6 +5,9 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+
+from helpers import tiny_model
 from multimodal_cases import (
     IDS,
     LAYOUTS,
@@ -16,9 +19,6 @@ from multimodal_cases import (
     tokenizer,
     write_multimodal,
 )
-from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
-
-from helpers import tiny_model
 from weakdriven.cli import main
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_model

@@ -106,7 +106,7 @@ class Renderer:
     def check(self) -> None:
         """Render a prompt and an ending now, so that a broken template is found before any work."""
         try:
-            self._render([{"role": "user", "content": "?"}])
+            self._render([{"role": "user", "content": "?"}], self.domain)
             self.stop_ids  # noqa: B018
         except UserError:
             raise

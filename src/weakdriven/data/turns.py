@@ -8,8 +8,6 @@ rewrites is only read then, and counted.
 
 from typing import NamedTuple
 
-from jinja2 import TemplateError
-
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
@@ -54,8 +52,5 @@ def _written(example: Example, renderer: Renderer, place: int, last: str) -> tup
 def _rendered(example: Example, renderer: Renderer, turns: int) -> str:
     try:
         return renderer.prompt(example.prompt[:turns], example.domain)
-    except TemplateError as error:
-        roles = ", ".join(turn["role"] for turn in example.prompt[:turns])
-        raise UserError(
-            f"The chat template refuses the messages of row {example.id!r}, which are from {roles}: {error}."
-        ) from error
+    except UserError as error:
+        raise UserError(f"Row {example.id!r}: {error}") from error
