@@ -6,7 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +31,23 @@ def read_rows(path: str, split: str = "train") -> Iterator[Row]:
         yield from _json_array(file)
     else:
         yield from _json_lines(file)
+
+
+def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Row | UserError]:
+    """As `read_rows` from the row after `start` rows on, with the error in its place for a line that is no row.
+
+    Of JSONL, lines before the start are not parsed; what is no longer lines (a torn archive) is raised as ever.
+    """
+    file = None if path == EMBEDDED else find_file(path)
+    if file is None or file.suffix == ".parquet" or _inner_ending(file) == ".json":
+        yield from islice(read_rows(path, split), start, None)
+        return
+    lines = ((number, line) for number, line in enumerate(_lines(file), start=1) if line.strip())
+    for number, line in islice(lines, start, None):
+        try:
+            yield _json_line(line, file, number)
+        except UserError as error:
+            yield error
 
 
 def count_rows(path: str, split: str = "train") -> int:
@@ -93,14 +110,17 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _json_lines(file: Path) -> Iterator[Row]:
     for number, line in enumerate(_lines(file), start=1):
-        try:
-            row = json.loads(text) if (text := line.decode()).strip() else None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
-        if text.strip():
-            yield _object(row, file, number)
+        if line.strip():
+            yield _json_line(line, file, number)
+
+
+def _json_line(line: bytes, file: Path, number: int) -> Row:
+    try:
+        return _object(json.loads(line.decode()), file, number)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
 
 
 def _json_array(file: Path) -> Iterator[Row]:

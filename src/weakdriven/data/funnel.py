@@ -1,0 +1,85 @@
+"""What became of every row on its way into a training set: how many came in, stayed, or went, and why."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+EXAMPLES = 5
+"""Dropped rows that are named for each reason."""
+LONGEST_DETAIL = 200
+
+
+@dataclass
+class Funnel:
+    """Counts of one step; `seen` is always `kept` and all that was dropped together.
+
+    >>> funnel = Funnel()
+    >>> funnel.keep()
+    >>> funnel.drop("wrong answer", "7", "found 3, expected 4")
+    >>> funnel.to_json()["dropped"]
+    {'wrong answer': {'rows': 1, 'first': [{'id': '7', 'detail': 'found 3, expected 4'}]}}
+    """
+
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """The first few rows of each reason."""
+
+    @property
+    def seen(self) -> int:
+        return self.kept + sum(self.dropped.values())
+
+    def keep(self) -> None:
+        self.kept += 1
+
+    def drop(self, reason: str, id: str, detail: str = "") -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        named = self.first.setdefault(reason, [])
+        if len(named) < EXAMPLES:
+            named.append({"id": id, "detail": shortened(detail)})
+
+    def merge(self, other: "Funnel") -> None:
+        """Add the counts of the next block of rows at the same step."""
+        self.kept += other.kept
+        self._add_drops(other)
+
+    def then(self, after: "Funnel") -> "Funnel":
+        """Both steps as one; `after` was given what this one kept.
+
+        >>> Funnel(kept=3, dropped={"a": 1}).then(Funnel(kept=2, dropped={"b": 1})).seen
+        4
+        """
+        if after.seen != self.kept:
+            raise ValueError(f"the next step saw {after.seen} rows of the {self.kept} that were kept")
+        both = Funnel(after.kept)
+        for step in (self, after):
+            both._add_drops(step)
+        return both
+
+    def _add_drops(self, other: "Funnel") -> None:
+        for reason, count in other.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+            self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the most frequent reason first."""
+        reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason], reason))
+        dropped = {reason: {"rows": self.dropped[reason], "first": self.first.get(reason, [])} for reason in reasons}
+        return {"in": self.seen, "kept": self.kept, "dropped": dropped}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Funnel":
+        dropped = value["dropped"]
+        return cls(
+            value["kept"],
+            {reason: one["rows"] for reason, one in dropped.items()},
+            {reason: list(one["first"]) for reason, one in dropped.items()},
+        )
+
+
+def shortened(text: str) -> str:
+    """
+    >>> len(shortened("x" * 500))
+    200
+    """
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 3] + "..."

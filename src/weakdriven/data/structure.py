@@ -1,0 +1,47 @@
+"""Whether a completion is written as its style asks, so that a model learns to end its answers in one way only."""
+
+import re
+
+from weakdriven.data.tags import strip_tags
+
+MARKERS = ("<think>", "</think>", "<answer>", "</answer>")
+_TAGGED = re.compile(r"\s*<think>(?P<thought>.*)</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+
+
+def in_style(completion: str, style: str) -> str:
+    """The completion as it is to be learned: without markers for the style tag-free, else as it is."""
+    return strip_tags(completion) if style == "tag-free" else completion
+
+
+def structure_fault(completion: str, style: str) -> str | None:
+    r"""What is wrong with the form of a completion as its source has it, or None.
+
+    Style tagged: one <think>...</think>, then one <answer>...</answer>, both with text, and nothing else. Style
+    tag-free: text is left without the markers, and no reasoning was cut off before its end. Style plain: any text.
+
+    >>> structure_fault("<think>1+1 is 2</think> <answer>\\boxed{2}</answer>", "tagged")
+    >>> structure_fault("<think>1+1 is", "tagged")
+    'found 1 <think>, 0 </think>, 0 <answer>, 0 </answer>; expected one of each'
+    """
+    if style == "tagged":
+        counts = {marker: completion.count(marker) for marker in MARKERS}
+        if set(counts.values()) != {1}:
+            found = ", ".join(f"{count} {marker}" for marker, count in counts.items())
+            return f"found {found}; expected one of each"
+        if (parts := _TAGGED.fullmatch(completion)) is None:
+            return "expected <think>...</think> and then <answer>...</answer>, with nothing around them"
+        empty = [name for name in ("thought", "answer") if not parts[name].strip()]
+        return f"the {' and the '.join(empty)} between the markers is empty" if empty else None
+    if style == "tag-free" and "<think>" in completion and "</think>" not in completion:
+        return "the reasoning is cut off before </think>"
+    return None if in_style(completion, style).strip() else "the completion is empty"
+
+
+def has_box(completion: str) -> bool:
+    r"""Whether a \boxed stands after the reasoning; a grader says what is in it.
+
+    >>> has_box("<think>\\boxed{1}</think><answer>1</answer>"), has_box("so \\boxed{1}")
+    (False, True)
+    """
+    return _BOX.search(completion.rpartition("</think>")[2]) is not None
