@@ -1,20 +1,21 @@
-"""`weakdriven data`: look at a data source before anything is trained on it."""
+"""`weakdriven data`: look at a data source before anything is trained on it, or make one out of raw corpora."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from weakdriven.cli_common import Debug, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, quieten_libraries
+from weakdriven.errors import UserError
 
-data_app = typer.Typer(help="Training data: weakdriven data show SOURCE.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Training data: weakdriven data show SOURCE, weakdriven data build math|code|logic SOURCE --output DIR.",
+    no_args_is_help=True,
+)
 CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to show their number."""
-
-
-@data_app.callback()
-def group() -> None:
-    """Makes `show` a command of its own name, although there is one only."""
 
 
 @data_app.command("show")
@@ -51,3 +52,75 @@ def data_show(
     cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
     count = opened.count() if cheap else None
     print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count)
+
+
+@data_app.command("build")
+def data_build(
+    domain: Annotated[Literal["math", "code", "logic"], typer.Argument(help="What the rows are verified as.")],
+    sources: Annotated[list[str], typer.Argument(help="Raw files or Hub datasets; of logic, LogiQA 2.0 and ReClor.")],
+    output: Annotated[Path, typer.Option(help="Folder for the result; run again with it to go on.")],
+    style: Annotated[
+        Literal["tagged", "tag-free", "plain"], typer.Option(help="How completions are to be written, as data.style.")
+    ] = "tagged",
+    benchmarks: Annotated[
+        str, typer.Option(help="Rows that overlap with these are left out: names with commas between, all, or none.")
+    ] = "all",
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Rows verified at once; unset: one a processor.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one comparison or one program.")] = 10.0,
+    max_characters: Annotated[int | None, typer.Option(min=1, help="Longer rows are left out.")] = None,
+    split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
+    limit: Annotated[int | None, typer.Option(min=1, help="First rows of each source only.")] = None,
+    code_python: Annotated[str | None, typer.Option(help="Python whose packages programs may import.")] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Run programs even where they cannot be isolated.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Keep the rows that are verified, not in a benchmark and not repeated; funnel.json says what became of the rest."""
+    quieten_libraries()
+    from weakdriven.pipeline.build import Build, build
+    from weakdriven.pipeline.verify import Checks
+    from weakdriven.progress import choose_progress
+
+    settings = Build(
+        domain,
+        tuple(sources),
+        split=split,
+        style=style,
+        benchmarks=asked_benchmarks(benchmarks),
+        data_dir=data_dir,
+        max_characters=max_characters,
+        limit=limit,
+        checks=Checks(workers, timeout, unsafe, code_python),
+    )
+    console = Console()
+    funnel = build(settings, output, choose_progress(console, quiet=quiet))
+    print_funnel(funnel, console)
+    console.print(f"{output / settings.result}", markup=False, highlight=False, soft_wrap=True)
+
+
+def asked_benchmarks(names: str) -> tuple[str, ...]:
+    """Names out of a command line; `all` are those that a file or the Hub holds."""
+    from weakdriven.eval.benchmarks import BENCHMARKS, unknown_benchmark
+    from weakdriven.pipeline.build import ALL_BENCHMARKS
+
+    if names in ("all", "none"):
+        return ALL_BENCHMARKS if names == "all" else ()
+    asked = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not asked:
+        raise UserError("--benchmarks is empty; give names with commas between, all, or none.")
+    for name in asked:
+        if name not in BENCHMARKS:
+            raise unknown_benchmark(name)
+    return asked
+
+
+def print_funnel(funnel: dict[str, Any], console: Console) -> None:
+    table = Table("", "rows", "share", box=None)
+    for name, rows in [
+        ("in", funnel["in"]),
+        *((f"- {reason}", one["rows"]) for reason, one in funnel["dropped"].items()),
+        ("kept", funnel["kept"]),
+    ]:
+        table.add_row(name, f"{rows:,}", f"{100 * rows / max(funnel['in'], 1):.1f}%")
+    console.print(table)

@@ -1,0 +1,78 @@
+"""Examples that may be trained on: none that overlaps with a held-out item, and each problem once."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.overlap import KINDS, REMOVED, RULES, Held, HeldItem, Overlap, Rules, deduplicate
+from weakdriven.data.questions import bare
+
+REPEATS = RULES | {"math": Rules(signs=True)}
+"""By domain of the set: when two of its problems are one. Formulas that differ in a sign are two."""
+
+
+def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
+    """One index for each domain of held-out items, because what counts as overlap depends on it."""
+    return {domain: Held(some, RULES[domain]) for domain, some in items.items()}
+
+
+def clean(examples: Iterable[Example], held: Mapping[str, Held], domain: str, funnel: Funnel) -> Iterator[Example]:
+    """The examples to keep, in their order and with unique ids; `funnel` counts all of them once it is exhausted.
+
+    Memory grows with the words of the examples that are kept, not with their completions.
+
+    Args:
+        held: From `index_items`: what must not be trained on.
+        domain: Of the set.
+    """
+    compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
+    ids: set[str] = set()
+
+    def not_held() -> Iterator[Example]:
+        for example in examples:
+            if (overlap := worst_overlap(question_of(example), held)) is None:
+                compared.append(example.id)
+                yield example
+            else:
+                detail = f"item {overlap.id}, score {overlap.score:.2f}"
+                funnel.drop(f"overlap {overlap.kind} with {overlap.benchmark}", example.id, detail)
+
+    for example, repeat in deduplicate(not_held(), with_options, rules=REPEATS[domain]):
+        if repeat is not None:
+            detail = f"repeats {compared[repeat.row]}, score {repeat.score:.2f}"
+            funnel.drop(f"duplicate {repeat.kind}", example.id, detail)
+            continue
+        funnel.keep()
+        id = unused(example.id, ids)
+        ids.add(id)
+        yield example if id == example.id else replace(example, id=id)
+
+
+def worst_overlap(text: str, held: Mapping[str, Held]) -> Overlap | None:
+    """The strongest kind of overlap for which a row has to go, or None."""
+    found = [overlap for index in held.values() for overlap in index.find(text) if overlap.kind in REMOVED]
+    return min(found, key=lambda overlap: (KINDS.index(overlap.kind), -overlap.score), default=None)
+
+
+def question_of(example: Example) -> str:
+    """What is asked, without what all problems share: system prompts and our requests."""
+    return bare("\n".join(turn["content"] for turn in example.prompt if turn["role"] == "user"))
+
+
+def with_options(example: Example) -> str:
+    """A question with its options: many questions have the same few words."""
+    options = example.meta.get("options")
+    return "\n".join([question_of(example), *map(str, options if isinstance(options, list) else [])])
+
+
+def unused(id: str, ids: set[str]) -> str:
+    """
+    >>> unused("7", {"7", "7#2"})
+    '7#3'
+    """
+    number, free = 1, id
+    while free in ids:
+        number += 1
+        free = f"{id}#{number}"
+    return free

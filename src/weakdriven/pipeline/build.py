@@ -1,0 +1,250 @@
+"""`weakdriven data build`: raw corpora -> verified, decontaminated training sets, and what became of every row.
+
+Rows are read in blocks. A block's verdicts are on disk before the next one is read, so a killed build goes on where it
+was; memory holds one block. What passed is then compared with the benchmarks and with itself.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from weakdriven.data.clean import clean, index_items
+from weakdriven.data.example import Example
+from weakdriven.data.files import EMBEDDED, Row, find_file, read_each
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.overlap import HeldItem
+from weakdriven.data.questions import bare
+from weakdriven.data.structure import has_box, in_style, structure_fault
+from weakdriven.errors import UserError
+from weakdriven.eval.benchmarks import BENCHMARKS, load_items
+from weakdriven.pipeline.verify import Candidate, Checks, Fault, Verify, read_candidate, verifier
+from weakdriven.rundir import (
+    WORK,
+    Planned,
+    Progress,
+    append_jsonl,
+    claimed,
+    digest,
+    read_json,
+    read_jsonl,
+    sync,
+    write_json,
+    write_jsonl,
+)
+
+VERSION = 1
+"""Raised when the same rows give another set, so that finished builds know."""
+FUNNEL, TRAIN, CANDIDATES, KEPT, STATE = "funnel.json", "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+Items = dict[str, list[HeldItem]]
+"""Held-out items by domain."""
+ALL_BENCHMARKS = tuple(name for name, entry in BENCHMARKS.items() if not entry.embedded)
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a training set is made from."""
+
+    domain: str
+    """math, code or logic."""
+    sources: tuple[str, ...]
+    split: str = "train"
+    style: str = "tagged"
+    """How completions have to be written; logic has none yet."""
+    benchmarks: tuple[str, ...] = ALL_BENCHMARKS
+    data_dir: str | None = None
+    max_characters: int | None = None
+    """Longer prompts with their completions are dropped; None keeps them."""
+    limit: int | None = None
+    """First rows of each source only."""
+    block: int = 512
+    checks: Checks = field(default_factory=Checks)
+
+    @property
+    def result(self) -> str:
+        """Name of the file with the rows; without completions it is not called a training set."""
+        return CANDIDATES if self.domain == "logic" else TRAIN
+
+
+def build(settings: Build, root: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Make the set in `root`, or go on with it; what is done is not done again. Returns the funnel as written."""
+    progress = progress or Progress()
+    items = held_items(settings.benchmarks, settings.data_dir)  # before any work: one may be missing
+    verifying = digest(verify_facts(settings))
+    key = digest([verifying, items])
+    with claimed(root, f"data build {settings.domain}"):
+        progress.plan([Planned("verify", verifying, ""), Planned("clean", key, "")])
+        try:
+            return _build(settings, root, progress, items, verifying, key)
+        finally:
+            progress.close()
+
+
+def _build(settings: Build, root: Path, progress: Progress, items: Items, verifying: str, key: str) -> dict[str, Any]:
+    result, work = root / settings.result, root / WORK
+    if result.exists() and (done := finished(root / FUNNEL, key)):
+        progress.skip("verify")
+        progress.skip("clean")
+        return done
+    result.unlink(missing_ok=True)
+    verified = verify_rows(settings, verifying, work, progress)
+    cleaned, begin = Funnel(), time.monotonic()
+    progress.begin("clean", f"{verified.kept} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
+    examples = (Example.from_row(row) for row in read_jsonl(work / KEPT))
+    rows = clean(counted(examples, verified.kept, progress), index_items(items), settings.domain, cleaned)
+    write_jsonl(work / settings.result, (example.as_row() for example in rows))
+    funnel = report(settings, items, verified, cleaned) | {"key": key}
+    write_json(root / FUNNEL, funnel)
+    if not cleaned.kept:
+        raise UserError(nothing_kept(settings, verified.then(cleaned), root / FUNNEL))
+    os.replace(work / settings.result, result)
+    progress.end("clean", time.monotonic() - begin)
+    return funnel
+
+
+def held_items(benchmarks: tuple[str, ...], data_dir: str | None) -> Items:
+    """The questions of the benchmarks, by domain."""
+    items: Items = {}
+    for name in benchmarks:
+        found = [HeldItem(name, item.id, bare(item.question)) for item in load_items(name, data_dir)]
+        items.setdefault(BENCHMARKS[name].domain, []).extend(found)
+    return items
+
+
+def verify_facts(settings: Build) -> dict[str, Any]:
+    """What decides which rows pass, for the key of the work that survives a kill."""
+    facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
+    checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
+    return {"version": VERSION, "sources": [identity(path) for path in settings.sources], **facts, **checks}
+
+
+def identity(path: str) -> list[Any]:
+    """A source's name and, of a file, its size and time: reading all of a large one just for a hash takes too long."""
+    file = None if path == EMBEDDED else find_file(path)
+    return [path] if file is None else [str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns]
+
+
+def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Funnel:
+    """Append the rows that pass to `kept.jsonl`; the state says how much of the sources and of that file counts."""
+    state = read_json(work / STATE) if (work / STATE).exists() else {}
+    if state.get("key") != key:
+        state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
+    funnel, kept = Funnel.from_json(state), work / KEPT
+    if state["whole"]:
+        progress.skip("verify")
+        return funnel
+    kept.touch()
+    os.truncate(kept, state["bytes"])  # what a killed build wrote after its last note
+    begin = time.monotonic()
+    progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
+    verify = verifier(settings.domain, settings.checks)
+    for place, path in enumerate(settings.sources):
+        for rows in blocks(rows_from(settings, path, state["rows"][place]), settings.block):
+            first = state["rows"][place] + 1
+            passed, counts = verify_block(settings, path, first, rows, verify)
+            append_jsonl(kept, (example.as_row() for example in passed))
+            sync(kept)
+            funnel.merge(counts)
+            state["rows"][place] += len(rows)
+            state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
+            write_json(work / STATE, state)
+            progress.update(funnel.seen, funnel.seen, kept=funnel.kept)
+    write_json(work / STATE, state | {"whole": True})
+    progress.end("verify", time.monotonic() - begin)
+    return funnel
+
+
+def rows_from(settings: Build, path: str, start: int) -> Iterator[Row | UserError]:
+    left = None if settings.limit is None else max(settings.limit - start, 0)
+    return islice(read_each(path, settings.split, start=start), left)
+
+
+def blocks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while block := list(islice(rows, size)):
+        yield block
+
+
+def verify_block(
+    settings: Build, path: str, first: int, rows: list[Row | UserError], verify: Verify
+) -> tuple[list[Example], Funnel]:
+    """The rows of a block that pass, and the counts of all.
+
+    Args:
+        first: Number of the first row in its source, from 1.
+    """
+    funnel, candidates = Funnel(), list[Candidate]()
+    for number, row in enumerate(rows, start=first):
+        found = candidate_or_fault(settings, row, number, path)
+        if isinstance(found, Fault):
+            funnel.drop(found.reason, row_id(row, number), found.detail)
+        else:
+            candidates.append(found)
+    passed: list[Example] = []
+    for candidate, fault in zip(candidates, verify(candidates), strict=True):
+        if fault is None:
+            funnel.keep()
+            passed.append(candidate.example)
+        else:
+            funnel.drop(fault.reason, candidate.example.id, fault.detail)
+    return passed, funnel
+
+
+def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path: str) -> Candidate | Fault:
+    """All that can be said of a row without a verifier."""
+    if isinstance(row, UserError):
+        return Fault("malformed row", str(row))
+    candidate = read_candidate(settings.domain, row, number, path)
+    if isinstance(candidate, Fault) or settings.domain == "logic":
+        return candidate
+    example = candidate.example
+    if fault := structure_fault(example.completion, settings.style):
+        return Fault("bad structure", fault)
+    if settings.domain == "math" and not has_box(example.completion):
+        return Fault("no answer", "no boxed answer")
+    example = replace(example, completion=in_style(example.completion, settings.style))
+    length = sum(len(turn["content"]) for turn in example.prompt) + len(example.completion)
+    if settings.max_characters is not None and length > settings.max_characters:
+        return Fault("too long", f"{length} characters")
+    return replace(candidate, example=example)
+
+
+def row_id(row: Row | UserError, number: int) -> str:
+    given = None if isinstance(row, UserError) else row.get("id")
+    return str(number if given is None else given)
+
+
+def counted(examples: Iterator[Example], total: int, progress: Progress) -> Iterator[Example]:
+    for done, example in enumerate(examples, start=1):
+        yield example
+        progress.update(done, total)
+
+
+def finished(path: Path, key: str) -> dict[str, Any] | None:
+    """The funnel of a build at this key, if there is one."""
+    funnel = read_json(path) if path.exists() else {}
+    return funnel if funnel.get("key") == key else None
+
+
+def report(settings: Build, items: Items, verified: Funnel, cleaned: Funnel) -> dict[str, Any]:
+    """funnel.json: the whole, then each step."""
+    return {
+        "domain": settings.domain,
+        "sources": list(settings.sources),
+        "style": None if settings.domain == "logic" else settings.style,
+        "held_out": Counter(item.benchmark for some in items.values() for item in some),
+        "settings": verify_facts(settings),
+        **verified.then(cleaned).to_json(),
+        "steps": {"verify": verified.to_json(), "clean": cleaned.to_json()},
+    }
+
+
+def nothing_kept(settings: Build, funnel: Funnel, path: Path) -> str:
+    reasons = [f"{reason} ({one['rows']})" for reason, one in funnel.to_json()["dropped"].items()][:3]
+    return (
+        f"{', '.join(settings.sources)}: none of {funnel.seen} rows is kept; found {', '.join(reasons) or 'no row'}. "
+        f"{path} names the first rows of each reason."
+    )
