@@ -76,7 +76,7 @@ def data_build(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Keep the rows that are verified, not in a benchmark and not repeated; funnel.json says what became of the rest."""
+    """Keep rows that are verified, in no benchmark and not repeated; funnel.json says what became of the others."""
     quieten_libraries()
     from weakdriven.pipeline.build import Build, build
     from weakdriven.pipeline.verify import Checks

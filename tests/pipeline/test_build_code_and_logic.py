@@ -1,0 +1,121 @@
+"""`weakdriven data build code|logic`: programs pass their tests in the sandbox; logic files become candidates."""
+
+import json
+
+import pytest
+
+from helpers import write_rows
+from weakdriven.data.example import Example
+from weakdriven.errors import UserError
+from weakdriven.pipeline.build import Build, build
+from weakdriven.pipeline.unit_tests import program_tests, unit_tests_of
+from weakdriven.rundir import read_jsonl
+
+
+def am(question, program, case):
+    said = f"<think>Easy.</think>\n<answer>\n```python\n{program}\n```\n</answer>"
+    asked = {"role": "user", "content": question, "info": {"source": "code", "test_case": case}}
+    return {"messages": [asked, {"role": "assistant", "content": said, "info": {}}]}
+
+
+DOUBLE = "def double(x):\n    return 2 * x"
+CASE = {"test_code": "def test_double():\n    assert double(3) == 6", "test_entry_point": "double"}
+ROWS = {
+    "good": am("Write a function that doubles a number.", DOUBLE, CASE),
+    "tests failed": am("Write a function that gives twice its input.", DOUBLE.replace("2", "3"), CASE),
+    "no tests": am("Say hello.", "print('hello')", None),
+    "bad tests": am("Say goodbye.", DOUBLE, {"test_code": "def test_it(fixture):\n    assert 1"}),
+    "no answer": am("Write nothing.", "", CASE),
+}
+
+
+def counts(funnel):
+    return {reason: one["rows"] for reason, one in funnel["dropped"].items()}
+
+
+def test_programs_are_kept_if_they_pass_their_tests(tmp_path):
+    path = write_rows(tmp_path / "raw.jsonl", ROWS.values())
+    funnel = build(Build("code", (path,), benchmarks=()), tmp_path / "out")
+    assert (funnel["kept"], counts(funnel)) == (1, {name: 1 for name in ROWS if name != "good"})
+    [row] = read_jsonl(tmp_path / "out" / "train.jsonl")
+    assert row["domain"] == "code" and row["meta"]["test_case"] == CASE
+
+
+def test_contests_and_asserts_are_run_too(tmp_path):
+    contest = {
+        "question": "Print the input twice.",
+        "tests": [{"input": "a\n", "output": "aa\n", "testtype": "stdin"}],
+        "solution": "```python\nprint(input() * 2)\n```",
+    }
+    asserts = {
+        "prompt": "Write a function that halves.",
+        "entry_point": "halve",
+        "test": "assert halve(4) == 2",
+        "solution": "```python\ndef halve(x):\n    return x // 2\n```",
+    }
+    path = write_rows(tmp_path / "raw.jsonl", [contest, asserts])
+    assert build(Build("code", (path,), style="plain", benchmarks=()), tmp_path / "out")["kept"] == 2
+
+
+@pytest.mark.parametrize(
+    "test, entry_point, style, ending",
+    [
+        ("assert f(1) == 2", "f", "asserts", "assert f(1) == 2"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "f", "check", "== 2"),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self): ...", "f", "unittest", "..."),
+        ("def test_a():\n    assert f(1)\ndef test_b():\n    assert f(2)", "f", "asserts", "test_a()\ntest_b()\n"),
+        ("def verify():\n    assert f(1)", "verify", "asserts", "verify()\n"),
+        ("def same(a, b):\n    assert a == b\nsame(f(1), 2)", "f", "asserts", "same(f(1), 2)"),
+    ],
+)
+def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
+    item = program_tests("7", test, entry_point)
+    assert item["test_style"] == style and item["test"].endswith(ending) and item["entry_point"] == "f"
+
+
+@pytest.mark.parametrize(
+    "test, message",
+    [
+        ("assert (", "no Python program"),
+        ("f(1)", "asserts nothing"),
+        ("def helper():\n    assert f(1)", "asserts nothing"),
+        ("def check(candidate):\n    candidate(1)", "asserts nothing"),
+        ("def test_f(x):\n    assert f(x)", "needs pytest"),
+    ],
+)
+def test_a_test_that_would_accept_everything_is_refused(test, message):
+    with pytest.raises(UserError, match=message):
+        program_tests("7", test, "f")
+
+
+def test_a_list_of_asserts_names_the_function():
+    example = Example("7", [{"role": "user", "content": "Double."}], "")
+    item = unit_tests_of({"test_list": ["assert double(1) == 2", "assert double(2) == 4"]}, example)
+    assert (item["entry_point"], item["test_style"]) == ("double", "asserts")
+
+
+def test_logic_files_are_merged_without_what_is_held_out(tmp_path):
+    words = ["crow", "fox", "hen", "owl", "pig", "rat", "sow", "yak", "ape", "bat", "cat", "dog", "eel"]
+    logiqa = [
+        {"id": n, "answer": n % 4, "text": " ".join(f"{word}{k}" for k in "abcdefghij"), "type": {}}
+        | {"question": "What follows?", "options": [f"{word} {k}" for k in range(4)]}
+        for n, word in enumerate(words)
+    ]
+    reclor = [
+        {"id_string": f"train_{n}", "context": " ".join(f"{k}{word}" for k in "abcdefghij"), "question": "Which one?"}
+        | {"answers": [f"{word} {k}" for k in range(4)], "label": n % 4}
+        for n, word in enumerate(words[:3])
+    ]
+    reclor[2].pop("label")
+    raw, other = write_rows(tmp_path / "train.txt", [*logiqa, logiqa[5], {"text": 1}]), tmp_path / "train.json"
+    other.write_text(json.dumps(reclor))
+    (tmp_path / "held").mkdir()
+    held = [reclor[0] | {"id_string": f"val_{n}", "context": f"Unlike all else {n}."} for n in range(499)]
+    (tmp_path / "held" / "reclor.json").write_text(json.dumps([reclor[0] | {"id_string": "val_x"}, *held]))
+    asked = Build("logic", (raw, str(other)), benchmarks=("reclor",), data_dir=str(tmp_path / "held"))
+    funnel = build(asked, tmp_path / "out")
+    expected = {"overlap exact with reclor": 1, "duplicate exact": 1, "no gold": 1, "malformed row": 1}
+    assert (funnel["in"], funnel["kept"], counts(funnel)) == (18, 14, expected)
+    rows = list(read_jsonl(tmp_path / "out" / "candidates.jsonl"))
+    assert rows[1]["id"] == "logiqa2-train-00001" and rows[1]["gold"] == "B" and rows[-1]["id"] == "reclor-train_1"
+    assert rows[0]["prompt"][0]["content"].startswith("crowa crowb") and rows[0]["completion"] == ""
