@@ -66,6 +66,10 @@ def data_build(
         str, typer.Option(help="Rows that overlap with these are left out: names with commas between, all, or none.")
     ] = "all",
     data_dir: Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")] = None,
+    ngram_share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of an item's runs of words that is overlap; unset: any, of logic 0.2."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Rows verified at once; unset: one a processor.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one comparison or one program.")] = 10.0,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Longer rows are left out.")] = None,
@@ -89,6 +93,7 @@ def data_build(
         style=style,
         benchmarks=asked_benchmarks(benchmarks),
         data_dir=data_dir,
+        ngram_share=ngram_share,
         max_characters=max_characters,
         limit=limit,
         checks=Checks(workers, timeout, unsafe, code_python),

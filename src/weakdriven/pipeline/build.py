@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weakdriven.data.clean import clean, index_items
+from weakdriven.data.clean import NGRAM_SHARE, clean, index_items
 from weakdriven.data.example import Example
-from weakdriven.data.files import EMBEDDED, Row, find_file, read_each
+from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap import HeldItem
 from weakdriven.data.questions import bare
@@ -40,6 +40,8 @@ from weakdriven.rundir import (
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
 FUNNEL, TRAIN, CANDIDATES, KEPT, STATE = "funnel.json", "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+CHEAP = 256 << 20
+"""Bytes of a file whose rows are counted just to tell the time left."""
 Items = dict[str, list[HeldItem]]
 """Held-out items by domain."""
 ALL_BENCHMARKS = tuple(name for name, entry in BENCHMARKS.items() if not entry.embedded)
@@ -57,6 +59,8 @@ class Build:
     """How completions have to be written; logic has none yet."""
     benchmarks: tuple[str, ...] = ALL_BENCHMARKS
     data_dir: str | None = None
+    ngram_share: float | None = None
+    """Share of a benchmark item's runs of words that a row has to hold to be left out; None: `NGRAM_SHARE`."""
     max_characters: int | None = None
     """Longer prompts with their completions are dropped; None keeps them."""
     limit: int | None = None
@@ -75,7 +79,7 @@ def build(settings: Build, root: Path, progress: Progress | None = None) -> dict
     progress = progress or Progress()
     items = held_items(settings.benchmarks, settings.data_dir)  # before any work: one may be missing
     verifying = digest(verify_facts(settings))
-    key = digest([verifying, items])
+    key = digest([verifying, items, shares_of(settings)])
     with claimed(root, f"data build {settings.domain}"):
         progress.plan([Planned("verify", verifying, ""), Planned("clean", key, "")])
         try:
@@ -95,7 +99,8 @@ def _build(settings: Build, root: Path, progress: Progress, items: Items, verify
     cleaned, begin = Funnel(), time.monotonic()
     progress.begin("clean", f"{verified.kept} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
     examples = (Example.from_row(row) for row in read_jsonl(work / KEPT))
-    rows = clean(counted(examples, verified.kept, progress), index_items(items), settings.domain, cleaned)
+    examples = counted(examples, verified.kept, progress)
+    rows = clean(examples, index_items(items), settings.domain, cleaned, ngram_share=settings.ngram_share)
     write_jsonl(work / settings.result, (example.as_row() for example in rows))
     funnel = report(settings, items, verified, cleaned) | {"key": key}
     write_json(root / FUNNEL, funnel)
@@ -113,6 +118,10 @@ def held_items(benchmarks: tuple[str, ...], data_dir: str | None) -> Items:
         found = [HeldItem(name, item.id, bare(item.question)) for item in load_items(name, data_dir)]
         items.setdefault(BENCHMARKS[name].domain, []).extend(found)
     return items
+
+
+def shares_of(settings: Build) -> dict[str, float]:
+    return NGRAM_SHARE if settings.ngram_share is None else dict.fromkeys(NGRAM_SHARE, settings.ngram_share)
 
 
 def verify_facts(settings: Build) -> dict[str, Any]:
@@ -141,7 +150,7 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
     os.truncate(kept, state["bytes"])  # what a killed build wrote after its last note
     begin = time.monotonic()
     progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
-    verify = verifier(settings.domain, settings.checks)
+    verify, total = verifier(settings.domain, settings.checks), sum(map(cheap_count, settings.sources))
     for place, path in enumerate(settings.sources):
         for rows in blocks(rows_from(settings, path, state["rows"][place]), settings.block):
             first = state["rows"][place] + 1
@@ -152,10 +161,16 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
             state["rows"][place] += len(rows)
             state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
             write_json(work / STATE, state)
-            progress.update(funnel.seen, funnel.seen, kept=funnel.kept)
+            progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
     write_json(work / STATE, state | {"whole": True})
     progress.end("verify", time.monotonic() - begin)
     return funnel
+
+
+def cheap_count(path: str) -> int:
+    """Rows of a source where counting them takes a moment, for the time left; else 0."""
+    file = None if path == EMBEDDED else find_file(path)
+    return count_rows(path) if file is not None and file.stat().st_size <= CHEAP else 0
 
 
 def rows_from(settings: Build, path: str, start: int) -> Iterator[Row | UserError]:
@@ -236,7 +251,7 @@ def report(settings: Build, items: Items, verified: Funnel, cleaned: Funnel) -> 
         "sources": list(settings.sources),
         "style": None if settings.domain == "logic" else settings.style,
         "held_out": Counter(item.benchmark for some in items.values() for item in some),
-        "settings": verify_facts(settings),
+        "settings": verify_facts(settings) | {"ngram_share": shares_of(settings)},
         **verified.then(cleaned).to_json(),
         "steps": {"verify": verified.to_json(), "clean": cleaned.to_json()},
     }
