@@ -65,7 +65,8 @@ class Build:
     """Longer prompts with their completions are dropped; None keeps them."""
     limit: int | None = None
     """First rows of each source only."""
-    block: int = 512
+    block: int = 2048
+    """Rows verified before the next note of what is done; one slow comparison holds up a block, so not too few."""
     checks: Checks = field(default_factory=Checks)
 
     @property
@@ -235,7 +236,8 @@ def row_id(row: Row | UserError, number: int) -> str:
 def counted(examples: Iterator[Example], total: int, progress: Progress) -> Iterator[Example]:
     for done, example in enumerate(examples, start=1):
         yield example
-        progress.update(done, total)
+        if done % 256 == 0:
+            progress.update(done, total)
 
 
 def finished(path: Path, key: str) -> dict[str, Any] | None:
