@@ -7,6 +7,7 @@ import pytest
 
 from helpers import write_rows
 from weakdriven.cli import main
+from weakdriven.cli_data import asked_benchmarks
 from weakdriven.data.sources import load_examples
 from weakdriven.errors import UserError
 from weakdriven.eval import math_answers
@@ -98,6 +99,16 @@ def test_tag_free_completions_lose_their_tags_and_need_none(corpus, tmp_path):
     assert load_examples(str(tmp_path / "out" / "train.jsonl"))[0].completion == "Let me see.\n\nSo it is \\boxed{4}."
 
 
+def test_earlier_replies_of_a_tag_free_conversation_lose_their_tags_too(tmp_path):
+    first, last = am("What is 1+1?", "\\boxed{2}"), am("And 2+2? Mind <think>.")
+    path = write_rows(tmp_path / "raw.jsonl", [{"messages": first["messages"] + last["messages"], "answer": "4"}])
+    build(Build("math", (path,), style="tag-free", benchmarks=()), tmp_path / "out")
+    [example] = load_examples(str(tmp_path / "out" / "train.jsonl"))
+    said = "Let me see.\n\nSo it is \\boxed{2}."
+    assert [turn["content"] for turn in example.prompt] == ["What is 1+1?", said, "And 2+2? Mind <think>."]
+    assert example.all_turns
+
+
 @pytest.mark.parametrize("block", [1, 3])
 def test_a_killed_build_goes_on_at_the_next_block_and_ends_the_same(corpus, tmp_path, monkeypatch, block):
     asked = settings(corpus, tmp_path, block=block)
@@ -161,3 +172,16 @@ def test_the_command_prints_the_funnel(corpus, tmp_path, monkeypatch, capsys):
         main()
     out = capsys.readouterr().out
     assert end.value.code in (0, None) and "- wrong answer" in out and "kept" in out
+
+
+@pytest.mark.parametrize(
+    "names, found", [("none", ()), ("gsm8k, gsm8k,aqua", ("gsm8k", "aqua")), ("all", building.ALL_BENCHMARKS)]
+)
+def test_benchmarks_are_named_with_commas_between(names, found):
+    assert asked_benchmarks(names) == found and len(building.ALL_BENCHMARKS) == 13
+
+
+@pytest.mark.parametrize("names, message", [(" , ", "is empty"), ("gsm9k", "Did you mean gsm8k")])
+def test_wrong_names_of_benchmarks_are_errors(names, message):
+    with pytest.raises(UserError, match=message):
+        asked_benchmarks(names)

@@ -221,7 +221,9 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
         return Fault("bad structure", fault)
     if settings.domain == "math" and not has_box(example.completion):
         return Fault("no answer", "no boxed answer")
-    example = replace(example, completion=in_style(example.completion, settings.style))
+    said = [{**turn, "content": in_style(turn["content"], settings.style)} for turn in example.prompt]
+    said = [new if old["role"] == "assistant" else old for old, new in zip(example.prompt, said, strict=True)]
+    example = replace(example, prompt=said, completion=in_style(example.completion, settings.style))
     length = sum(len(turn["content"]) for turn in example.prompt) + len(example.completion)
     if settings.max_characters is not None and length > settings.max_characters:
         return Fault("too long", f"{length} characters")
