@@ -63,12 +63,12 @@ def eval_run(
     """Answer, grade and score benchmarks with one model; every answer is kept."""
     quieten_libraries()
     from weakdriven.pipeline.evaluation import (
-        Subject,
         cross_checks,
         evaluate_model,
         known_benchmarks,
         refuse_no_cross_check,
     )
+    from weakdriven.pipeline.subject import Subject
     from weakdriven.progress import choose_progress
 
     if url and serve:

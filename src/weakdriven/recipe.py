@@ -211,7 +211,20 @@ class LoraSettings(Settings):
         return value if value == "all-linear" else refuse_repeats(names)
 
 
-class EvalSettings(Settings):
+class EngineSettings(Settings):
+    """What writes completions; none of it changes what is asked."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """`transformers` generates in this process; `vllm` starts a server for each model."""
+    vllm_python: str | None = None
+    """Python of an environment with vLLM; needed for `engine: vllm`."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
+    batching: Literal["auto", "static", "continuous"] = "auto"
+    """`continuous` is transformers' paged batching, greedy only; `auto` takes it under flash attention."""
+
+
+class EvalSettings(EngineSettings):
     """Evaluation of every model that the run makes."""
 
     benchmarks: list[Benchmark] = []
@@ -234,14 +247,6 @@ class EvalSettings(Settings):
     """Overrides the benchmark's own token budget."""
     max_prompt_tokens: int = Field(default=4096, ge=1)
     """A longer prompt is an error, because a cut one would be another question."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """`transformers` generates in this process; `vllm` starts a server for each model."""
-    vllm_python: str | None = None
-    """Python of an environment with vLLM; needed for `engine: vllm`."""
-    batch_size: int | None = Field(default=None, ge=1)
-    """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
-    batching: Literal["auto", "static", "continuous"] = "auto"
-    """`continuous` is transformers' paged batching, greedy only; `auto` takes it under flash attention."""
     code_python: str | None = None
     """Python whose packages generated code may import; unset, this one."""
     unsafe: bool = False

@@ -6,7 +6,7 @@ and how it was graded, `scores.json` the numbers; `regrade` makes the last two a
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
 from weakdriven.eval.grading import grade_many
 from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
-from weakdriven.generate import Completion, Engine, Request, Sampling, generate, request_seed
+from weakdriven.generate import Engine, Sampling
+from weakdriven.generate.samples import Ask, Row, by_key, collect
 from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import (
     BENCHMARK_SCORES,
@@ -145,29 +146,22 @@ def counters(scores: dict[str, Any]) -> dict[str, Any]:
     return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
 
 
-def answer(task: Task, engine: Callable[[], Engine], file: Path, progress: Progress) -> list[dict[str, Any]]:
+def answer(task: Task, engine: Callable[[], Engine], file: Path, progress: Progress) -> list[Row]:
     """Every sample of every item, in order; those in `file` are not asked for again."""
-    done = {(row["id"], row["sample"]): row for row in salvage_jsonl(file)}
-    wanted = [(place, number) for place in range(len(task.items)) for number in range(task.samples)]
-    left = [(place, number) for place, number in wanted if (task.items[place].id, number) not in done]
+    done = by_key(salvage_jsonl(file))
+    asks = [
+        Ask(item.id, number, ids, prompt)
+        for item, ids, prompt in zip(task.items, task.prompt_ids, task.prompts, strict=True)
+        for number in range(task.samples)
+    ]
 
-    def keep(completions: Mapping[int, Completion]) -> None:
-        rows = []
-        for row, completion in completions.items():
-            place, number = left[row]
-            facts = {"id": task.items[place].id, "sample": number, "prompt": task.prompts[place]}
-            rows.append(facts | asdict(completion))
-        append_jsonl(file, rows)
-        done.update({(row["id"], row["sample"]): row for row in rows})
-        progress.update(len(done), len(wanted))
+    def note(rows: list[Row]) -> None:
+        done.update(by_key(rows))
+        progress.update(len(done), len(asks))
 
-    if left:
-        requests = [
-            Request(task.prompt_ids[place], request_seed(task.seed, task.items[place].id, number))
-            for place, number in left
-        ]
-        generate(engine(), requests, task.sampling, keep)
-    return [done[task.items[place].id, number] for place, number in wanted]
+    left = [ask for ask in asks if (ask.id, ask.sample) not in done]
+    collect(left, engine, task.sampling, file, seed=task.seed, on_rows=note)
+    return [done[ask.id, ask.sample] for ask in asks]
 
 
 def grade_samples(

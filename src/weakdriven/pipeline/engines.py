@@ -14,7 +14,7 @@ from weakdriven.generate import Engine
 from weakdriven.generate.local import LocalEngine
 from weakdriven.generate.serve import serve
 from weakdriven.generate.server import ServerEngine
-from weakdriven.recipe import EvalSettings
+from weakdriven.recipe import EngineSettings
 
 
 @dataclass
@@ -41,13 +41,15 @@ class Engines:
 
 @contextmanager
 def local_engine(
-    load: Callable[[], PreTrainedModel], tokenizer: PreTrainedTokenizerBase, settings: EvalSettings
+    load: Callable[[], PreTrainedModel], tokenizer: PreTrainedTokenizerBase, settings: EngineSettings
 ) -> Iterator[Engine]:
     yield LocalEngine(load(), tokenizer, settings.batch_size, settings.batching)
 
 
 @contextmanager
-def served_engine(folder: Path, settings: EvalSettings, *, precision: str, longest: int, log: Path) -> Iterator[Engine]:
+def served_engine(
+    folder: Path, settings: EngineSettings, *, precision: str, longest: int, log: Path
+) -> Iterator[Engine]:
     """A vLLM server of one model folder, stopped afterwards.
 
     Args:
