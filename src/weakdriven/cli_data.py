@@ -18,6 +18,10 @@ CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to show their number."""
 
 
+def teacher_option(help: str, **limits: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel="Teacher", **limits)
+
+
 @data_app.command("show")
 def data_show(
     source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, a Hub dataset, embedded:arithmetic.")],
@@ -77,15 +81,47 @@ def data_build(
     limit: Annotated[int | None, typer.Option(min=1, help="First rows of each source only.")] = None,
     code_python: Annotated[str | None, typer.Option(help="Python whose packages programs may import.")] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Run programs even where they cannot be isolated.")] = False,
+    teacher: Annotated[
+        str | None,
+        teacher_option("Writes the completions: model folder, Hub id, or with --url a name on that server."),
+    ] = None,
+    url: Annotated[str | None, teacher_option("A server with the OpenAI chat API; its key is $OPENAI_API_KEY.")] = None,
+    samples: Annotated[int, teacher_option("Most tries for each problem.", min=1)] = 4,
+    keep: Annotated[int, teacher_option("Right and different completions kept of each problem.", min=1)] = 1,
+    temperature: Annotated[float, teacher_option("0 is greedy.", min=0)] = 0.7,
+    top_p: Annotated[float, teacher_option("Probability that is drawn from.", min=0.01, max=1)] = 0.95,
+    max_new_tokens: Annotated[int, teacher_option("Longer completions are cut, and dropped.", min=1)] = 4096,
+    max_prompt_tokens: Annotated[int, teacher_option("Problems with longer prompts are dropped.", min=1)] = 4096,
+    seed: Annotated[int, teacher_option("Of all samples.")] = 42,
+    precision: Annotated[Literal["bf16", "fp32"], teacher_option("Of the weights and the arithmetic.")] = "bf16",
+    attention: Annotated[str | None, teacher_option("Attention implementation of transformers.")] = None,
+    batch_size: Annotated[int | None, teacher_option("Completions written together; unset: what fits.", min=1)] = None,
+    serve: Annotated[str | None, teacher_option("Python of an environment with vLLM: serve the teacher.")] = None,
+    chat_template: Annotated[str | None, teacher_option("For a tokenizer that has none: file, or `gemma`.")] = None,
+    trust_remote_code: Annotated[bool, teacher_option("Run code that comes with the checkpoint.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Keep rows that are verified, in no benchmark and not repeated; funnel.json says what became of the others."""
     quieten_libraries()
     from weakdriven.pipeline.build import Build, build
+    from weakdriven.pipeline.distil import Teacher
+    from weakdriven.pipeline.subject import Subject
     from weakdriven.pipeline.verify import Checks
     from weakdriven.progress import choose_progress
+    from weakdriven.recipe import EngineSettings
 
+    if (url or serve) and not teacher:
+        raise UserError("--url and --serve need --teacher: the name of the model that writes the completions.")
+    if url and serve:
+        raise UserError("--url names a running server and --serve starts one; give one of them.")
+    writer = None
+    if teacher:
+        subject = Subject(teacher, style, chat_template, precision, attention, trust_remote_code, url, seed=seed)
+        engine = EngineSettings(engine="vllm" if serve else "transformers", vllm_python=serve, batch_size=batch_size)
+        tries = {"samples": samples, "keep": keep, "temperature": temperature, "top_p": top_p}
+        lengths = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
+        writer = Teacher(subject, engine, **tries, **lengths)
     settings = Build(
         domain,
         tuple(sources),
@@ -97,6 +133,7 @@ def data_build(
         max_characters=max_characters,
         limit=limit,
         checks=Checks(workers, timeout, unsafe, code_python),
+        teacher=writer,
     )
     console = Console()
     funnel = build(settings, output, choose_progress(console, quiet=quiet))
@@ -129,3 +166,5 @@ def print_funnel(funnel: dict[str, Any], console: Console) -> None:
     ]:
         table.add_row(name, f"{rows:,}", f"{100 * rows / max(funnel['in'], 1):.1f}%")
     console.print(table)
+    if tried := funnel.get("completions"):
+        console.print(f"The teacher wrote {tried['in']:,} completions, {tried['kept']:,} of which are kept.")

@@ -32,6 +32,14 @@ SYSTEM_PROMPTS = {
 _SENTINEL = "weakdriven completion goes here"
 
 
+def with_system_prompt(messages: list[Message], domain: str, style: str) -> list[Message]:
+    """What a model is asked: a system prompt of the row's own is kept, else there is that of the domain and style."""
+    system = SYSTEM_PROMPTS.get((domain, style))
+    if system and messages[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return messages
+
+
 @dataclass
 class Renderer:
     """Turns messages into the exact text that a model sees."""
@@ -51,9 +59,7 @@ class Renderer:
             raise UserError(f"The chat template refuses a conversation of {roles}: {error}") from error
 
     def _render(self, messages: list[Message], domain: str) -> str:
-        system = SYSTEM_PROMPTS.get((domain, self.style))
-        if system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system}, *messages]
+        messages = with_system_prompt(messages, domain, self.style)
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     @cached_property

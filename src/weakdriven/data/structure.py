@@ -14,6 +14,23 @@ def in_style(completion: str, style: str) -> str:
     return strip_tags(completion) if style == "tag-free" else completion
 
 
+def with_reasoning(reasoning: str, answer: str, style: str) -> str:
+    """One text of reasoning and answer that came apart, marked as the style has it.
+
+    >>> with_reasoning("1+1 is 2", "2", "tagged")
+    '<think>1+1 is 2</think>\\n<answer>2</answer>'
+    >>> with_reasoning("1+1 is 2", "2", "plain")
+    '1+1 is 2\\n\\n2'
+    """
+    if not reasoning.strip():
+        return answer
+    if style != "tagged":
+        return f"{reasoning.strip()}\n\n{answer}"
+    if not any(marker in answer for marker in MARKERS):
+        answer = f"<answer>{answer}</answer>"
+    return f"<think>{reasoning.strip()}</think>\n{answer}"
+
+
 def structure_fault(completion: str, style: str) -> str | None:
     r"""What is wrong with the form of a completion as its source has it, or None.
 

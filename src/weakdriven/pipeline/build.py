@@ -1,7 +1,8 @@
 """`weakdriven data build`: raw corpora -> verified, decontaminated training sets, and what became of every row.
 
 Rows are read in blocks. A block's verdicts are on disk before the next one is read, so a killed build goes on where it
-was; memory holds one block. What passed is then compared with the benchmarks and with itself.
+was; memory holds one block. What passed is then compared with the benchmarks and with itself. With a teacher, only the
+problems have to pass, and what is left of them gets its completions from it.
 """
 
 import os
@@ -9,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,20 @@ from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_eac
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap import HeldItem
 from weakdriven.data.questions import bare
-from weakdriven.data.structure import has_box, in_style, structure_fault
+from weakdriven.data.structure import in_style
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
-from weakdriven.pipeline.verify import Candidate, Checks, Fault, Verify, read_candidate, verifier
+from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Opened, Teacher, distil, open_teacher
+from weakdriven.pipeline.verify import (
+    Candidate,
+    Checks,
+    Fault,
+    Verify,
+    form_fault,
+    problem_checker,
+    read_candidate,
+    verifier,
+)
 from weakdriven.rundir import (
     WORK,
     Planned,
@@ -40,11 +52,29 @@ from weakdriven.rundir import (
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
 FUNNEL, TRAIN, CANDIDATES, KEPT, STATE = "funnel.json", "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+CLEANED, ROLLOUTS = "cleaned.jsonl", "rollouts"
 CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to tell the time left."""
+STEPS = ("verify", "clean")
 Items = dict[str, list[HeldItem]]
 """Held-out items by domain."""
 ALL_BENCHMARKS = tuple(name for name, entry in BENCHMARKS.items() if not entry.embedded)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What each step's work depends on."""
+
+    verify: str
+    clean: str
+    teacher: dict[str, Any]
+
+    def rollouts(self) -> str:
+        """More samples of the same problems add to those that are there."""
+        return digest([self.clean, self.teacher])
+
+    def whole(self, teacher: Teacher | None) -> str:
+        return digest([self.rollouts(), (teacher.samples, teacher.keep) if teacher else None])
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,7 @@ class Build:
     sources: tuple[str, ...]
     split: str = "train"
     style: str = "tagged"
-    """How completions have to be written; logic has none yet."""
+    """How completions have to be written."""
     benchmarks: tuple[str, ...] = ALL_BENCHMARKS
     data_dir: str | None = None
     ngram_share: float | None = None
@@ -68,48 +98,86 @@ class Build:
     block: int = 2048
     """Rows verified before the next note of what is done; one slow comparison holds up a block, so not too few."""
     checks: Checks = field(default_factory=Checks)
+    teacher: Teacher | None = None
+    """Writes the completions; those of the sources are not used then."""
+
+    @property
+    def given(self) -> bool:
+        """Whether the sources bring the completions; those of logic have none."""
+        return self.teacher is None and self.domain != "logic"
 
     @property
     def result(self) -> str:
         """Name of the file with the rows; without completions it is not called a training set."""
-        return CANDIDATES if self.domain == "logic" else TRAIN
+        return TRAIN if self.given or self.teacher else CANDIDATES
 
 
 def build(settings: Build, root: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Make the set in `root`, or go on with it; what is done is not done again. Returns the funnel as written."""
     progress = progress or Progress()
     items = held_items(settings.benchmarks, settings.data_dir)  # before any work: one may be missing
+    opened = open_teacher(settings.teacher, settings.domain) if settings.teacher else None
     verifying = digest(verify_facts(settings))
-    key = digest([verifying, items, shares_of(settings)])
+    keys = Keys(verifying, digest([verifying, items, shares_of(settings)]), opened.facts if opened else {})
     with claimed(root, f"data build {settings.domain}"):
-        progress.plan([Planned("verify", verifying, ""), Planned("clean", key, "")])
+        progress.plan([Planned(name, "", "") for name in (*STEPS, *(["distil"] if opened else []))])
         try:
-            return _build(settings, root, progress, items, verifying, key)
+            return _build(settings, root, progress, items, keys, opened)
         finally:
             progress.close()
 
 
-def _build(settings: Build, root: Path, progress: Progress, items: Items, verifying: str, key: str) -> dict[str, Any]:
+def _build(
+    settings: Build, root: Path, progress: Progress, items: Items, keys: Keys, opened: Opened | None
+) -> dict[str, Any]:
     result, work = root / settings.result, root / WORK
-    if result.exists() and (done := finished(root / FUNNEL, key)):
-        progress.skip("verify")
-        progress.skip("clean")
+    whole = keys.whole(settings.teacher)
+    if result.exists() and (done := finished(root / FUNNEL, whole)):
+        for step in done["steps"]:
+            progress.skip(step)
         return done
     result.unlink(missing_ok=True)
-    verified = verify_rows(settings, verifying, work, progress)
-    cleaned, begin = Funnel(), time.monotonic()
-    progress.begin("clean", f"{verified.kept} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
-    examples = (Example.from_row(row) for row in read_jsonl(work / KEPT))
-    examples = counted(examples, verified.kept, progress)
-    rows = clean(examples, index_items(items), settings.domain, cleaned, ngram_share=settings.ngram_share)
-    write_jsonl(work / settings.result, (example.as_row() for example in rows))
-    funnel = report(settings, items, verified, cleaned) | {"key": key}
+    steps = {"verify": verify_rows(settings, keys.verify, work, progress)}
+    steps["clean"] = clean_rows(settings, items, steps["verify"].kept, work, progress)
+    if opened is None:
+        os.replace(work / CLEANED, work / settings.result)
+        more = {"rows": steps["clean"].kept}
+    else:
+        folder = root / ROLLOUTS / keys.rollouts()[:12]
+        distilled = distil_rows(settings, opened, steps["clean"].kept, work, folder, progress)
+        steps["distil"] = distilled.problems
+        more = {"rows": distilled.completions.kept, "completions": distilled.completions.to_json()}
+    funnel = report(settings, items, steps) | more | {"key": whole}
     write_json(root / FUNNEL, funnel)
-    if not cleaned.kept:
-        raise UserError(nothing_kept(settings, verified.then(cleaned), root / FUNNEL))
+    if not funnel["kept"]:
+        raise UserError(nothing_kept(settings, funnel, root / FUNNEL))
     os.replace(work / settings.result, result)
+    return funnel
+
+
+def clean_rows(settings: Build, items: Items, total: int, work: Path, progress: Progress) -> Funnel:
+    """Write the rows that may be trained on to `cleaned.jsonl`."""
+    funnel, begin = Funnel(), time.monotonic()
+    progress.begin("clean", f"{total} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
+    examples = counted((Example.from_row(row) for row in read_jsonl(work / KEPT)), total, progress)
+    rows = clean(examples, index_items(items), settings.domain, funnel, ngram_share=settings.ngram_share)
+    write_jsonl(work / CLEANED, (example.as_row() for example in rows))
     progress.end("clean", time.monotonic() - begin)
     return funnel
+
+
+def distil_rows(settings: Build, opened: Opened, total: int, work: Path, folder: Path, progress: Progress) -> Distilled:
+    """Have the teacher complete the problems in `cleaned.jsonl`."""
+    assert settings.teacher is not None
+    counts, begin = Distilled(), time.monotonic()
+    progress.begin("distil", f"{total} problems, {settings.teacher.samples} tries each at most")
+    examples = (Example.from_row(row) for row in read_jsonl(work / CLEANED))
+    verify = verifier(settings.checks)
+    shared = {"total": total, "counts": counts, "progress": progress}
+    rows = distil(examples, settings.teacher, opened, verify, folder, **shared)
+    write_jsonl(work / settings.result, (example.as_row() for example in rows))
+    progress.end("distil", time.monotonic() - begin)
+    return counts
 
 
 def held_items(benchmarks: tuple[str, ...], data_dir: str | None) -> Items:
@@ -129,6 +197,7 @@ def verify_facts(settings: Build) -> dict[str, Any]:
     """What decides which rows pass, for the key of the work that survives a kill."""
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
+    facts["given"] = settings.given
     return {"version": VERSION, "sources": [identity(path) for path in settings.sources], **facts, **checks}
 
 
@@ -151,7 +220,8 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
     os.truncate(kept, state["bytes"])  # what a killed build wrote after its last note
     begin = time.monotonic()
     progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
-    verify, total = verifier(settings.domain, settings.checks), sum(map(cheap_count, settings.sources))
+    verify = verifier(settings.checks) if settings.given else problem_checker(settings.checks)
+    total = sum(map(cheap_count, settings.sources))
     for place, path in enumerate(settings.sources):
         for rows in blocks(rows_from(settings, path, state["rows"][place]), settings.block):
             first = state["rows"][place] + 1
@@ -214,13 +284,14 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
     if isinstance(row, UserError):
         return Fault("malformed row", str(row))
     candidate = read_candidate(settings.domain, row, number, path)
-    if isinstance(candidate, Fault) or settings.domain == "logic":
+    if isinstance(candidate, Fault):
         return candidate
     example = candidate.example
-    if fault := structure_fault(example.completion, settings.style):
-        return Fault("bad structure", fault)
-    if settings.domain == "math" and not has_box(example.completion):
-        return Fault("no answer", "no boxed answer")
+    if not settings.given:
+        meta = example.meta | ({UNIT_TESTS: candidate.tests} if candidate.tests else {})
+        return replace(candidate, example=replace(example, completion="", meta=meta))
+    if fault := form_fault(example, settings.style):
+        return fault
     said = [{**turn, "content": in_style(turn["content"], settings.style)} for turn in example.prompt]
     said = [new if old["role"] == "assistant" else old for old, new in zip(example.prompt, said, strict=True)]
     example = replace(example, prompt=said, completion=in_style(example.completion, settings.style))
@@ -248,22 +319,24 @@ def finished(path: Path, key: str) -> dict[str, Any] | None:
     return funnel if funnel.get("key") == key else None
 
 
-def report(settings: Build, items: Items, verified: Funnel, cleaned: Funnel) -> dict[str, Any]:
+def report(settings: Build, items: Items, steps: dict[str, Funnel]) -> dict[str, Any]:
     """funnel.json: the whole, then each step."""
+    whole = reduce(Funnel.then, steps.values())
     return {
         "domain": settings.domain,
         "sources": list(settings.sources),
-        "style": None if settings.domain == "logic" else settings.style,
+        "style": settings.style if settings.result == TRAIN else None,
+        "teacher": settings.teacher.facts() if settings.teacher else None,
         "held_out": Counter(item.benchmark for some in items.values() for item in some),
         "settings": verify_facts(settings) | {"ngram_share": shares_of(settings)},
-        **verified.then(cleaned).to_json(),
-        "steps": {"verify": verified.to_json(), "clean": cleaned.to_json()},
+        **whole.to_json(),
+        "steps": {name: step.to_json() for name, step in steps.items()},
     }
 
 
-def nothing_kept(settings: Build, funnel: Funnel, path: Path) -> str:
-    reasons = [f"{reason} ({one['rows']})" for reason, one in funnel.to_json()["dropped"].items()][:3]
+def nothing_kept(settings: Build, funnel: dict[str, Any], path: Path) -> str:
+    reasons = [f"{reason} ({one['rows']})" for reason, one in funnel["dropped"].items()][:3]
     return (
-        f"{', '.join(settings.sources)}: none of {funnel.seen} rows is kept; found {', '.join(reasons) or 'no row'}. "
+        f"{', '.join(settings.sources)}: none of {funnel['in']} rows is kept; found {', '.join(reasons) or 'no row'}. "
         f"{path} names the first rows of each reason."
     )

@@ -1,22 +1,26 @@
 """A raw row -> a candidate for a training set, and the verdict on it: one reader and one verifier for each domain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weakdriven.data.example import Example
 from weakdriven.data.files import Row
 from weakdriven.data.layouts import as_example
+from weakdriven.data.structure import has_box, structure_fault
 from weakdriven.errors import UserError
 from weakdriven.eval.answers import BAD_GOLD, EMPTY_BOX, FAILED, NO_BOX, TIMEOUT, UNFINISHED, Graded
-from weakdriven.eval.grading import check_golds, grade, grade_many
+from weakdriven.eval.choices import NO_CHOICE
+from weakdriven.eval.grading import Kind, check_golds, grade, grade_many
 from weakdriven.eval.hub_rows import our_fields
 from weakdriven.eval.sandbox import SandboxError
 from weakdriven.pipeline.unit_tests import unit_tests_of
 
-NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED)
+NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED, NO_CHOICE)
+VERIFIER_TIMEOUT = "verifier timeout"
 
 
 class Fault(NamedTuple):
@@ -58,6 +62,8 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         example = as_example(row, number, path, needs_completion=False, domain=domain)
     except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Fault("malformed row", str(error))
+    if domain == "logic" and not example.meta.get("options"):
+        return Fault("malformed row", "there are no options")
     if domain != "code":
         return Candidate(example) if (example.gold or "").strip() else Fault("no gold")
     try:
@@ -83,36 +89,73 @@ def logic_fields(row: Row, number: int, path: str) -> Row:
     return row
 
 
-def verifier(domain: str, checks: Checks) -> Verify:
-    """The function that decides on candidates of a domain."""
-    if domain == "math":
-        return lambda candidates: verify_math(candidates, checks)
-    if domain == "code":
-        return lambda candidates: verify_code(candidates, checks)
-    return verify_logic
+def form_fault(example: Example, style: str) -> Fault | None:
+    """What can be said against a completion without a verifier."""
+    if fault := structure_fault(example.completion, style):
+        return Fault("bad structure", fault)
+    if example.domain == "math" and not has_box(example.completion):
+        return Fault("no answer", "no boxed answer")
+    return None
 
 
-def verify_math(candidates: Sequence[Candidate], checks: Checks) -> list[Fault | None]:
-    """Whether the boxed answer has the value of the gold answer."""
-    texts = [candidate.example.completion for candidate in candidates]
-    golds = [candidate.example.gold for candidate in candidates]
-    graded = grade_many("math", texts, golds, workers=checks.workers, timeout=checks.timeout)
-    return [math_fault(verdict, str(gold)) for verdict, gold in zip(graded, golds, strict=True)]
+def kind_of(candidate: Candidate) -> Kind:
+    """How its answer is verified; a math problem with options asks for a letter."""
+    options = candidate.example.meta.get("options")
+    return "code" if candidate.tests else "choice" if options and isinstance(options, list) else "math"
 
 
-def math_fault(graded: Graded, gold: str) -> Fault | None:
+def verifier(checks: Checks) -> Verify:
+    """Decides on completions."""
+    verify: dict[Kind, Verify] = {
+        "math": partial(verify_answers, "math", checks),
+        "choice": partial(verify_answers, "choice", checks),
+        "code": partial(verify_code, checks),
+    }
+    return partial(by_kind, verify)
+
+
+def problem_checker(checks: Checks) -> Verify:
+    """Decides on problems whose completion is still to be written: whether one could be verified."""
+    check: dict[Kind, Verify] = {
+        "math": partial(check_values, checks),
+        "choice": check_letters,
+        "code": lambda candidates: [None] * len(candidates),  # its tests have been read
+    }
+    return partial(by_kind, check)
+
+
+def by_kind(verify: Mapping[Kind, Verify], candidates: Sequence[Candidate]) -> list[Fault | None]:
+    faults: list[Fault | None] = [None] * len(candidates)
+    for kind, decide in verify.items():
+        places = [place for place, candidate in enumerate(candidates) if kind_of(candidate) == kind]
+        for place, fault in zip(places, decide([candidates[place] for place in places]), strict=True):
+            faults[place] = fault
+    return faults
+
+
+def verify_answers(kind: Kind, checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
+    """Whether the boxed answer has the value of the gold answer, or the letter chosen is that of the gold answer."""
+    examples = [candidate.example for candidate in candidates]
+    golds = [example.gold for example in examples]
+    options = [example.meta["options"] for example in examples] if kind == "choice" else None
+    texts = [example.completion for example in examples]
+    graded = grade_many(kind, texts, golds, options=options, workers=checks.workers, timeout=checks.timeout)
+    return [answer_fault(verdict, str(gold)) for verdict, gold in zip(graded, golds, strict=True)]
+
+
+def answer_fault(graded: Graded, gold: str) -> Fault | None:
     if graded.correct:
         return None
     if graded.reason in NO_ANSWER:
         return Fault("no answer", graded.reason)
     detail = f"found {graded.answer!r:.80}, expected {gold!r:.80}"
-    for reason, name in {BAD_GOLD: BAD_GOLD, TIMEOUT: "verifier timeout", FAILED: FAILED}.items():
+    for reason, name in {BAD_GOLD: BAD_GOLD, TIMEOUT: VERIFIER_TIMEOUT, FAILED: FAILED}.items():
         if graded.reason.startswith(reason):
             return Fault(name, detail)
     return Fault("wrong answer", f"{detail} ({graded.reason})")
 
 
-def verify_code(candidates: Sequence[Candidate], checks: Checks) -> list[Fault | None]:
+def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
     """Whether the program passes its tests in the sandbox; where there is no sandbox, that is an error."""
 
     def one(candidate: Candidate) -> Fault | None:
@@ -131,11 +174,16 @@ def verify_code(candidates: Sequence[Candidate], checks: Checks) -> list[Fault |
         return list(threads.map(one, candidates))
 
 
-def verify_logic(candidates: Sequence[Candidate]) -> list[Fault | None]:
-    """Whether there are options and the answer is the letter of one; the reasoning is still to be written."""
+def check_values(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
+    golds = [candidate.example.gold for candidate in candidates]
+    bad = set(check_golds("math", golds, timeout=checks.timeout))
+    return [Fault(BAD_GOLD, f"{gold!r:.80} is no value") if place in bad else None for place, gold in enumerate(golds)]
+
+
+def check_letters(candidates: Sequence[Candidate]) -> list[Fault | None]:
     faults: list[Fault | None] = []
     for candidate in candidates:
-        options, gold = candidate.example.meta.get("options") or [], candidate.example.gold
+        options, gold = candidate.example.meta["options"], candidate.example.gold
         if len(options) < 2:
             faults.append(Fault("malformed row", f"there are {len(options)} options"))
         elif check_golds("choice", [gold], options=[options]):

@@ -1,0 +1,91 @@
+"""Rollouts: several completions of each training prompt, verified while others are still being written.
+
+`rollouts.jsonl` holds what was written, `labels.jsonl` what it was found to be. Both only grow, so whatever is killed
+goes on where it was, and asking for more samples later keeps those that are there.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from weakdriven.eval.answers import BAD_GOLD, FAILED
+from weakdriven.generate import Engine, Sampling
+from weakdriven.generate.samples import Ask, Row, by_key, collect
+from weakdriven.pipeline.verify import VERIFIER_TIMEOUT, Fault
+from weakdriven.rundir import append_jsonl, salvage_jsonl
+
+ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
+UNDECIDED = (BAD_GOLD, FAILED, VERIFIER_TIMEOUT)
+"""Faults of the verifier or the row, not of the model: neither right nor wrong."""
+Judge = Callable[[list[Row]], list[Fault | None]]
+"""The fault of each completion, None for those that are right."""
+
+
+class Rollout(NamedTuple):
+    """A completion and what became of it."""
+
+    row: Row
+    fault: Fault | None
+
+    @property
+    def undecided(self) -> bool:
+        return self.fault is not None and self.fault.reason in UNDECIDED
+
+
+class Rollouts:
+    """The rollouts in one folder; `ask` adds those that are missing.
+
+    Args:
+        engine: Called only if there is something to ask, because it may load a model or start a server.
+    """
+
+    def __init__(self, folder: Path, engine: Callable[[], Engine], sampling: Sampling, judge: Judge, *, seed: int):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
+        self.rows = by_key(salvage_jsonl(folder / ROLLOUTS))
+        self.faults = {key: as_fault(row) for key, row in by_key(salvage_jsonl(folder / LABELS)).items()}
+
+    def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
+        """The rollout of every ask, in order; what is written is judged by another thread while more is written.
+
+        Args:
+            on_done: Given the number of completions that are written so far.
+        """
+        keys = [(ask.id, ask.sample) for ask in asks]
+        judged: list[Future[None]] = []
+        with ThreadPoolExecutor(1) as thread:
+
+            def on_rows(rows: list[Row]) -> None:
+                self.rows.update(by_key(rows))
+                judged.append(thread.submit(self._label, rows))
+                for verdict in judged:
+                    if verdict.done():
+                        verdict.result()  # a verifier that cannot work ends the writing, too
+                on_done(sum(key in self.rows for key in keys))
+
+            if written := [self.rows[key] for key in keys if key in self.rows and key not in self.faults]:
+                on_rows(written)
+            left = [ask for ask, key in zip(asks, keys, strict=True) if key not in self.rows]
+            collect(left, self.engine, self.sampling, self.folder / ROLLOUTS, seed=self.seed, on_rows=on_rows)
+        for verdict in judged:
+            verdict.result()
+        return [Rollout(self.rows[key], self.faults[key]) for key in keys]
+
+    def _label(self, rows: list[Row]) -> None:
+        faults = self.judge(rows)
+        append_jsonl(self.folder / LABELS, map(as_label, rows, faults))
+        self.faults.update(zip(by_key(rows), faults, strict=True))
+
+
+def as_label(row: Row, fault: Fault | None) -> Row:
+    label = {"id": row["id"], "sample": row["sample"], "correct": fault is None}
+    return label if fault is None else label | fault._asdict()
+
+
+def as_fault(label: Row) -> Fault | None:
+    """
+    >>> as_fault(as_label({"id": "7", "sample": 0}, Fault("wrong answer", "found 3, expected 4")))
+    Fault(reason='wrong answer', detail='found 3, expected 4')
+    """
+    return None if label["correct"] else Fault(label["reason"], label["detail"])
