@@ -156,7 +156,7 @@ def answer(task: Task, engine: Callable[[], Engine], file: Path, progress: Progr
         for row, completion in completions.items():
             place, number = left[row]
             facts = {"id": task.items[place].id, "sample": number, "prompt": task.prompts[place]}
-            rows.append(facts | asdict(completion))
+            rows.append(facts | completion.row())
         append_jsonl(file, rows)
         done.update({(row["id"], row["sample"]): row for row in rows})
         progress.update(len(done), len(wanted))
