@@ -111,6 +111,27 @@ def test_what_the_server_cannot_take_is_told_in_words(both):
     assert both.server.served().name == "contrary"
 
 
+def test_chat_messages_give_the_text_that_their_rendered_ids_give(tmp_path, monkeypatch):
+    """On a server without defaults of its own, because a chat cannot say what vLLM alone knows."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"))
+    folder = locate_model(EMBEDDED)
+    tokenizer = load_tokenizer(folder)
+    renderer = Renderer(tokenizer, "math", "none")
+    messages = [[{"role": "user", "content": row["question"]}] for row in demo_rows("test")[:PROMPTS]]
+    ids = tokenizer([renderer.prompt(one) for one in messages], add_special_tokens=False)["input_ids"]
+    python, log = os.environ["WEAKDRIVEN_VLLM_PYTHON"], tmp_path / "server.log"
+    options = {"dtype": "float32", "max_model_len": 384, "extra": ("--enforce-eager",)}
+    with serve(python, folder, log=log, **options) as url:
+        sampling = Sampling(NEW_TOKENS, tuple(renderer.stop_ids))
+        by_ids = completed(ServerEngine(url), [Request(prompt) for prompt in ids], sampling)
+        chatted = completed(ServerEngine(url, model=folder.name), [Request(one) for one in messages], sampling)
+        with pytest.raises(UserError, match=r"HTTP 404: .*nobody.*; correct the name of the model nobody"):
+            completed(ServerEngine(url, model="nobody"), [Request(messages[0])], sampling)
+    assert alike(by_ids, chatted) >= ALIKE
+    assert len({completion.text for completion in chatted}) > PROMPTS / 2
+    assert {completion.finish for completion in chatted} <= {"stop", "length"}
+
+
 def test_an_evaluation_goes_through_a_server_that_it_starts_and_stops(tmp_path, monkeypatch):
     """The whole command; greedy texts are those of the engine in this process."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -30,7 +30,7 @@ def complete_continuously(
         generation_config=greedy, continuous_batching_config=settings, block=True, timeout=5, warmup=on_gpu
     ) as manager:
         names = manager.add_requests(
-            inputs=[request.prompt for request in requests], max_new_tokens=sampling.max_new_tokens
+            inputs=[request.ids for request in requests], max_new_tokens=sampling.max_new_tokens
         )
         row_of = {name: row for row, name in enumerate(names)}
         while row_of:
@@ -48,6 +48,6 @@ def complete_continuously(
 
 
 def small_pages(requests: Sequence[Request], sampling: Sampling) -> ContinuousBatchingConfig:
-    longest = max(len(request.prompt) for request in requests) + sampling.max_new_tokens
+    longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
     pages = max(CPU_PAGES, 4 * -(-longest // 32))
     return ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=max(CPU_BATCH_TOKENS, longest))

@@ -55,11 +55,11 @@ class LocalEngine:
 
         if self.goes_continuously(sampling):
             return complete_continuously(self.model, requests, sampling, report)
-        order = sorted(range(len(requests)), key=lambda row: (len(requests[row].prompt), row))
-        size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].prompt) + sampling.max_new_tokens)
+        order = sorted(range(len(requests)), key=lambda row: (len(requests[row].ids), row))
+        size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].ids) + sampling.max_new_tokens)
         while order:
             rows = order[:size]
-            rows = rows[: max(1, PREFILL_TOKENS // len(requests[rows[-1]].prompt))]
+            rows = rows[: max(1, PREFILL_TOKENS // len(requests[rows[-1]].ids))]
             written: set[int] = set()
             try:
                 for done in written_rows(self.model, [requests[row] for row in rows], sampling):
@@ -89,9 +89,9 @@ def written_rows(
 ) -> Iterator[dict[int, list[int]]]:
     """Write one batch; yields new tokens by place in the batch, each place once, as rows end."""
     device, budget = model.device, sampling.max_new_tokens
-    width = max(len(request.prompt) for request in requests)
-    ids_BL = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in requests], device=device)
-    mask_BL = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in requests], device=device)
+    width = max(len(request.ids) for request in requests)
+    ids_BL = torch.tensor([[0] * (width - len(r.ids)) + r.ids for r in requests], device=device)
+    mask_BL = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests], device=device)
     position_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)
     uniform_BN = None if sampling.temperature == 0 else random_numbers(requests, budget).to(device)
     stop = torch.tensor(sampling.stop_ids, device=device)
@@ -185,7 +185,7 @@ def as_completion(tokenizer: PreTrainedTokenizerBase, new: list[int], sampling: 
 
 def refuse_long_prompts(model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling) -> None:
     room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(len(request.prompt) for request in requests)
+    longest = max(len(request.ids) for request in requests)
     if room is not None and longest + sampling.max_new_tokens > room:
         raise UserError(
             f"The longest prompt has {longest} tokens, which with {sampling.max_new_tokens} new ones is more than the "

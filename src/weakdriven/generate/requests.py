@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, cast
 
 from weakdriven.errors import UserError
 
@@ -12,10 +12,25 @@ from weakdriven.errors import UserError
 class Request:
     """One completion to make of one prompt."""
 
-    prompt: list[int]
-    """Token ids; the text is tokenised once, by us, so that no engine can add a second begin-of-text."""
+    prompt: list[int] | list[dict[str, str]]
+    """Token ids, tokenised once, by us, so that no engine can add a second begin-of-text; or chat messages (role and
+    content), which only a server takes: it has a template and a tokenizer of its own."""
     seed: int = 0
     """Decides the random numbers of this completion and of no other."""
+
+    @property
+    def is_chat(self) -> bool:
+        return bool(self.prompt) and isinstance(self.prompt[0], dict)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids; an error if there are messages instead."""
+        if self.is_chat:
+            raise UserError(
+                "A request holds chat messages, and a model in this process takes token ids; render the messages with "
+                "the model's chat template and tokenise them, or ask a server."
+            )
+        return cast("list[int]", self.prompt)
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,7 @@ class Sampling:
 
     max_new_tokens: int
     stop_ids: tuple[int, ...]
+    """Tokens that end a completion; chat requests go without, because their server knows its own."""
     temperature: float = 0.0
     """0 takes the most probable token."""
     top_p: float = 1.0
@@ -34,9 +50,20 @@ class Sampling:
 class Completion:
     text: str
     tokens: int
-    """Generated tokens, the stop token among them."""
-    finish: Literal["stop", "length"]
-    """`stop` if the model ended its turn, `length` if the token budget did."""
+    """Generated tokens, the stop token among them; 0 if a chat server does not say."""
+    finish: str
+    """`stop` if the model ended its turn, `length` if the token budget did. A chat server's own word for anything else,
+    such as `content_filter`: the text is then what came, often none."""
+    reasoning: str = ""
+    """What the model thought, where a chat server tells it apart from the text."""
+
+    def row(self) -> dict[str, Any]:
+        """What is saved of it: its fields, `reasoning` only if there is some.
+
+        >>> Completion("4", 2, "stop").row()
+        {'text': '4', 'tokens': 2, 'finish': 'stop'}
+        """
+        return {name: value for name, value in asdict(self).items() if name != "reasoning" or value}
 
 
 OnDone = Callable[[Mapping[int, Completion]], None]

@@ -1,7 +1,6 @@
 """Samples on disk: every (item, number) that is asked for, each written down once and before anyone uses it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ from weakdriven.generate.requests import Completion, Engine, Request, Sampling, 
 from weakdriven.rundir import append_jsonl
 
 Row = dict[str, Any]
-"""id, sample, prompt, text, tokens, finish; a grader adds its verdict."""
+"""id, sample, prompt, text, tokens, finish, perhaps reasoning; a grader adds its verdict."""
 Key = tuple[str, int]
 
 
@@ -18,8 +17,7 @@ class Ask(NamedTuple):
 
     id: str
     sample: int
-    prompt: Any
-    """As `Request` takes it."""
+    prompt: list[int] | list[dict[str, str]]
     shown: Any
     """What the row says was asked."""
 
@@ -47,7 +45,7 @@ def collect(
         rows = []
         for place, completion in completions.items():
             ask = asks[place]
-            rows.append({"id": ask.id, "sample": ask.sample, "prompt": ask.shown, **asdict(completion)})
+            rows.append({"id": ask.id, "sample": ask.sample, "prompt": ask.shown, **completion.row()})
         append_jsonl(file, rows)
         on_rows(rows)
 

@@ -1,14 +1,15 @@
-"""Completions over HTTP: an engine that speaks the OpenAI API of a vLLM server.
+"""Completions over HTTP: token ids to a vLLM server, or chat messages to any server that speaks the OpenAI API.
 
 vLLM needs other versions of transformers than we do, so it lives in an environment of its own and is never imported.
 """
 
 import asyncio
+import logging
 import random
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -17,10 +18,19 @@ from typing import Any
 import httpx2
 
 from weakdriven.errors import UserError
+from weakdriven.generate.endpoints import (
+    Again,
+    Failed,
+    chat_body,
+    chat_completion,
+    ids_body,
+    ids_completion,
+    read,
+    refused_parameter,
+)
 from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
 
-NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0.0}
-"""Sent with every request: what is left out, vLLM takes from the checkpoint's generation_config.json."""
+logger = logging.getLogger(__name__)
 START_TRIES, START_SECONDS = 4, 10.0
 
 Put = Callable[[int, Completion], None]
@@ -57,27 +67,17 @@ class Retries:
         return max(own, min(asked, self.longest_asked))
 
 
-class _Failed(Exception):
-    """What the server did, in one sentence; `complete` adds what is kept."""
-
-
-class _Again(Exception):
-    """The server could not take a request now."""
-
-    def __init__(self, what: str, seconds: float = 0.0):
-        super().__init__(what)
-        self.seconds = seconds
-
-
 class ServerEngine:
-    """Completes requests through a running server, many at a time.
+    """Completes requests through a running server, many at a time; what a request holds decides the endpoint.
 
     Args:
-        url: Address of the server, with or without `/v1`.
-        model: Name under which the server has the model; needed only if it serves several.
+        url: Address of the server, with or without `/v1`; another version in it (`/v1beta/openai`) is kept.
+        model: Name under which the server has the model; needed only if it serves several. With a name, chats are
+            sent without a look at the server's list of models, which hosted servers may not have.
         concurrency: Requests in flight; the server puts them together into batches.
         timeout: Seconds that one completion may take.
-        api_key: What the server was started with as `--api-key`.
+        api_key: What the server was started with as `--api-key`, or the key of an account.
+        key_variable: Environment variable that the key is read from, which errors name.
     """
 
     def __init__(
@@ -88,11 +88,17 @@ class ServerEngine:
         concurrency: int = 64,
         timeout: float = 3600.0,
         api_key: str | None = None,
+        key_variable: str = "VLLM_API_KEY",
         retries: Retries | None = None,
     ):
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        versioned = re.search(r"[^/]/v\d[^/]*(/|$)", self.url) is not None
+        self._base = self.url if versioned else f"{self.url}/v1"
         self.model, self.concurrency, self.timeout = model, concurrency, timeout
+        self.key_variable = key_variable
         self.retries = retries or Retries()
+        self._without: set[str] = set()
+        self._told: set[str] = set()
         # a proxy set for the internet is no way to a server on this machine
         local = re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url) is not None
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -106,10 +112,10 @@ class ServerEngine:
             raise UserError(f"The server at {self.url} serves no model; start it with one.")
         if self.model is None and len(cards) > 1:
             raise UserError(
-                f"The server at {self.url} serves several models ({', '.join(cards)}); name one with --served-name."
+                f"The server at {self.url} serves several models ({_some(cards)}); name one with --served-name."
             )
         if self.model is not None and self.model not in cards:
-            raise UserError(f"The server at {self.url} has no model {self.model}; it serves {', '.join(cards)}.")
+            raise UserError(f"The server at {self.url} has no model {self.model}; it serves {_some(cards)}.")
         name = self.model or next(iter(cards))
         return Served(name, str(cards[name].get("root") or ""), cards[name].get("max_model_len"))
 
@@ -120,11 +126,13 @@ class ServerEngine:
                 if tried:
                     time.sleep(self.retries.seconds(tried) / 2)
                 try:
-                    return list(_read(client.get(f"{self.url}/v1/models"))["data"])
-                except (_Again, httpx2.RequestError) as error:
+                    return list(read(client.get(f"{self._base}/models"))["data"])
+                except (Again, httpx2.RequestError) as error:
                     failure = _words(error)
-                except _Failed as error:
-                    raise UserError(f"The server at {self.url} does not list its models: {error}.") from None
+                except Failed as error:
+                    raise UserError(
+                        f"The server at {self.url} does not list its models: {error}{self._advice(error)}."
+                    ) from None
                 except (KeyError, TypeError, httpx2.InvalidURL):
                     raise UserError(
                         f"{self.url} does not answer as an OpenAI-compatible server; give the address of one, "
@@ -137,18 +145,21 @@ class ServerEngine:
 
     def complete(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
         """Complete every request; what arrived before an error has been reported."""
-        served = self.served()
-        _check_length(served, requests, sampling, self.url)
+        name, tokenised = self.model, [request for request in requests if not request.is_chat]
+        if name is None or tokenised:
+            served = self.served()
+            name = served.name
+            _check_length(served, tokenised, sampling, self.url)
         kept = 0
-        with closing(_arrivals(lambda put: self._send_all(served.name, requests, sampling, put))) as arrivals:
+        with closing(_arrivals(lambda put: self._send_all(name, requests, sampling, put))) as arrivals:
             try:
                 for done in arrivals:
                     on_done(done)
                     kept += len(done)
-            except _Failed as error:
+            except Failed as error:
                 raise UserError(
-                    f"The server at {self.url} {error}. {kept} of {len(requests)} completions are kept; when this is "
-                    "mended, the same command goes on where it stopped."
+                    f"The server at {self.url} {error}{self._advice(error)}. {kept} of {len(requests)} completions are "
+                    "kept; when this is mended, the same command goes on where it stopped."
                 ) from error
 
     async def _send_all(self, model: str, requests: Sequence[Request], sampling: Sampling, put: Put) -> None:
@@ -161,7 +172,7 @@ class ServerEngine:
 
             async def work() -> None:
                 for i, request in waiting:
-                    put(i, await self._send(client, _body(model, request, sampling)))
+                    put(i, await self._send(client, model, request, sampling))
 
             workers = [asyncio.ensure_future(work()) for _ in range(min(self.concurrency, len(requests)))]
             try:
@@ -171,85 +182,64 @@ class ServerEngine:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _send(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> Completion:
-        for failures in range(1, self.retries.tries + 1):
+    async def _send(self, client: httpx2.AsyncClient, model: str, request: Request, sampling: Sampling) -> Completion:
+        failures = 0
+        while True:
             try:
-                return _completion(_read(await client.post(f"{self.url}/v1/completions", json=body)), body)
-            except (_Again, httpx2.RequestError) as error:
+                if not request.is_chat:
+                    body = ids_body(model, request, sampling)
+                    return ids_completion(await client.post(f"{self._base}/completions", json=body), body)
+                body = chat_body(model, request, sampling, self._without)
+                response = await client.post(f"{self._base}/chat/completions", json=body)
+                if refused := refused_parameter(response, body):
+                    self._go_without(refused)
+                    continue
+                completion = chat_completion(response)
+                if completion.finish not in ("stop", "length"):
+                    self._tell_once(
+                        f"The server at {self.url} ended a completion with {completion.finish}, not with stop or "
+                        "length; it is kept as such, and so are others like it."
+                    )
+                return completion
+            except (Again, httpx2.RequestError) as error:
+                failures += 1
                 if failures == self.retries.tries:
-                    raise _Failed(f"failed {failures} times in a row (last: {_words(error)})") from error
+                    raise Failed(f"failed {failures} times in a row (last: {_words(error)})") from error
                 await self.retries.sleep(self.retries.seconds(failures, getattr(error, "seconds", 0.0)))
-        raise AssertionError("unreachable: the last try returns or raises")
 
+    def _go_without(self, parameter: str) -> None:
+        self._without.add(parameter)
+        if parameter != "max_tokens":  # which goes on as max_completion_tokens
+            self._tell_once(f"The server at {self.url} does not take {parameter}, which is left out from here on.")
 
-def _body(model: str, request: Request, sampling: Sampling) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": request.prompt,
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": request.seed,
-        "stop_token_ids": list(sampling.stop_ids),
-        "skip_special_tokens": True,
-        "n": 1,
-        **NEUTRAL,
-    }
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            logger.warning(sentence)
 
-
-def _read(response: httpx2.Response) -> dict[str, Any]:
-    """The JSON of a good answer; `_Again` if it is worth asking once more, `_Failed` if not."""
-    status = response.status_code
-    if status == 429 or status >= 500:
-        asked = response.headers.get("Retry-After", "")
-        raise _Again(f"HTTP {status}: {_message(response)}", float(asked) if re.fullmatch(r"\d+(\.\d+)?", asked) else 0)
-    if status >= 400:
-        raise _Failed(f"refused a request with HTTP {status}: {_message(response)}")
-    try:
-        content = response.json()
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise _Failed(f"answered HTTP {status} with something that is not a JSON object: {response.text[:200]!r}")
-    return content
-
-
-def _message(response: httpx2.Response) -> str:
-    """The reason in the server's own words."""
-    with suppress(ValueError, KeyError, TypeError, AttributeError):
-        content = response.json()
-        return str(content["error"]["message"] if "error" in content else content["message"]).rstrip(". ")
-    return response.text[:300].strip().rstrip(". ") or response.reason_phrase
+    def _advice(self, error: Failed) -> str:
+        if error.status in (401, 403):
+            return f"; give a key that it accepts in the environment variable {self.key_variable}"
+        if error.status == 404:
+            named = f" {self.model}" if self.model else ""
+            return f"; correct the name of the model{named} or the address"
+        return ""
 
 
 def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, _Again) else f"{type(error).__name__} {error}".strip()
+    return str(error) if isinstance(error, Again) else f"{type(error).__name__} {error}".strip()
 
 
-def _completion(answer: dict[str, Any], body: dict[str, Any]) -> Completion:
-    """The one completion of an answer; one that was not made as asked is an error and not a score."""
-    try:
-        (choice,) = answer["choices"]
-        text, finish = str(choice["text"]), choice["finish_reason"]
-        tokens, prompt = int(answer["usage"]["completion_tokens"]), int(answer["usage"]["prompt_tokens"])
-    except (KeyError, TypeError, ValueError):
-        raise _Failed(f"gave an answer that is not one completion with its usage: {str(answer)[:200]}") from None
-    if finish not in ("stop", "length"):
-        raise _Failed(f"ended a completion with {finish!r}; expected 'stop' or 'length'")
-    if prompt != len(body["prompt"]):
-        raise _Failed(f"read {prompt} tokens of a prompt of {len(body['prompt'])}; start it without truncation")
-    if finish == "length" and tokens != body["max_tokens"]:
-        raise _Failed(
-            f"cut a completion at {tokens} of {body['max_tokens']} tokens; start it with --generation-config vllm and "
-            "without max_new_tokens in --override-generation-config"
-        )
-    return Completion(text, tokens, finish)
+def _some(names: Iterable[str]) -> str:
+    """A few of many names; hosted servers list hundreds."""
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _check_length(served: Served, requests: Sequence[Request], sampling: Sampling, url: str) -> None:
-    longest = max((len(request.prompt) for request in requests), default=0)
+    longest = max((len(request.ids) for request in requests), default=0)
     needed, limit = longest + sampling.max_new_tokens, served.max_length
-    if limit is not None and needed > limit:
+    if requests and limit is not None and needed > limit:
         shorter = f", or set max_new_tokens to {limit - longest} or less" if longest < limit else ""
         raise UserError(
             f"The longest prompt has {longest} tokens and max_new_tokens is {sampling.max_new_tokens}, together "

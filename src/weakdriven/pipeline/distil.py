@@ -34,6 +34,7 @@ from weakdriven.rundir import Progress, digest
 
 BLOCK = 4096
 """Problems that are asked together: memory holds their completions, and so many fill a GPU's batches."""
+API_KEY = "OPENAI_API_KEY"
 UNIT_TESTS = "unit_tests"
 """Where a problem for a program keeps, in its meta, what the grader takes."""
 
@@ -86,7 +87,7 @@ def open_teacher(teacher: Teacher, domain: str) -> Opened:
     facts = {name: getattr(teacher, name) for name in ("temperature", "top_p", "max_new_tokens")}
     facts |= {"style": subject.style, "seed": subject.seed}
     if subject.url is not None:
-        server = ServerEngine(subject.url, model=subject.model, api_key=api_key())
+        server = ServerEngine(subject.url, model=subject.model, api_key=os.environ.get(API_KEY), key_variable=API_KEY)
 
         def messages(example: Example) -> tuple[Any, Any]:
             said = with_system_prompt(example.prompt, example.domain or domain, str(subject.style))
@@ -119,10 +120,6 @@ def open_teacher(teacher: Teacher, domain: str) -> Opened:
 def rendered(renderer: Renderer, domain: str, example: Example) -> tuple[list[int], str]:
     text = renderer.prompt(example.prompt, example.domain or domain)
     return renderer.tokenizer(text, add_special_tokens=False)["input_ids"], text  # pyright: ignore
-
-
-def api_key() -> str | None:
-    return os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
 @dataclass
@@ -248,8 +245,9 @@ def judge_completions(
     for row in rows:
         problem = problems[row["id"]]
         example = replace(problem, completion=written(row, style))
-        if row["finish"] == "length":
-            faults.append(Fault("cut off", f"after {row['tokens']} tokens"))
+        if row["finish"] != "stop":
+            cut = row["finish"] == "length"
+            faults.append(Fault("cut off", f"after {row['tokens']} tokens") if cut else Fault("refused", row["finish"]))
         else:
             faults.append(form_fault(example, style))
         candidates.append(Candidate(example, problem.meta.get(UNIT_TESTS, {})))
