@@ -1,0 +1,81 @@
+"""A real local HTTP server that answers chats, and refuses them, as hosted ones do."""
+
+import json
+import socket
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+DROP = object()
+
+
+class Server(ThreadingHTTPServer):
+    """Repeats a question in capitals, or does what `trouble` gives for the n-th time it is asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.trouble = lambda body, asked: None
+        self.models = None
+        self.bodies, self.paths, self.keys, self.asked = [], [], [], Counter()
+        self.lock = threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address): ...  # a client that hangs up is part of the tests
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+    def log_message(self, format, *args): ...
+
+    def do_GET(self):
+        self.server.paths.append(self.path)
+        listed = self.server.models
+        self.answer(*((404, b"404 page not found") if listed is None else (200, {"data": listed})))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.bodies.append(body)
+            self.server.paths.append(self.path)
+            self.server.keys.append(self.headers.get("Authorization"))
+            self.server.asked[question(body)] += 1
+            asked = self.server.asked[question(body)]
+        found = self.server.trouble(body, asked)
+        if found is DROP:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        else:
+            self.answer(*(found or (200, said(question(body).upper()))))
+
+    def answer(self, status, content, headers=()):
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in [("Content-Length", str(len(raw))), *headers]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+def question(body) -> str:
+    return body["messages"][-1]["content"] if "messages" in body else str(body["prompt"])
+
+
+def said(text, *, finish="stop", usage={"completion_tokens": 9}, **message):  # noqa: B006
+    """An answer of the chat endpoint."""
+    return {"choices": [{"message": {"content": text, **message}, "finish_reason": finish}], "usage": usage}
+
+
+def refusal(message, status=400, **facts):
+    return status, {"error": {"message": message, **facts}}
+
+
+@pytest.fixture
+def server():
+    with Server() as running:
+        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield running
+        running.shutdown()
