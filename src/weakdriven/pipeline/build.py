@@ -24,6 +24,7 @@ from weakdriven.data.questions import bare
 from weakdriven.data.structure import in_style
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
+from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Opened, Teacher, distil, open_teacher
 from weakdriven.pipeline.verify import (
     Candidate,
@@ -36,6 +37,7 @@ from weakdriven.pipeline.verify import (
     verifier,
 )
 from weakdriven.rundir import (
+    FUNNEL,
     WORK,
     Planned,
     Progress,
@@ -51,7 +53,7 @@ from weakdriven.rundir import (
 
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
-FUNNEL, TRAIN, CANDIDATES, KEPT, STATE = "funnel.json", "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+TRAIN, CANDIDATES, KEPT, STATE = "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
 CLEANED, ROLLOUTS = "cleaned.jsonl", "rollouts"
 CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to tell the time left."""
@@ -198,13 +200,12 @@ def verify_facts(settings: Build) -> dict[str, Any]:
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
     facts["given"] = settings.given
-    return {"version": VERSION, "sources": [identity(path) for path in settings.sources], **facts, **checks}
-
-
-def identity(path: str) -> list[Any]:
-    """A source's name and, of a file, its size and time: reading all of a large one just for a hash takes too long."""
-    file = None if path == EMBEDDED else find_file(path)
-    return [path] if file is None else [str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns]
+    return {
+        "version": VERSION,
+        "sources": [[Path(path).name, data_key(path, settings.split)] for path in settings.sources],
+        **facts,
+        **checks,
+    }
 
 
 def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Funnel:

@@ -2,24 +2,20 @@
 
 import logging
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from weakdriven.data.files import EMBEDDED as EMBEDDED_DATA
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import open_source
 from weakdriven.data.tokenize import VERSION as TOKENS_VERSION
 from weakdriven.data.tokenize import load_tokens, unlearned_warning, write_tokens
-from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
-from weakdriven.errors import UserError
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
 from weakdriven.generate import Engine
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
@@ -30,6 +26,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.models.scan import column
+from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.scoring import score_examples
@@ -346,27 +343,3 @@ def training_rows(data: Stage, active: Stage | None) -> Any:
 
 def keys(**parts: Model | Stage | None) -> dict[str, str]:
     return {name: part.key for name, part in parts.items() if part is not None}
-
-
-def data_key(path: str, split: str) -> str:
-    """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
-    if path == EMBEDDED_DATA:
-        return f"{path}@{PROBLEMS_VERSION}/{split}"
-    file = Path(path).expanduser()
-    if file.is_file():
-        try:
-            found = file.stat()
-            return _known_digest(file, found.st_size, found.st_mtime_ns)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        commit = HfApi().dataset_info(path).sha
-    except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
-        commit = "cached"
-    return f"{path}@{commit}/{split}"
-
-
-@lru_cache
-def _known_digest(file: Path, size: int, changed: int) -> str:
-    """Every dry run asks again, and the file may be large."""
-    return file_digest(file)

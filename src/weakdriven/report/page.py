@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader
 from weakdriven.report.charts import entropy_scatter, interval_chart, loss_charts, odds_chart
 from weakdriven.report.costs import cost_words, selection_cost
 from weakdriven.report.read import load_run
+from weakdriven.report.training_set import training_set
 from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, in_prose, mapping, number, plain, score
 from weakdriven.rundir import REPORT, write_text
 
@@ -45,6 +46,7 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
         "benchmarks": benchmarks,
         "intervals": {name: interval_chart(name, data["accuracy"]) for name in benchmarks},
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
+        "training_set": training_set(data["funnel"]),
         "losses": list(loss_charts(data)),
         "scatters": {one["number"]: entropy_scatter(one) for one in data["rounds"]},
         "odds": {one["number"]: odds_chart(one) for one in data["rounds"]},

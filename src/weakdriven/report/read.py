@@ -13,6 +13,7 @@ from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
+    FUNNEL,
     MANIFEST,
     METRICS,
     PLAN_FILE,
@@ -48,6 +49,7 @@ def load_run(run: Path) -> dict[str, Any]:
         "info": _read_json(run / RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         "examples": number(mapping(data.get("counters")).get("examples")),
+        "funnel": _read_json(run / "data" / FUNNEL, problems) if data else {},
         "stages": [
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names

@@ -1,0 +1,35 @@
+"""What decides the rows of a data source, for the keys of what is made from it."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from huggingface_hub import HfApi
+
+from weakdriven.data.files import EMBEDDED
+from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
+from weakdriven.errors import UserError
+from weakdriven.rundir import file_digest
+
+
+def data_key(path: str, split: str) -> str:
+    """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
+    if path == EMBEDDED:
+        return f"{path}@{PROBLEMS_VERSION}/{split}"
+    file = Path(path).expanduser()
+    if file.is_file():
+        try:
+            found = file.stat()
+            return _known_digest(file, found.st_size, found.st_mtime_ns)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        commit = HfApi().dataset_info(path).sha
+    except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
+        commit = "cached"
+    return f"{path}@{commit}/{split}"
+
+
+@lru_cache
+def _known_digest(file: Path, size: int, changed: int) -> str:
+    """Every dry run asks again, and the file may be large."""
+    return file_digest(file)
