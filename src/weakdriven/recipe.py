@@ -48,6 +48,10 @@ class DataSettings(Settings):
     """What to do with rows whose prompt leaves no room for a supervised token."""
     empty_completions: Literal["error", "drop"] = "error"
     """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
+    held_out: Literal["error", "drop", "allow"] = "error"
+    """What to do with rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
+
+    `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
 
