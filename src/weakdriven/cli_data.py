@@ -73,6 +73,11 @@ def data_build(
     workers: Annotated[int | None, typer.Option(min=1, help="Rows verified at once; unset: one a processor.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one comparison or one program.")] = 10.0,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Longer rows are left out.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Rows with more tokens of --tokenizer are left out, as data.max_length.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokens --max-tokens counts.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="For a tokenizer that has none: file, or `gemma`.")] = None,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="First rows of each source only.")] = None,
     code_python: Annotated[str | None, typer.Option(help="Python whose packages programs may import.")] = None,
@@ -95,6 +100,9 @@ def data_build(
         data_dir=data_dir,
         ngram_share=ngram_share,
         max_characters=max_characters,
+        max_tokens=max_tokens,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
         limit=limit,
         checks=Checks(workers, timeout, unsafe, code_python),
     )

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap import HeldItem
+from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.questions import bare
 from weakdriven.data.structure import has_box, in_style, structure_fault
+from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.pipeline.verify import Candidate, Checks, Fault, Verify, read_candidate, verifier
@@ -63,11 +66,35 @@ class Build:
     """Share of a benchmark item's runs of words that a row has to hold to be left out; None: `NGRAM_SHARE`."""
     max_characters: int | None = None
     """Longer prompts with their completions are dropped; None keeps them."""
+    max_tokens: int | None = None
+    """The same in tokens of `tokenizer`, as a run with its chat template would train on them: as data.max_length."""
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    """For a tokenizer that has none."""
     limit: int | None = None
     """First rows of each source only."""
     block: int = 2048
     """Rows verified before the next note of what is done; one slow comparison holds up a block, so not too few."""
     checks: Checks = field(default_factory=Checks)
+
+    def __post_init__(self) -> None:
+        if (self.max_tokens is None) != (self.tokenizer is None) or (self.chat_template and not self.tokenizer):
+            raise UserError("--max-tokens and --tokenizer need each other, and --chat-template needs both; give both.")
+        if self.max_tokens is not None and self.domain == "logic":
+            raise UserError("--max-tokens counts completions too, and logic has none yet; leave it out.")
+
+    @cached_property
+    def renderer(self) -> Renderer | None:
+        """What counts tokens, if they are to be counted."""
+        if self.tokenizer is None:
+            return None
+        from weakdriven.models.load import load_tokenizer, locate_model  # brings torch
+
+        tokenizer = load_tokenizer(locate_model(self.tokenizer))
+        give_chat_template(tokenizer, self.chat_template, self.tokenizer, setting="--chat-template")
+        renderer = Renderer(tokenizer, self.domain, self.style)
+        renderer.check()
+        return renderer
 
     @property
     def result(self) -> str:
@@ -129,6 +156,10 @@ def verify_facts(settings: Build) -> dict[str, Any]:
     """What decides which rows pass, for the key of the work that survives a kill."""
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
+    if settings.renderer:  # else older builds stay good
+        from weakdriven.models.load import tokenizer_fingerprint
+
+        facts |= {"max_tokens": settings.max_tokens, "tokenizer": tokenizer_fingerprint(settings.renderer.tokenizer)}
     return {"version": VERSION, "sources": [identity(path) for path in settings.sources], **facts, **checks}
 
 
@@ -227,7 +258,19 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
     length = sum(len(turn["content"]) for turn in example.prompt) + len(example.completion)
     if settings.max_characters is not None and length > settings.max_characters:
         return Fault("too long", f"{length} characters")
+    if fault := token_fault(settings, example):
+        return fault
     return replace(candidate, example=example)
+
+
+def token_fault(settings: Build, example: Example) -> Fault | None:
+    if settings.renderer is None or settings.max_tokens is None:
+        return None
+    try:
+        length = len(tokenize(example, settings.renderer)["input_ids"])
+    except UserError as error:  # the chat template refuses such a conversation
+        return Fault("malformed row", str(error))
+    return Fault("too long", f"{length} tokens") if length > settings.max_tokens else None
 
 
 def row_id(row: Row | UserError, number: int) -> str:
