@@ -20,7 +20,13 @@ CHEAP = 256 << 20
 
 @data_app.command("show")
 def data_show(
-    source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, a Hub dataset, embedded:arithmetic.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A JSONL, JSON or Parquet file, a Hub dataset (owner/name or owner/name:configuration), "
+            "embedded:arithmetic."
+        ),
+    ],
     model: Annotated[str, typer.Option(help="Whose tokenizer and chat template to use.")] = "embedded:base",
     style: Annotated[
         Literal["tagged", "tag-free", "plain"], typer.Option(help="System prompt, as data.style.")

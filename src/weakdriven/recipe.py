@@ -35,7 +35,8 @@ class DataSettings(Settings):
     """What the models learn from, and how a row becomes tokens."""
 
     path: str
-    """JSONL, JSON (both also .gz or .zst) or Parquet file, a Hub dataset id, or `embedded:arithmetic`."""
+    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
+    `owner/name:configuration`."""
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED as EMBEDDED_DATA
+from weakdriven.data.files import split_config
 from weakdriven.data.held_out import HeldOut, Hit, keep_out
 from weakdriven.data.overlap import HeldItem
 from weakdriven.data.prompts import Renderer
@@ -407,7 +408,7 @@ def data_key(path: str, split: str) -> str:
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        commit = HfApi().dataset_info(path).sha
+        commit = HfApi().dataset_info(split_config(path)[0]).sha
     except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
         commit = "cached"
     return f"{path}@{commit}/{split}"
