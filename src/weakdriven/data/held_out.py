@@ -74,5 +74,5 @@ def keep_out(examples: Iterable[Example], held: HeldOut, found: list[Hit], *, dr
 
 def told(found: list[Hit], rows: int) -> str:
     named = ", ".join(f"{hit.row!r} ({hit.item} of {hit.benchmark})" for hit in found[:NAMED])
-    more = " ..." if len(found) > NAMED else ""
+    more = " and more" if len(found) > NAMED else ""
     return f"{len(found)} of {rows} training rows ask a question of a benchmark in eval.benchmarks: {named}{more}."
