@@ -22,6 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from weakdriven.data.prompts import give_chat_template
 from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
@@ -40,6 +41,15 @@ def demo_examples(count: int) -> list[Any]:
 def embedded_tokenizer() -> PreTrainedTokenizerBase:
     """A fresh one each time, because tests change its chat template."""
     return load_tokenizer(locate_model(EMBEDDED))
+
+
+def gemma_tokenizer() -> PreTrainedTokenizerBase:
+    """The embedded one with what Gemma's has: the marks of its template as special tokens, and a begin of text."""
+    tokenizer = embedded_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
+    tokenizer.bos_token = "<|endoftext|>"
+    give_chat_template(tokenizer, "gemma", "some/model")
+    return tokenizer
 
 
 def tiny_model(family: str = "qwen3", *, seed: int = 0, width: int = 16, tied: bool = True, **changes: Any) -> Any:

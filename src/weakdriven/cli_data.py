@@ -24,7 +24,13 @@ def teacher_option(help: str, **limits: Any) -> Any:
 
 @data_app.command("show")
 def data_show(
-    source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, a Hub dataset, embedded:arithmetic.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A JSONL, JSON or Parquet file, a Hub dataset (owner/name or owner/name:configuration), "
+            "embedded:arithmetic."
+        ),
+    ],
     model: Annotated[str, typer.Option(help="Whose tokenizer and chat template to use.")] = "embedded:base",
     style: Annotated[
         Literal["tagged", "tag-free", "plain"], typer.Option(help="System prompt, as data.style.")
@@ -77,6 +83,11 @@ def data_build(
     workers: Annotated[int | None, typer.Option(min=1, help="Rows verified at once; unset: one a processor.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one comparison or one program.")] = 10.0,
     max_characters: Annotated[int | None, typer.Option(min=1, help="Longer rows are left out.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Rows with more tokens of --tokenizer are left out, as data.max_length.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokens --max-tokens counts.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="For a tokenizer that has none: file, or `gemma`.")] = None,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="First rows of each source only.")] = None,
     code_python: Annotated[str | None, typer.Option(help="Python whose packages programs may import.")] = None,
@@ -97,7 +108,7 @@ def data_build(
     attention: Annotated[str | None, teacher_option("Attention implementation of transformers.")] = None,
     batch_size: Annotated[int | None, teacher_option("Completions written together; unset: what fits.", min=1)] = None,
     serve: Annotated[str | None, teacher_option("Python of an environment with vLLM: serve the teacher.")] = None,
-    chat_template: Annotated[str | None, teacher_option("For a tokenizer that has none: file, or `gemma`.")] = None,
+    teacher_template: Annotated[str | None, teacher_option("Chat template if it has none: file, or `gemma`.")] = None,
     trust_remote_code: Annotated[bool, teacher_option("Run code that comes with the checkpoint.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -117,7 +128,7 @@ def data_build(
         raise UserError("--url names a running server and --serve starts one; give one of them.")
     writer = None
     if teacher:
-        subject = Subject(teacher, style, chat_template, precision, attention, trust_remote_code, url, seed=seed)
+        subject = Subject(teacher, style, teacher_template, precision, attention, trust_remote_code, url, seed=seed)
         engine = EngineSettings(engine="vllm" if serve else "transformers", vllm_python=serve, batch_size=batch_size)
         tries = {"samples": samples, "keep": keep, "temperature": temperature, "top_p": top_p}
         lengths = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
@@ -131,6 +142,9 @@ def data_build(
         data_dir=data_dir,
         ngram_share=ngram_share,
         max_characters=max_characters,
+        max_tokens=max_tokens,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
         limit=limit,
         checks=Checks(workers, timeout, unsafe, code_python),
         teacher=writer,

@@ -35,7 +35,8 @@ class DataSettings(Settings):
     """What the models learn from, and how a row becomes tokens."""
 
     path: str
-    """JSONL, JSON (both also .gz or .zst) or Parquet file, a Hub dataset id, or `embedded:arithmetic`."""
+    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
+    `owner/name:configuration`."""
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"
@@ -48,6 +49,10 @@ class DataSettings(Settings):
     """What to do with rows whose prompt leaves no room for a supervised token."""
     empty_completions: Literal["error", "drop"] = "error"
     """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
+    held_out: Literal["error", "drop", "allow"] = "error"
+    """What to do with rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
+
+    `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers import embedded_tokenizer
+from helpers import embedded_tokenizer, gemma_tokenizer
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
 from weakdriven.data.sources import Example
 from weakdriven.data.tokenize import tokenize
@@ -11,22 +11,13 @@ from weakdriven.errors import UserError
 MARKS = ["<start_of_turn>", "<end_of_turn>"]
 
 
-def gemma():
-    """A tokenizer that, like Gemma's, has the marks of its template as special tokens."""
-    tokenizer = embedded_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
-    tokenizer.bos_token = "<|endoftext|>"
-    give_chat_template(tokenizer, "gemma", "some/model")
-    return tokenizer
-
-
 def talk(*turns):
     roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     return [{"role": roles[turn[0]], "content": turn[2:]} for turn in turns]
 
 
 def render(*turns, ask=False):
-    return gemma().apply_chat_template(talk(*turns), tokenize=False, add_generation_prompt=ask)
+    return gemma_tokenizer().apply_chat_template(talk(*turns), tokenize=False, add_generation_prompt=ask)
 
 
 USER, MODEL, END = "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"
@@ -68,19 +59,19 @@ def test_turns_become_this_text(turns, text, ask):
 )
 def test_conversations_that_gemma_has_no_form_for_are_errors(turns, message):
     with pytest.raises(UserError, match=message):
-        Renderer(gemma(), "math", "plain").prompt(talk(*turns))
+        Renderer(gemma_tokenizer(), "math", "plain").prompt(talk(*turns))
 
 
 @pytest.mark.parametrize("domain", ["math", "code", "logic"])
 def test_the_tag_free_prompt_stands_in_the_first_user_turn(domain):
     system = SYSTEM_PROMPTS[domain, "tag-free"]
-    text = Renderer(gemma(), domain, "tag-free").prompt(talk("u:1+1?"))
+    text = Renderer(gemma_tokenizer(), domain, "tag-free").prompt(talk("u:1+1?"))
     assert text == f"{BOS}{USER}{system}\n\n1+1?{END}{MODEL}"
     assert "system" not in text and "<think>" not in text
 
 
 def test_generation_stops_at_the_end_of_turn_and_the_end_of_text():
-    renderer = Renderer(gemma(), "math", "tag-free")
+    renderer = Renderer(gemma_tokenizer(), "math", "tag-free")
     stop = renderer.tokenizer.convert_tokens_to_ids("<end_of_turn>")
     assert renderer.end_of_turn == "<end_of_turn>"
     assert renderer.stop_ids == sorted({stop, renderer.tokenizer.eos_token_id})
@@ -88,7 +79,7 @@ def test_generation_stops_at_the_end_of_turn_and_the_end_of_text():
 
 
 def test_training_ends_with_the_end_of_turn_as_one_token():
-    renderer = Renderer(gemma(), "math", "tag-free")
+    renderer = Renderer(gemma_tokenizer(), "math", "tag-free")
     row = tokenize(Example("a", talk("u:1+1?"), "2"), renderer, 512)
     stop = renderer.tokenizer.convert_tokens_to_ids("<end_of_turn>")
     supervised = [label for label in row["labels"] if label >= 0]

@@ -49,6 +49,8 @@ LAYOUTS = [
     ("Alpaca", ALPACA, ASK),
     ("Alpaca", {"instruction": "1+1?", "input": "", "output": "2"}, ASK),
     ("Alpaca", {"instruction": "1+1?", "input": None, "output": "2", "system": "Be brief."}, [SYSTEM, *ASK]),
+    ("Alpaca", ALPACA | {"history": []}, ASK),
+    ("Alpaca", ALPACA | {"history": None}, ASK),
 ]
 
 
@@ -62,6 +64,32 @@ def test_each_layout_is_detected_and_becomes_the_same_example(name, row, prompt)
 def test_the_input_of_an_alpaca_row_follows_its_instruction():
     example = as_example({"instruction": "Add.", "input": "1, 1", "output": "2"}, 1, "f")
     assert example.prompt == [{"role": "user", "content": "Add.\n\n1, 1"}]
+
+
+def test_the_history_of_an_alpaca_row_is_a_conversation_before_its_instruction():
+    """As LLaMA-Factory writes and learns it: every answer is learned."""
+    history = [["Hi", "Hello!"], ["Can you add?", "Yes."]]
+    row = {"instruction": "Add.", "input": "1, 1", "output": "2", "system": "Be brief.", "history": history}
+    roles = ["user", "assistant"]
+    said = [{"role": role, "content": text} for pair in history for role, text in zip(roles, pair, strict=True)]
+    asked = {"role": "user", "content": "Add.\n\n1, 1"}
+    example = as_example(row, 1, "f")
+    assert example == Example("1", [SYSTEM, *said, asked], "2", all_turns=True)
+    assert example.replies() == ["Hello!", "Yes.", "2"]
+    assert detect([row]).fields == ("instruction", "input", "system", "history", "output")
+
+
+@pytest.mark.parametrize("history", ["Hi", [["Hi"]], [["Hi", 7]], [{"a": "b"}], [["a", "b", "c"]], {"a": "b"}], ids=str)
+def test_a_history_that_is_no_list_of_pairs_is_an_error(history):
+    with pytest.raises(UserError, match="f, row 3: expected history as a list of pairs, each a question"):
+        as_example(ALPACA | {"history": history}, 3, "f")
+
+
+def test_a_blank_answer_in_a_history_is_no_completion():
+    row = ALPACA | {"history": [["Hi", " "]]}
+    with pytest.raises(UserError, match="no completion to learn from"):
+        as_example(row, 1, "f")
+    assert as_example(row, 1, "f", needs_completion=False).completion == ""
 
 
 def test_an_am_row_keeps_reference_answer_and_source_and_drops_what_the_reply_holds_already():

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from helpers import demo_examples, embedded_tokenizer
+from helpers import demo_examples, embedded_tokenizer, gemma_tokenizer
 from weakdriven.data.layouts import as_example
-from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, unlearned_warning, write_tokens
 from weakdriven.data.turns import split_turns
 from weakdriven.errors import UserError
@@ -32,12 +32,8 @@ ALTERNATES = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 
 
 
 def renderer(template=None, style="plain"):
-    tokenizer = embedded_tokenizer()
-    if template == "gemma":
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
-        tokenizer.bos_token = "<|endoftext|>"
-        give_chat_template(tokenizer, "gemma", "some/model")
-    elif template:
+    tokenizer = gemma_tokenizer() if template == "gemma" else embedded_tokenizer()
+    if template not in (None, "gemma"):
         tokenizer.chat_template = template
     return Renderer(tokenizer, "math", style)
 

@@ -137,10 +137,10 @@ def test_labels_that_a_kill_left_out_are_made_of_what_was_written(teach, server,
 
 
 def test_a_verifier_that_cannot_work_ends_the_writing(teach, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise UserError("No sandbox here.")
 
-    monkeypatch.setattr(distilling, "judge_completions", broken)
+    monkeypatch.setattr(distilling.Judge, "faults", broken)
     with pytest.raises(UserError, match="No sandbox here"):
         teach(samples=3)
 

@@ -45,6 +45,23 @@ def from_sharegpt(value: Any, where: str) -> list[Message]:
     return _checked(turns, where)
 
 
+def from_history(value: Any, where: str) -> list[Message]:
+    """What was said before an Alpaca row's instruction, as LLaMA-Factory writes it.
+
+    >>> from_history([["1+1?", "2"]], "row 1")
+    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
+    """
+    pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise UserError(
+                f"{where}: expected history as a list of pairs, each a question and its answer, found {_start(value)}."
+            )
+    roles = ("user", "assistant")
+    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    return _checked(turns, where)
+
+
 def with_system(system: Any, turns: list[Message], where: str) -> list[Message]:
     """A system prompt that stands in a field of its own goes first, unless there is one."""
     if system is None or system == "" or (turns and turns[0]["role"] == "system"):

@@ -73,14 +73,41 @@ def find_file(path: str) -> Path | None:
     return None
 
 
-def hub_rows(name: str, split: str) -> Any:
-    """A split of a Hub dataset, mapped from disk."""
+def split_config(path: str) -> tuple[str, str | None]:
+    """Name and configuration of a Hub dataset.
+
+    >>> split_config("openai/gsm8k:main"), split_config("openai/gsm8k")
+    (('openai/gsm8k', 'main'), ('openai/gsm8k', None))
+    """
+    name, _, config = path.partition(":")
+    return name, config or None
+
+
+def hub_rows(path: str, split: str) -> Any:
+    """A split of a Hub dataset, of one of its configurations where it has several, mapped from disk."""
     from datasets import load_dataset
 
+    name, config = split_config(path)
     try:
-        return load_dataset(name, split=split)
+        return load_dataset(name, config, split=split)
     except Exception as error:
-        raise UserError(f"{name} is neither a readable data file nor a dataset on the Hub ({error}).") from error
+        if isinstance(error, ValueError):
+            refuse_configuration(name, config)
+        raise UserError(f"{path} is neither a readable data file nor a dataset on the Hub ({error}).") from error
+
+
+def refuse_configuration(name: str, config: str | None) -> None:
+    """Say which configurations there are, if `datasets` knows them and this is none of them."""
+    from datasets import get_dataset_config_names, get_dataset_default_config_name
+
+    try:
+        there = get_dataset_config_names(name)
+        known = (config or get_dataset_default_config_name(name)) in there
+    except Exception:
+        return
+    if not known:
+        found = f"has no configuration {config!r}" if config else "has several configurations and none is named"
+        raise UserError(f"{name} {found}; there are {', '.join(there)}. Write one after a colon: {name}:{there[0]}.")
 
 
 def _inner_ending(file: Path) -> str:

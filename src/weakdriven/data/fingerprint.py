@@ -60,6 +60,16 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     )
 
 
+def exact(text: str) -> bytes | None:
+    """`Fingerprint.exact` alone, in a fraction of the time; None for a text without a word.
+
+    >>> exact("Ann pays $1,250!") == fingerprint("ann pays 1250").exact, exact("?!")
+    (True, None)
+    """
+    words = _WORD.findall(plain(text))
+    return _digest(words) if words else None
+
+
 def plain(text: str) -> str:
     """One case, one way of writing each character, no commas inside numbers.
 

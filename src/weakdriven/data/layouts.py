@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from weakdriven.data.conversations import as_messages, carries_info, from_sharegpt, info_of, with_system
+from weakdriven.data.conversations import (
+    as_messages,
+    carries_info,
+    from_history,
+    from_sharegpt,
+    info_of,
+    with_system,
+)
 from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_text
 from weakdriven.data.questions import LETTERS, user_message
 from weakdriven.errors import UserError
@@ -21,7 +28,7 @@ PARTS = {
     "code": ("prompt", "entry_point", "test", "instruct_prompt", "solution", "completion"),
     "prompt/completion": ("prompt", "completion", "all_turns", "meta"),
     "question/solution": ("question", "context", "options", "starter_code", "tests", "solution"),
-    "Alpaca": ("instruction", "input", "system", "output"),
+    "Alpaca": ("instruction", "input", "system", "history", "output"),
 }
 """Fields that each layout reads; all layouts also know id, domain, source and an answer."""
 TAKEN = {
@@ -155,7 +162,8 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
         asked = _text(row, "instruction", where)
         given = _text(row, "input", where) if row.get("input") else ""
         asked = f"{asked}\n\n{given}" if given.strip() else asked
-        prompt = with_system(row.get("system"), [{"role": "user", "content": asked}], where)
+        turns = [*from_history(row.get("history"), where), {"role": "user", "content": asked}]
+        prompt = with_system(row.get("system"), turns, where)
     elif name == "question/solution" and not isinstance(row["question"], str):
         prompt = as_messages(row["question"], where, role="user")
     else:

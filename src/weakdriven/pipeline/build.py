@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap import HeldItem
+from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.questions import bare
 from weakdriven.data.structure import in_style
+from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.pipeline.data_key import data_key
-from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Opened, Teacher, distil, open_teacher
+from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Judge, Opened, Teacher, distil, open_teacher
 from weakdriven.pipeline.verify import (
     Candidate,
     Checks,
@@ -95,6 +97,11 @@ class Build:
     """Share of a benchmark item's runs of words that a row has to hold to be left out; None: `NGRAM_SHARE`."""
     max_characters: int | None = None
     """Longer prompts with their completions are dropped; None keeps them."""
+    max_tokens: int | None = None
+    """The same in tokens of `tokenizer`, as a run with its chat template would train on them: as data.max_length."""
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    """For a tokenizer that has none."""
     limit: int | None = None
     """First rows of each source only."""
     block: int = 2048
@@ -107,6 +114,25 @@ class Build:
     def given(self) -> bool:
         """Whether the sources bring the completions; those of logic have none."""
         return self.teacher is None and self.domain != "logic"
+
+    def __post_init__(self) -> None:
+        if (self.max_tokens is None) != (self.tokenizer is None) or (self.chat_template and not self.tokenizer):
+            raise UserError("--max-tokens and --tokenizer need each other, and --chat-template needs both; give both.")
+        if self.max_tokens is not None and self.result == CANDIDATES:
+            raise UserError("--max-tokens counts completions too, and logic has none without --teacher; leave it out.")
+
+    @cached_property
+    def renderer(self) -> Renderer | None:
+        """What counts tokens, if they are to be counted."""
+        if self.tokenizer is None:
+            return None
+        from weakdriven.models.load import load_tokenizer, locate_model  # brings torch
+
+        tokenizer = load_tokenizer(locate_model(self.tokenizer))
+        give_chat_template(tokenizer, self.chat_template, self.tokenizer, setting="--chat-template")
+        renderer = Renderer(tokenizer, self.domain, self.style)
+        renderer.check()
+        return renderer
 
     @property
     def result(self) -> str:
@@ -174,9 +200,9 @@ def distil_rows(settings: Build, opened: Opened, total: int, work: Path, folder:
     counts, begin = Distilled(), time.monotonic()
     progress.begin("distil", f"{total} problems, {settings.teacher.samples} tries each at most")
     examples = (Example.from_row(row) for row in read_jsonl(work / CLEANED))
-    verify = verifier(settings.checks)
+    judge = Judge(partial(as_learned, settings), verifier(settings.checks))
     shared = {"total": total, "counts": counts, "progress": progress}
-    rows = distil(examples, settings.teacher, opened, verify, folder, **shared)
+    rows = distil(examples, settings.teacher, opened, judge, folder, **shared)
     write_jsonl(work / settings.result, (example.as_row() for example in rows))
     progress.end("distil", time.monotonic() - begin)
     return counts
@@ -200,12 +226,12 @@ def verify_facts(settings: Build) -> dict[str, Any]:
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
     facts["given"] = settings.given
-    return {
-        "version": VERSION,
-        "sources": [[Path(path).name, data_key(path, settings.split)] for path in settings.sources],
-        **facts,
-        **checks,
-    }
+    if settings.renderer:
+        from weakdriven.models.load import tokenizer_fingerprint
+
+        facts |= {"max_tokens": settings.max_tokens, "tokenizer": tokenizer_fingerprint(settings.renderer.tokenizer)}
+    sources = [[Path(path).name, data_key(path, settings.split)] for path in settings.sources]
+    return {"version": VERSION, "sources": sources, **facts, **checks}
 
 
 def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Funnel:
@@ -291,6 +317,12 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
     if not settings.given:
         meta = example.meta | ({UNIT_TESTS: candidate.tests} if candidate.tests else {})
         return replace(candidate, example=replace(example, completion="", meta=meta))
+    learned = as_learned(settings, example)
+    return learned if isinstance(learned, Fault) else replace(candidate, example=learned)
+
+
+def as_learned(settings: Build, example: Example) -> Example | Fault:
+    """A row in the style of the set, or what is wrong with its form or its length."""
     if fault := form_fault(example, settings.style):
         return fault
     said = [{**turn, "content": in_style(turn["content"], settings.style)} for turn in example.prompt]
@@ -299,7 +331,17 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
     length = sum(len(turn["content"]) for turn in example.prompt) + len(example.completion)
     if settings.max_characters is not None and length > settings.max_characters:
         return Fault("too long", f"{length} characters")
-    return replace(candidate, example=example)
+    return token_fault(settings, example) or example
+
+
+def token_fault(settings: Build, example: Example) -> Fault | None:
+    if settings.renderer is None or settings.max_tokens is None:
+        return None
+    try:
+        length = len(tokenize(example, settings.renderer)["input_ids"])
+    except UserError as error:  # the chat template refuses such a conversation
+        return Fault("malformed row", str(error))
+    return Fault("too long", f"{length} tokens") if length > settings.max_tokens else None
 
 
 def row_id(row: Row | UserError, number: int) -> str:

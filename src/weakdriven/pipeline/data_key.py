@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from weakdriven.data.files import EMBEDDED
+from weakdriven.data.files import EMBEDDED, split_config
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.rundir import file_digest
@@ -23,7 +23,7 @@ def data_key(path: str, split: str) -> str:
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        commit = HfApi().dataset_info(path).sha
+        commit = HfApi().dataset_info(split_config(path)[0]).sha
     except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
         commit = "cached"
     return f"{path}@{commit}/{split}"

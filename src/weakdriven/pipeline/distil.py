@@ -18,7 +18,7 @@ from weakdriven.data.example import Example
 from weakdriven.data.fingerprint import fingerprint as text_fingerprint
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer, with_system_prompt
-from weakdriven.data.structure import in_style, with_reasoning
+from weakdriven.data.structure import with_reasoning
 from weakdriven.errors import UserError
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row
@@ -28,7 +28,7 @@ from weakdriven.models.load import fingerprint, positions
 from weakdriven.pipeline.engines import Engines
 from weakdriven.pipeline.rollouts import Rollout, Rollouts
 from weakdriven.pipeline.subject import Subject, check_engine, find_renderer, open_engine
-from weakdriven.pipeline.verify import Candidate, Fault, Verify, form_fault
+from weakdriven.pipeline.verify import Candidate, Fault, Verify
 from weakdriven.recipe import EngineSettings
 from weakdriven.rundir import Progress, digest
 
@@ -122,6 +122,34 @@ def rendered(renderer: Renderer, domain: str, example: Example) -> tuple[list[in
     return renderer.tokenizer(text, add_special_tokens=False)["input_ids"], text  # pyright: ignore
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Decides on completions."""
+
+    form: Callable[[Example], Example | Fault]
+    """A row as it is to be learned, or what is wrong with its form."""
+    verify: Verify
+
+    def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
+        """The fault of each completion: cut off, in a wrong form, or wrong."""
+        found: list[Fault | None] = [None] * len(rows)
+        candidates: dict[int, Candidate] = {}
+        for place, row in enumerate(rows):
+            problem = problems[row["id"]]
+            learned = self.form(replace(problem, completion=written(row, style)))
+            if row["finish"] == "length":
+                found[place] = Fault("cut off", f"after {row['tokens']} tokens")
+            elif row["finish"] != "stop":
+                found[place] = Fault("refused", row["finish"])
+            elif isinstance(learned, Fault):
+                found[place] = learned
+            else:
+                candidates[place] = Candidate(learned, problem.meta.get(UNIT_TESTS, {}))
+        for place, fault in zip(candidates, self.verify(list(candidates.values())), strict=True):
+            found[place] = fault
+        return found
+
+
 @dataclass
 class Distilled:
     """What came of the problems, and of the completions that were written for them."""
@@ -134,7 +162,7 @@ def distil(
     examples: Iterable[Example],
     teacher: Teacher,
     opened: Opened,
-    verify: Verify,
+    judge: Judge,
     folder: Path,
     *,
     total: int,
@@ -157,13 +185,13 @@ def distil(
         for number in range(-(-total // BLOCK)):
             problems = list(islice(examples, BLOCK))
             by_id = {problem.id: problem for problem in problems}
-            judge = partial(judge_completions, by_id, str(teacher.subject.style), verify)
+            faults = partial(judge.faults, by_id, style=str(teacher.subject.style))
             home = folder / f"{number:05d}"
-            rollouts = Rollouts(home, start, opened.sampling, judge, seed=teacher.subject.seed)
+            rollouts = Rollouts(home, start, opened.sampling, faults, seed=teacher.subject.seed)
             found = right_ones(problems, teacher, opened, rollouts, counts, partial(note, done))
             done += len(problems) * teacher.samples
             for problem in problems:
-                yield from completed(problem, found.get(problem.id, []), teacher)
+                yield from completed(problem, found.get(problem.id, []), teacher, judge)
     finally:
         engines.close()
 
@@ -236,37 +264,16 @@ def essence(row: Row) -> bytes:
     return text_fingerprint(row["text"]).exact
 
 
-def judge_completions(
-    problems: Mapping[str, Example], style: str, verify: Verify, rows: list[Row]
-) -> list[Fault | None]:
-    """The fault of each completion: cut off, in a wrong form, or wrong."""
-    faults: list[Fault | None] = []
-    candidates: list[Candidate] = []
-    for row in rows:
-        problem = problems[row["id"]]
-        example = replace(problem, completion=written(row, style))
-        if row["finish"] != "stop":
-            cut = row["finish"] == "length"
-            faults.append(Fault("cut off", f"after {row['tokens']} tokens") if cut else Fault("refused", row["finish"]))
-        else:
-            faults.append(form_fault(example, style))
-        candidates.append(Candidate(example, problem.meta.get(UNIT_TESTS, {})))
-    left = [place for place, fault in enumerate(faults) if fault is None]
-    for place, fault in zip(left, verify([candidates[place] for place in left]), strict=True):
-        faults[place] = fault
-    return faults
-
-
 def written(row: Row, style: str) -> str:
     """A completion as one text; servers that set the reasoning apart give it in a field of its own."""
     return with_reasoning(row.get("reasoning", ""), row["text"].strip(), style)
 
 
-def completed(problem: Example, found: list[Rollout], teacher: Teacher) -> Iterator[Example]:
+def completed(problem: Example, found: list[Rollout], teacher: Teacher, judge: Judge) -> Iterator[Example]:
     """The problem with each of its completions."""
-    style = str(teacher.subject.style)
-    meta = {name: value for name, value in problem.meta.items() if name != UNIT_TESTS}
     for row, _ in found:
+        learned = judge.form(replace(problem, completion=written(row, str(teacher.subject.style))))
+        assert isinstance(learned, Example)  # it has been judged
         id = problem.id if teacher.keep == 1 else f"{problem.id}#s{row['sample']}"
-        facts = {"teacher": teacher.subject.model, "sample": row["sample"]}
-        yield replace(problem, id=id, completion=in_style(written(row, style), style), meta=meta | facts)
+        meta = {name: value for name, value in problem.meta.items() if name != UNIT_TESTS}
+        yield replace(learned, id=id, meta=meta | {"teacher": teacher.subject.model, "sample": row["sample"]})

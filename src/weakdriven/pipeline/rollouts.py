@@ -18,7 +18,7 @@ from weakdriven.rundir import append_jsonl, salvage_jsonl
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 UNDECIDED = (BAD_GOLD, FAILED, VERIFIER_TIMEOUT)
 """Faults of the verifier or the row, not of the model: neither right nor wrong."""
-Judge = Callable[[list[Row]], list[Fault | None]]
+Judged = Callable[[list[Row]], list[Fault | None]]
 """The fault of each completion, None for those that are right."""
 
 
@@ -40,7 +40,7 @@ class Rollouts:
         engine: Called only if there is something to ask, because it may load a model or start a server.
     """
 
-    def __init__(self, folder: Path, engine: Callable[[], Engine], sampling: Sampling, judge: Judge, *, seed: int):
+    def __init__(self, folder: Path, engine: Callable[[], Engine], sampling: Sampling, judge: Judged, *, seed: int):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
         self.rows = by_key(salvage_jsonl(folder / ROLLOUTS))

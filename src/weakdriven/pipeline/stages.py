@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,15 @@ import pyarrow.parquet as pq
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from weakdriven.data.example import Example
+from weakdriven.data.held_out import HeldOut, Hit, keep_out
+from weakdriven.data.overlap import HeldItem
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import open_source
 from weakdriven.data.tokenize import VERSION as TOKENS_VERSION
 from weakdriven.data.tokenize import load_tokens, unlearned_warning, write_tokens
+from weakdriven.errors import UserError
+from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
 from weakdriven.generate import Engine
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
@@ -34,6 +39,7 @@ from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import (
     ACTIVE,
     EXAMPLES,
+    MANIFEST,
     SCORES,
     TOKENS,
     WORK,
@@ -43,6 +49,9 @@ from weakdriven.rundir import (
     append_jsonl,
     digest,
     file_digest,
+    read_json,
+    read_jsonl,
+    write_json,
 )
 from weakdriven.scores import VERSION, ScoreFacts, read_scores
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
@@ -74,8 +83,10 @@ class Stages:
     def data(self) -> Stage:
         """Rows -> tokens, once, for training and entropy alike."""
         settings = self.recipe.data
+        drop = settings.held_out == "drop"
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
+            held, found = self.held_out, list[Hit]()
             examples = open_source(
                 settings.path,
                 settings.split,
@@ -85,7 +96,7 @@ class Stages:
             )
             total = examples.count()
             counters = write_tokens(
-                examples,
+                keep_out(examples, held, found, drop=drop) if held else examples,
                 self.renderer,
                 out / TOKENS,
                 max_length=settings.max_length,
@@ -95,16 +106,53 @@ class Stages:
             )
             for warning in filter(None, (self.renderer.warning, unlearned_warning(counters))):
                 logger.warning(warning)
-            return {**counters, "rows_read": total, "layout": examples.layout.name}
+            compared = {"held_out": held.key} if held else {}
+            compared |= {"dropped_held_out": len(found)} if drop else {}
+            return {**counters, **compared, "rows_read": total, "layout": examples.layout.name}
 
-        decisive = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions"})
+        decisive = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
         decisive["version"] = TOKENS_VERSION
         if settings.empty_completions == "drop":  # else there is no such row, and older runs stay good
             decisive["empty_completions"] = "drop"
+        if drop and (held := self.held_out):  # else the questions decide only whether there is an error
+            decisive["held_out"] = held.key
         tokenizer_key = digest([self.base.key, self.renderer.tokenizer.chat_template])
         inputs = {"rows": data_key(settings.path, settings.split), "tokenizer": tokenizer_key}
         source = settings.model_dump(mode="json", include={"path", "split"})
-        return self.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source)
+        stage = self.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source)
+        if not self.run.dry:
+            self._compare_again(stage)
+        return stage
+
+    @cached_property
+    def held_out(self) -> HeldOut | None:
+        """Questions that must not be trained on: all of the recipe's benchmarks, also those after eval.limit."""
+        settings = self.recipe.eval
+        if self.recipe.data.held_out == "allow" or not settings.benchmarks:
+            return None
+        try:
+            items = [
+                HeldItem(name, item.id, item.question)
+                for name in settings.benchmarks
+                for item in (load_items(name, settings.data_dir) if settings.limit else self.task(name).items)
+            ]
+        except UserError as error:  # a run has looked for them before; only a selection comes this far without
+            if self.recipe.data.held_out == "drop":
+                raise
+            logger.warning("The rows are not compared with the benchmarks' questions until weakdriven run: %s", error)
+            return None
+        return HeldOut(items)
+
+    def _compare_again(self, data: Stage) -> None:
+        """Rows that were tokenised for other benchmarks, or none, are compared with today's questions."""
+        held, manifest = self.held_out, read_json(data.path / MANIFEST)
+        if held and manifest["counters"].get("held_out") != held.key:
+            rows = (Example.from_row(row) for row in read_jsonl(data.path / EXAMPLES))
+            for _ in keep_out(rows, held, [], drop=False):
+                pass
+            manifest["counters"]["held_out"] = held.key
+            if self.run.leads:
+                write_json(data.path / MANIFEST, manifest)
 
     def supervised(
         self,

@@ -227,7 +227,11 @@ def _unknown_id(selection: Selection, example_id: str) -> str:
     told += f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
     told += f" Its {len(ids):,} ids look like {', '.join(map(repr, ids.slice(0, 3).to_pylist()))}."
     counters = mapping(_read_json(selection.run / "data" / MANIFEST).get("counters"))
-    reasons = {"dropped_long_prompts": "the prompt fills data.max_length", "dropped_empty_completions": "no completion"}
+    reasons = {
+        "dropped_long_prompts": "the prompt fills data.max_length",
+        "dropped_empty_completions": "no completion",
+        "dropped_held_out": "a benchmark's question",
+    }
     left_out = [f"{count:,} ({words})" for name, words in reasons.items() if (count := number(counters.get(name)))]
     if left_out:
         told += f" Rows that were left out of the data, of which it may be one: {', '.join(left_out)}."

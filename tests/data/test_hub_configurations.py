@@ -1,0 +1,97 @@
+"""`owner/name:configuration`: what `datasets` is asked for, and which configurations an error names."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from helpers import write_rows
+from weakdriven.data.files import count_rows, hub_rows, read_each, read_rows
+from weakdriven.data.sources import load_examples
+from weakdriven.errors import UserError
+from weakdriven.pipeline import stages
+from weakdriven.pipeline.build import identity
+
+ROW = {"question": "1+1?", "solution": "2"}
+
+
+@pytest.mark.parametrize(
+    "path, asked",
+    [
+        ("openai/gsm8k", ("openai/gsm8k", None)),
+        ("openai/gsm8k:main", ("openai/gsm8k", "main")),
+        ("a-m-team/AM-DeepSeek-R1-Distilled-1.4M:am_0.5M", ("a-m-team/AM-DeepSeek-R1-Distilled-1.4M", "am_0.5M")),
+        ("squad:plain_text", ("squad", "plain_text")),
+    ],
+)
+def test_a_configuration_after_a_colon_is_asked_for_by_all_readers(path, asked, monkeypatch):
+    calls = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or [ROW])
+    assert list(read_rows(path, "test")) == list(read_each(path, "test")) == [ROW]
+    assert count_rows(path, "test") == 1
+    assert calls == [(asked, {"split": "test"})] * 3
+    assert load_examples(path)[0].completion == "2" and calls[-1] == (asked, {"split": "train"})
+    assert identity(path) == [path]
+
+
+def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch):
+    commits = {"owner/name": "abc"}
+    api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=commits[name]))
+    monkeypatch.setattr(stages, "HfApi", lambda: api)
+    assert stages.data_key("owner/name:one", "train") == "owner/name:one@abc/train"
+    assert stages.data_key("owner/name", "train") == "owner/name@abc/train"
+
+
+def test_a_file_whose_name_holds_a_colon_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "set:1", [ROW])
+    assert list(read_rows("set:1")) == [ROW]
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """A folder as a dataset's repository is, with two configurations and no default."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def make(default=""):
+        for name in ("am_0.5M", "am_0.9M"):
+            (tmp_path / "set" / name).mkdir(parents=True)
+            write_rows(tmp_path / "set" / name / "train.jsonl", [ROW | {"id": name}])
+        configs = [
+            {"config_name": name, "data_files": f"{name}/*.jsonl", **({"default": True} if name == default else {})}
+            for name in ("am_0.5M", "am_0.9M")
+        ]
+        (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+        return str(tmp_path / "set")
+
+    return make
+
+
+def test_datasets_reads_the_configuration_that_is_named(dataset):
+    assert [row["id"] for row in hub_rows(f"{dataset()}:am_0.9M", "train")] == ["am_0.9M"]
+
+
+@pytest.mark.parametrize(
+    "ending, words",
+    [
+        (":am_1.4M", "has no configuration 'am_1.4M'; there are am_0.5M, am_0.9M. Write one after a colon: "),
+        ("", "has several configurations and none is named; there are am_0.5M, am_0.9M. "),
+    ],
+)
+def test_a_configuration_that_is_not_there_is_an_error_that_lists_those_that_are(dataset, ending, words):
+    path = dataset()
+    with pytest.raises(UserError) as error:
+        hub_rows(path + ending, "train")
+    assert str(error.value).startswith(f"{path} {words}") and str(error.value).endswith(f"{path}:am_0.5M.")
+
+
+@pytest.mark.parametrize("ending", ["", ":am_0.5M"])
+def test_an_unknown_split_is_not_told_as_a_missing_configuration(dataset, ending):
+    path = dataset(default="am_0.9M")
+    with pytest.raises(UserError, match=r"nor a dataset on the Hub \(Unknown split \"nope\""):
+        hub_rows(path + ending, "nope")
+
+
+def test_a_dataset_that_cannot_be_reached_is_told_by_its_whole_name():
+    with pytest.raises(UserError, match=r"^nobody/nothing:main is neither a readable data file nor a dataset"):
+        hub_rows("nobody/nothing:main", "train")
