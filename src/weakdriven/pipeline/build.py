@@ -13,15 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weakdriven.data.clean import NGRAM_SHARE, clean, index_items
+from weakdriven.data.clean import NGRAM_SHARE, clean
 from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.data.questions import bare
 from weakdriven.data.structure import has_box, in_style, structure_fault
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
+from weakdriven.pipeline.overlaps import find_overlaps
 from weakdriven.pipeline.verify import Candidate, Checks, Fault, Verify, read_candidate, verifier
 from weakdriven.rundir import (
     WORK,
@@ -40,6 +41,7 @@ from weakdriven.rundir import (
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
 FUNNEL, TRAIN, CANDIDATES, KEPT, STATE = "funnel.json", "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+OVERLAPS = "overlaps"
 CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to tell the time left."""
 Items = dict[str, list[HeldItem]]
@@ -101,7 +103,8 @@ def _build(settings: Build, root: Path, progress: Progress, items: Items, verify
     progress.begin("clean", f"{verified.kept} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
     examples = (Example.from_row(row) for row in read_jsonl(work / KEPT))
     examples = counted(examples, verified.kept, progress)
-    rows = clean(examples, index_items(items), settings.domain, cleaned, ngram_share=settings.ngram_share)
+    overlaps = overlaps_of(settings, items, verified.kept, work, progress)
+    rows = clean(examples, overlaps, settings.domain, cleaned)
     write_jsonl(work / settings.result, (example.as_row() for example in rows))
     funnel = report(settings, items, verified, cleaned) | {"key": key}
     write_json(root / FUNNEL, funnel)
@@ -235,11 +238,19 @@ def row_id(row: Row | UserError, number: int) -> str:
     return str(number if given is None else given)
 
 
+def overlaps_of(settings: Build, items: Items, total: int, work: Path, progress: Progress) -> Iterator[Overlap | None]:
+    """What each kept row shares with the benchmarks: the first half of cleaning."""
+    workers, tell = settings.checks.workers, lambda done: progress.update(min(done, total), 2 * total)
+    shares = shares_of(settings)
+    return find_overlaps(work / KEPT, total, items, shares, work / OVERLAPS, workers=workers, on_rows=tell)
+
+
 def counted(examples: Iterator[Example], total: int, progress: Progress) -> Iterator[Example]:
+    """The second half of cleaning, as it gets on."""
     for done, example in enumerate(examples, start=1):
         yield example
         if done % 256 == 0:
-            progress.update(done, total)
+            progress.update(total + done, 2 * total)
 
 
 def finished(path: Path, key: str) -> dict[str, Any] | None:
