@@ -33,6 +33,7 @@ from weakdriven.data.overlap import Held, deduplicate
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import open_source
 from weakdriven.data.tokenize import write_tokens
+from weakdriven.eval.workers import shared_pool
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 from weakdriven.pipeline.build import Build, build, verify_block
 from weakdriven.pipeline.verify import Checks, verifier
@@ -58,8 +59,12 @@ def verify_math(count: int, times: int, options: argparse.Namespace) -> Row:
             block = rows[first : first + settings.block]
             dropped.update(verify_block(settings, "made-up", first + 1, block, verify)[1].dropped)
 
+    before, total = os.times(), count * (times + 1)
     row = measure(step, repeats=times, warmup=1)
-    return row | {"peak_gib": peak(), "note": f"{rate(count, row)}; dropped {dict(dropped)} of {count * (times + 1)}"}
+    shared_pool().close()  # the time of children counts once they have ended
+    processor = 1000 * (sum(os.times()[:4]) - sum(before[:4])) / total
+    note = f"{rate(count, row)}; {processor:.2f} ms of processor time a row; dropped {dict(dropped)} of {total}"
+    return row | {"peak_gib": peak(), "note": note}
 
 
 def repeats(count: int, times: int, options: argparse.Namespace) -> Row:
