@@ -13,6 +13,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval import math_answers
 from weakdriven.eval.answers import TIMEOUT
 from weakdriven.pipeline import build as building
+from weakdriven.pipeline import overlaps
 from weakdriven.pipeline.build import Build, build
 
 HELD = "A baker fills 7 trays with 12 rolls each and then sells 30 of all those rolls before noon; how many are left?"
@@ -131,6 +132,20 @@ def test_a_killed_build_goes_on_at_the_next_block_and_ends_the_same(corpus, tmp_
     assert seen == list(range(1, len(ROWS) + 2, block))
     assert (tmp_path / "out" / "train.jsonl").read_text() == (tmp_path / "whole" / "train.jsonl").read_text()
     assert build(asked, tmp_path / "out") == whole and len(seen) == len(range(1, len(ROWS) + 2, block))
+
+
+def test_a_build_killed_while_cleaning_compares_with_the_benchmarks_once(corpus, tmp_path, monkeypatch):
+    whole = build(settings(corpus, tmp_path), tmp_path / "whole")
+
+    def killed(examples, overlaps, *more):
+        list(overlaps)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building, "clean", killed)
+        build(settings(corpus, tmp_path), tmp_path / "out")
+    monkeypatch.setattr(overlaps, "worst_overlap", None)
+    assert build(settings(corpus, tmp_path), tmp_path / "out") == whole
 
 
 def test_other_benchmarks_need_no_new_verification(corpus, tmp_path, monkeypatch):

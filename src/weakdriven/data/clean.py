@@ -26,29 +26,22 @@ def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
 
 
 def clean(
-    examples: Iterable[Example],
-    held: Mapping[str, Held],
-    domain: str,
-    funnel: Funnel,
-    *,
-    ngram_share: float | None = None,
+    examples: Iterable[Example], overlaps: Iterable[Overlap | None], domain: str, funnel: Funnel
 ) -> Iterator[Example]:
     """The examples to keep, in their order and with unique ids; `funnel` counts all of them once it is exhausted.
 
     Memory grows with the words of the examples that are kept, not with their completions.
 
     Args:
-        held: From `index_items`: what must not be trained on.
+        overlaps: For each example what `worst_overlap` says of it.
         domain: Of the set.
-        ngram_share: Instead of `NGRAM_SHARE`, for all items.
     """
-    shares = NGRAM_SHARE if ngram_share is None else dict.fromkeys(NGRAM_SHARE, ngram_share)
     compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
     ids: set[str] = set()
 
     def not_held() -> Iterator[Example]:
-        for example in examples:
-            if (overlap := worst_overlap(question_of(example), held, shares)) is None:
+        for example, overlap in zip(examples, overlaps, strict=True):
+            if overlap is None:
                 compared.append(example.id)
                 yield example
             else:

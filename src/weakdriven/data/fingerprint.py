@@ -8,6 +8,7 @@ wrong for removing repeats from a set of formulas: `signs=True` keeps it.
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 # Chinese and Japanese are written without spaces, so each character counts as a word.
@@ -33,6 +34,7 @@ class Fingerprint:
     words: list[str]
 
 
+@lru_cache(maxsize=1)  # several indexes are asked for one text after the other
 def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     """
     >>> a = fingerprint("Ann pays $1,250 for 2 chairs.")
@@ -52,11 +54,12 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     if signs:
         numbers += sorted(_SIGN.findall(text))
     kept = _WORD_OR_SIGN if signs else _WORD
+    words = _WORD.findall(text)
     return Fingerprint(
-        exact=_digest(kept.findall(text)),
+        exact=_digest(kept.findall(text) if signs else words),
         template=_digest(kept.findall(_NUMBER.sub("0", text))),
         numbers=" ".join(numbers),
-        words=_WORD.findall(text),
+        words=words,
     )
 
 

@@ -149,8 +149,10 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library that prints must not answer for us
     logging.disable(logging.CRITICAL)
+    from weakdriven.eval.latex_parser import parse_in_two_stages
     from weakdriven.eval.math_answers import judge
 
+    parse_in_two_stages()
     judge(r"\frac{1}{2}", "x=0.25")  # loads sympy and the tables of its parser
     replies.write("ready\n")
     replies.flush()

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weakdriven.data.clean import NGRAM_SHARE, clean, index_items
+from weakdriven.data.clean import NGRAM_SHARE, clean
 from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.questions import bare
 from weakdriven.data.structure import in_style
@@ -28,6 +28,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Judge, Opened, Teacher, distil, open_teacher
+from weakdriven.pipeline.overlaps import find_overlaps
 from weakdriven.pipeline.verify import (
     Candidate,
     Checks,
@@ -57,6 +58,7 @@ VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
 TRAIN, CANDIDATES, KEPT, STATE = "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
 CLEANED, ROLLOUTS = "cleaned.jsonl", "rollouts"
+OVERLAPS = "overlaps"
 CHEAP = 256 << 20
 """Bytes of a file whose rows are counted just to tell the time left."""
 STEPS = ("verify", "clean")
@@ -188,7 +190,8 @@ def clean_rows(settings: Build, items: Items, total: int, work: Path, progress: 
     funnel, begin = Funnel(), time.monotonic()
     progress.begin("clean", f"{total} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
     examples = counted((Example.from_row(row) for row in read_jsonl(work / KEPT)), total, progress)
-    rows = clean(examples, index_items(items), settings.domain, funnel, ngram_share=settings.ngram_share)
+    overlaps = overlaps_of(settings, items, total, work, progress)
+    rows = clean(examples, overlaps, settings.domain, funnel)
     write_jsonl(work / CLEANED, (example.as_row() for example in rows))
     progress.end("clean", time.monotonic() - begin)
     return funnel
@@ -349,11 +352,19 @@ def row_id(row: Row | UserError, number: int) -> str:
     return str(number if given is None else given)
 
 
+def overlaps_of(settings: Build, items: Items, total: int, work: Path, progress: Progress) -> Iterator[Overlap | None]:
+    """What each kept row shares with the benchmarks: the first half of cleaning."""
+    workers, tell = settings.checks.workers, lambda done: progress.update(min(done, total), 2 * total)
+    shares = shares_of(settings)
+    return find_overlaps(work / KEPT, total, items, shares, work / OVERLAPS, workers=workers, on_rows=tell)
+
+
 def counted(examples: Iterator[Example], total: int, progress: Progress) -> Iterator[Example]:
+    """The second half of cleaning, as it gets on."""
     for done, example in enumerate(examples, start=1):
         yield example
         if done % 256 == 0:
-            progress.update(done, total)
+            progress.update(total + done, 2 * total)
 
 
 def finished(path: Path, key: str) -> dict[str, Any] | None:
