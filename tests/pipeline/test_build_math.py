@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+from conftest import run_small
 from helpers import write_rows
 from weakdriven.cli import main
 from weakdriven.cli_data import asked_benchmarks
 from weakdriven.data.sources import load_examples
+from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
 from weakdriven.eval import math_answers
 from weakdriven.eval.answers import TIMEOUT
@@ -200,3 +202,20 @@ def test_benchmarks_are_named_with_commas_between(names, found):
 def test_wrong_names_of_benchmarks_are_errors(names, message):
     with pytest.raises(UserError, match=message):
         asked_benchmarks(names)
+
+
+def test_a_run_on_a_built_set_shows_its_funnel(tmp_path):
+    rows = [
+        *demo_rows("train")[:8],
+        {"question": "What is bad?", "solution": "<b>\\boxed{3}", "answer": "4", "id": "<b>"},
+    ]
+    raw = write_rows(tmp_path / "raw.jsonl", rows)
+    build(Build("math", (raw,), style="plain", benchmarks=()), tmp_path / "set")
+    overrides = ["method=sft", "baselines=[]", "eval.benchmarks=[]", f"data.path={tmp_path / 'set' / 'train.jsonl'}"]
+    run_small(tmp_path / "run", *overrides)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Training set" in page and "8 rows to train on" in page
+    assert (
+        "<td>wrong answer</td><td>1</td><td>11.1%</td>" in page
+        and "&lt;b&gt; found &#39;3&#39;, expected &#39;4&#39;" in page
+    )

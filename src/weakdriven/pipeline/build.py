@@ -41,6 +41,7 @@ from weakdriven.pipeline.verify import (
 )
 from weakdriven.rundir import (
     FUNNEL,
+    TRAIN,
     WORK,
     Planned,
     Progress,
@@ -56,7 +57,7 @@ from weakdriven.rundir import (
 
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
-TRAIN, CANDIDATES, KEPT, STATE = "train.jsonl", "candidates.jsonl", "kept.jsonl", "verify.json"
+CANDIDATES, KEPT, STATE = "candidates.jsonl", "kept.jsonl", "verify.json"
 CLEANED, ROLLOUTS = "cleaned.jsonl", "rollouts"
 OVERLAPS = "overlaps"
 CHEAP = 256 << 20

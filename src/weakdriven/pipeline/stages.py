@@ -1,6 +1,7 @@
 """The stages that methods are made of: each names its settings and inputs and what to compute from them."""
 
 import logging
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,9 +40,11 @@ from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import (
     ACTIVE,
     EXAMPLES,
+    FUNNEL,
     MANIFEST,
     SCORES,
     TOKENS,
+    TRAIN,
     WORK,
     Compute,
     Run,
@@ -106,6 +109,9 @@ class Stages:
             )
             for warning in filter(None, (self.renderer.warning, unlearned_warning(counters))):
                 logger.warning(warning)
+            file = Path(settings.path).expanduser()
+            if file.name == TRAIN and (funnel := file.with_name(FUNNEL)).is_file():  # from weakdriven data build
+                shutil.copyfile(funnel, out / FUNNEL)
             compared = {"held_out": held.key} if held else {}
             compared |= {"dropped_held_out": len(found)} if drop else {}
             return {**counters, **compared, "rows_read": total, "layout": examples.layout.name}
