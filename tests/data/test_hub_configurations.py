@@ -9,8 +9,7 @@ from helpers import write_rows
 from weakdriven.data.files import count_rows, hub_rows, read_each, read_rows
 from weakdriven.data.sources import load_examples
 from weakdriven.errors import UserError
-from weakdriven.pipeline import stages
-from weakdriven.pipeline.build import identity
+from weakdriven.pipeline import data_key as keys
 
 ROW = {"question": "1+1?", "solution": "2"}
 
@@ -31,15 +30,14 @@ def test_a_configuration_after_a_colon_is_asked_for_by_all_readers(path, asked, 
     assert count_rows(path, "test") == 1
     assert calls == [(asked, {"split": "test"})] * 3
     assert load_examples(path)[0].completion == "2" and calls[-1] == (asked, {"split": "train"})
-    assert identity(path) == [path]
 
 
 def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch):
     commits = {"owner/name": "abc"}
     api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=commits[name]))
-    monkeypatch.setattr(stages, "HfApi", lambda: api)
-    assert stages.data_key("owner/name:one", "train") == "owner/name:one@abc/train"
-    assert stages.data_key("owner/name", "train") == "owner/name@abc/train"
+    monkeypatch.setattr(keys, "HfApi", lambda: api)
+    assert keys.data_key("owner/name:one", "train") == "owner/name:one@abc/train"
+    assert keys.data_key("owner/name", "train") == "owner/name@abc/train"
 
 
 def test_a_file_whose_name_holds_a_colon_is_a_file(tmp_path, monkeypatch):

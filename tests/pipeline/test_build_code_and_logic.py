@@ -9,6 +9,7 @@ from weakdriven.data.example import Example
 from weakdriven.errors import UserError
 from weakdriven.pipeline.build import Build, build
 from weakdriven.pipeline.unit_tests import program_tests, unit_tests_of
+from weakdriven.pipeline.verify import Checks
 from weakdriven.rundir import read_jsonl
 
 
@@ -26,7 +27,19 @@ ROWS = {
     "no tests": am("Say hello.", "print('hello')", None),
     "bad tests": am("Say goodbye.", DOUBLE, {"test_code": "def test_it(fixture):\n    assert 1"}),
     "no answer": am("Write nothing.", "", CASE),
+    "bad structure": {
+        "messages": [am("Write plainly.", DOUBLE, CASE)["messages"][0], {"role": "assistant", "content": DOUBLE}]
+    },
+    "malformed row": {"messages": [{"role": "user", "content": None}]},
+    "tests failed, for ever": am("Write a loop.", "def double(x):\n    while True: pass", CASE),
+    "tests failed, early exit": am("Write a way out.", "import os\nos._exit(0)", CASE),
+    "bad tests, nothing asserted": am("Write in vain.", DOUBLE, {"test_code": "double(1)"}),
+    "duplicate exact": am("WRITE A FUNCTION, that doubles a number!", DOUBLE, CASE),
+    "overlap near with humaneval_plus": am("Reverse the words of a poem, line by line.", DOUBLE, CASE),
 }
+"""A row of AM-DeepSeek-R1-Distilled for every reason to drop one."""
+DROPPED = {"tests failed": 3, "no tests": 1, "bad tests": 2, "no answer": 1, "bad structure": 1, "malformed row": 2}
+DROPPED |= {"duplicate exact": 1, "overlap near with humaneval_plus": 1}
 
 
 def counts(funnel):
@@ -35,8 +48,16 @@ def counts(funnel):
 
 def test_programs_are_kept_if_they_pass_their_tests(tmp_path):
     path = write_rows(tmp_path / "raw.jsonl", ROWS.values())
-    funnel = build(Build("code", (path,), benchmarks=()), tmp_path / "out")
-    assert (funnel["kept"], counts(funnel)) == (1, {name: 1 for name in ROWS if name != "good"})
+    with open(path, "ab") as file:
+        file.write(b'{"messages": "\xff\xfe"}\n')
+    (tmp_path / "held").mkdir()
+    held = {"entry_point": "f", "test": "def check(candidate):\n    assert candidate(1)", "test_style": "check"}
+    asked = ["Reverse the words of a poem, line by line.", *(f"Find the number {n} in a list." for n in range(163))]
+    items = [{"id": f"h{n}", "prompt": f'def f(x):\n    """{text}"""\n', **held} for n, text in enumerate(asked)]
+    write_rows(tmp_path / "held" / "humaneval_plus.jsonl", items)
+    settings = {"benchmarks": ("humaneval_plus",), "data_dir": str(tmp_path / "held"), "checks": Checks(timeout=3)}
+    funnel = build(Build("code", (path,), **settings), tmp_path / "out")
+    assert (funnel["in"], funnel["kept"], counts(funnel)) == (len(ROWS) + 1, 1, DROPPED)
     [row] = read_jsonl(tmp_path / "out" / "train.jsonl")
     assert row["domain"] == "code" and row["meta"]["test_case"] == CASE
 
@@ -107,15 +128,27 @@ def test_logic_files_are_merged_without_what_is_held_out(tmp_path):
         for n, word in enumerate(words[:3])
     ]
     reclor[2].pop("label")
-    raw, other = write_rows(tmp_path / "train.txt", [*logiqa, logiqa[5], {"text": 1}]), tmp_path / "train.json"
+    reclor += [reclor[1] | {"label": 7}, reclor[1] | {"answers": "one"}, reclor[1] | {"context": None}, {"label": 1}]
+    bad = [
+        {"answer": 4},
+        {"answer": None},
+        {"options": ["one"]},
+        {"options": []},
+        {"text": 1},
+        {"question": "", "text": " "},
+    ]
+    rows = [*logiqa, logiqa[5], *(logiqa[6] | changed for changed in bad), {"text": 1}]
+    raw, other = write_rows(tmp_path / "train.txt", rows), tmp_path / "train.json"
+    with open(raw, "a") as file:
+        file.write('{"id": 1, "text": \n')
     other.write_text(json.dumps(reclor))
     (tmp_path / "held").mkdir()
     held = [reclor[0] | {"id_string": f"val_{n}", "context": f"Unlike all else {n}."} for n in range(499)]
     (tmp_path / "held" / "reclor.json").write_text(json.dumps([reclor[0] | {"id_string": "val_x"}, *held]))
     asked = Build("logic", (raw, str(other)), benchmarks=("reclor",), data_dir=str(tmp_path / "held"))
     funnel = build(asked, tmp_path / "out")
-    expected = {"overlap exact with reclor": 1, "duplicate exact": 1, "no gold": 1, "malformed row": 1}
-    assert (funnel["in"], funnel["kept"], counts(funnel)) == (18, 14, expected)
+    expected = {"overlap exact with reclor": 1, "duplicate exact": 1, "no gold": 2, "bad gold": 2, "malformed row": 9}
+    assert (funnel["in"], funnel["kept"], counts(funnel)) == (29, 14, expected)
     rows = list(read_jsonl(tmp_path / "out" / "candidates.jsonl"))
     assert rows[1]["id"] == "logiqa2-train-00001" and rows[1]["gold"] == "B" and rows[-1]["id"] == "reclor-train_1"
     assert rows[0]["prompt"][0]["content"].startswith("crowa crowb") and rows[0]["completion"] == ""

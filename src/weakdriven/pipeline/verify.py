@@ -82,10 +82,13 @@ def logic_fields(row: Row, number: int, path: str) -> Row:
     """
     stem = Path(path).name.split(".")[0]
     if "text" in row:
-        return our_fields("logiqa2", row, number) | {"id": f"logiqa2-{stem}-{number - 1:05d}"}
-    if "answers" in row:
+        row = our_fields("logiqa2", row, number) | {"id": f"logiqa2-{stem}-{number - 1:05d}"}
+    elif "answers" in row:
         name = row.get("id_string") or f"{stem}-{number - 1:05d}"
-        return our_fields("reclor", row, number) | {"id": f"reclor-{name}"}
+        row = our_fields("reclor", row, number) | {"id": f"reclor-{name}"}
+    for field_ in ("context", "question") if "question" in row else ():
+        if not isinstance(found := row.get(field_), str) or not found.strip():
+            raise UserError(f"expected a text as {field_}, found {found!r:.80}")
     return row
 
 
