@@ -217,5 +217,5 @@ def test_a_run_on_a_built_set_shows_its_funnel(tmp_path):
     assert "Training set" in page and "8 rows to train on" in page
     assert (
         "<td>wrong answer</td><td>1</td><td>11.1%</td>" in page
-        and "&lt;b&gt; found &#39;3&#39;, expected &#39;4&#39;" in page
+        and "&lt;b&gt;: found &#39;3&#39;, expected &#39;4&#39;" in page
     )
