@@ -35,10 +35,7 @@ def _table(funnel: dict[str, Any]) -> tuple[float | None, float | None, list[dic
     lines = []
     for reason, dropped in mapping(funnel.get("dropped")).items():
         rows, first = number(mapping(dropped).get("rows")), mapping(dropped).get("first")
-        named = (
-            [" ".join(filter(None, map(str, mapping(one).values()))) for one in first]
-            if isinstance(first, list)
-            else []
-        )
+        first = first if isinstance(first, list) else []
+        named = [": ".join(filter(None, map(str, mapping(one).values()))) for one in first]
         lines.append({"reason": reason, "rows": rows, "share": (rows or 0) / seen if seen else None, "first": named})
     return seen, number(funnel.get("kept")), lines
