@@ -272,3 +272,14 @@ def test_no_row_at_all_is_an_error():
 def test_a_completion_of_another_form_is_an_error_and_not_an_empty_one(completion):
     with pytest.raises(UserError, match="row 1: the completion has to be one message of the assistant"):
         as_example({"prompt": "1+1?", "completion": completion}, 1, "f", needs_completion=False)
+
+
+def test_rows_of_gsm8k_have_their_solution_and_gold_in_one_field():
+    row = {"question": "How many?", "answer": "500*2 = 1000\n#### 1,000"}
+    example = as_example(row, 1, "rows")
+    assert (example.completion, example.gold) == ("500*2 = 1000", "1000")
+    assert detect([row]).name == "question/solution"
+
+
+def test_null_columns_show_no_layout():
+    assert detect([{"messages": None, "question": "1+1?", "solution": "2"}]).name == "question/solution"

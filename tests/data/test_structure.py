@@ -6,7 +6,7 @@ from weakdriven.data.clean import NGRAM_SHARE, clean, index_items, question_of, 
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import EXAMPLES, Funnel
 from weakdriven.data.overlap import HeldItem
-from weakdriven.data.structure import has_box, in_style, structure_fault
+from weakdriven.data.structure import has_box, in_style, structure_fault, with_reasoning
 
 GOOD = "<think>1+1 is 2.</think>\n\n<answer>\\boxed{2}</answer>"
 
@@ -73,3 +73,9 @@ def test_a_stock_phrase_of_logic_is_no_overlap(share, kept):
     shares = NGRAM_SHARE if share is None else {"logic": share}
     overlap = worst_overlap(question_of(example), held, shares)
     assert len(list(clean([example], [overlap], "logic", Funnel()))) == kept
+
+
+def test_a_teacher_that_writes_its_markers_beside_its_reasoning_is_taken_at_its_word():
+    text = "<think>a</think><answer>b</answer>"
+    assert with_reasoning("r", text, "tagged") == text
+    assert with_reasoning("r", "<answer>b</answer>", "tagged") == "<think>r</think>\n<answer>b</answer>"

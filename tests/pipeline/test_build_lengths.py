@@ -106,7 +106,7 @@ def test_what_cannot_count_tokens_is_an_error_before_any_work(path, tmp_path, ch
 
 
 def test_logic_has_no_completions_to_count(path):
-    with pytest.raises(UserError, match="logic has none yet"):
+    with pytest.raises(UserError, match="logic has none without --teacher"):
         Build("logic", (path,), max_tokens=9, tokenizer="embedded:base")
 
 

@@ -109,7 +109,7 @@ def test_earlier_replies_of_a_tag_free_conversation_lose_their_tags_too(tmp_path
     [example] = load_examples(str(tmp_path / "out" / "train.jsonl"))
     said = "Let me see.\n\nSo it is \\boxed{2}."
     assert [turn["content"] for turn in example.prompt] == ["What is 1+1?", said, "And 2+2? Mind <think>."]
-    assert example.all_turns
+    assert [turn["content"] for turn in example.prompt if turn["role"] == "assistant"]
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -148,6 +148,61 @@ def test_a_build_killed_while_cleaning_compares_with_the_benchmarks_once(corpus,
         build(settings(corpus, tmp_path), tmp_path / "out")
     monkeypatch.setattr(overlaps, "worst_overlap", None)
     assert build(settings(corpus, tmp_path), tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("killed_in", ["verify_block", "append_jsonl", "write_json"])
+def test_other_settings_that_were_killed_leave_nothing_in_a_set_of_the_old_ones(
+    corpus, tmp_path, monkeypatch, killed_in
+):
+    first, other = settings(corpus, tmp_path), settings(corpus, tmp_path, style="tag-free")
+    whole, text = build(first, tmp_path / "out"), (tmp_path / "out" / "train.jsonl").read_text()
+    calls, real = [], getattr(building, killed_in)
+
+    def killed(*given, **more):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*given, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building, killed_in, killed)
+        build(other, tmp_path / "out")
+    assert build(first, tmp_path / "out") == whole
+    assert (tmp_path / "out" / "train.jsonl").read_text() == text
+
+
+def test_a_source_that_changes_while_it_is_read_is_an_error_and_then_read_anew(corpus, tmp_path, monkeypatch):
+    verify_block, raw = building.verify_block, tmp_path / "raw.jsonl"
+    text = raw.read_text()
+
+    def changing(settings, path, first, *more):
+        if first > 8:
+            raw.write_text(text + text)
+        return verify_block(settings, path, first, *more)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="has changed while it was read"):
+        patch.setattr(building, "verify_block", changing)
+        build(settings(corpus, tmp_path), tmp_path / "out")
+    raw.write_text(text)
+    assert build(settings(corpus, tmp_path), tmp_path / "out")["in"] == len(ROWS) + 1
+
+
+def test_only_the_reply_that_was_verified_is_learned(tmp_path):
+    row = am(GOOD)
+    row["messages"] = [row["messages"][0], {"role": "assistant", "content": "3, wrong"}, *row["messages"]]
+    build(Build("math", (write_rows(tmp_path / "raw.jsonl", [row]),), benchmarks=()), tmp_path / "out")
+    [example] = load_examples(str(tmp_path / "out" / "train.jsonl"))
+    assert not example.all_turns and len(example.prompt) == 3
+
+
+def test_rows_of_another_domain_are_dropped_and_an_empty_answer_hides_no_gold(tmp_path):
+    rows = [am(GOOD) | {"answer": ""}, am("What is 1+3?") | {"domain": "code"}, am("Deep") | {"deep": nested(900)}]
+    funnel = build(Build("math", (write_rows(tmp_path / "raw.jsonl", rows),), benchmarks=()), tmp_path / "out")
+    assert (funnel["kept"], counts(funnel)) == (2, {"another domain": 1})
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
 
 
 def test_other_benchmarks_need_no_new_verification(corpus, tmp_path, monkeypatch):

@@ -108,6 +108,21 @@ def test_more_samples_add_to_those_that_are_there(teach, server):
     assert teach(samples=3) == funnel and sum(server.asked.values()) == before + 3
 
 
+def test_what_was_written_stays_good_when_only_the_verdicts_are_made_otherwise(teach, server, tmp_path):
+    teach(samples=3)
+    asked = sum(server.asked.values())
+    write_rows(tmp_path / "train.txt", [logic(word, n % 4 if word != "hen" else 3) for n, word in enumerate(SAYINGS)])
+    funnel = teach(samples=3)  # hen's answer is now the one that the teacher gives
+    assert (funnel["kept"], sum(server.asked.values())) == (5, asked)
+
+
+def test_completions_that_differ_in_their_reasoning_are_different(server, tmp_path):
+    server.trouble = lambda body, asked: (200, said("The answer is (A).", reasoning=f"way {asked}"))
+    raw = write_rows(tmp_path / "train.txt", [logic("crow", 0)])
+    teacher = Teacher(Subject("teacher", "tagged", url=server.url), samples=3, keep=3)
+    assert build(Build("logic", (raw,), benchmarks=(), teacher=teacher), tmp_path / "out")["rows"] == 3
+
+
 def test_a_server_that_dies_costs_no_completion_that_came(teach, server, monkeypatch):
     monkeypatch.setattr(distilling, "BLOCK", 2)
     whole, answer = teach(samples=3, out="whole"), server.trouble

@@ -1,6 +1,6 @@
 """Example: the one row type between a data source and its tokens."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weakdriven.errors import UserError
@@ -32,7 +32,7 @@ class Example:
 
     def as_row(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self)
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Example":

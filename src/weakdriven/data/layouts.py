@@ -71,7 +71,9 @@ def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = 
     """
     first: Layout | None = None
     present: dict[str, None] = {}
+    rationales = False
     for number, row in enumerate(rows, start=1):
+        rationales |= bool(rationale(row)[0])
         if first is None:
             first = Layout(layout_name(row) or "", ())
         first.refuse_other(row, f"{path}, row {number}")
@@ -79,7 +81,7 @@ def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = 
     if first is None:
         raise UserError(f"{path}: there is no row to train on.")
     replies = REPLIES.get(first.name, ())
-    if needs_completion and replies and not any(field in present for field in replies):
+    if needs_completion and replies and not rationales and not any(field in present for field in replies):
         raise UserError(
             f"{path}: there is no completion to learn from: found the fields {', '.join(present)}, which are "
             f"{first.name} without {' or '.join(replies)}; add it."
@@ -89,7 +91,12 @@ def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = 
 
 
 def layout_name(row: Row) -> str | None:
-    """The layout that the fields of a row show; the first of several."""
+    """The layout that the fields of a row show; the first of several. Null columns may be those of other rows."""
+    filled = {name: value for name, value in row.items() if value is not None}
+    return _named(filled) or _named(row)
+
+
+def _named(row: Row) -> str | None:
     if "messages" in row:
         return "AM-DeepSeek-R1-Distilled" if carries_info(row["messages"]) else "messages"
     if "conversations" in row:
@@ -134,7 +141,8 @@ def as_example(row: Row, number: int, path: str, *, needs_completion: bool = Tru
         meta = (row["meta"] if isinstance(row["meta"], dict) else {"meta": row["meta"]}) | meta
     if "test_case" in info:
         meta["test_case"] = info["test_case"]
-    gold = next((row[key] for key in GOLD_FIELDS if row.get(key) is not None), info.get("reference_answer"))
+    golds = [rationale(row)[1], *(row.get(key) for key in GOLD_FIELDS), info.get("reference_answer")]
+    gold = next((gold for gold in golds if gold is not None and str(gold).strip()), None)
     example = Example(
         id=str(number if row.get("id") is None else row["id"]).encode(errors="backslashreplace").decode(),
         prompt=prompt,
@@ -171,8 +179,18 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
         asked = user_message(row, domain)
         refuse_broken_text(asked, where)
         prompt = [{"role": "user", "content": asked}]
-    reply = next((row[field] for field in REPLIES[name] if row.get(field)), None)
+    reply = next((row[field] for field in REPLIES[name] if row.get(field)), None) or rationale(row)[0]
     return prompt, as_messages(reply, where, role="assistant") if reply else []
+
+
+def rationale(row: Row) -> tuple[str, str | None]:
+    """Solution and final answer of a row as openai/gsm8k has them, both in `answer`.
+
+    >>> rationale({"question": "1+1?", "answer": "It is 2.\\n#### 2"})
+    ('It is 2.', '2')
+    """
+    text, mark, final = row["answer"].rpartition("\n####") if isinstance(row.get("answer"), str) else ("", "", "")
+    return (text.strip(), final.strip().replace(",", "")) if mark else ("", None)
 
 
 def refuse_wrong_options(options: Any, where: str) -> None:

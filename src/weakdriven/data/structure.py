@@ -22,7 +22,7 @@ def with_reasoning(reasoning: str, answer: str, style: str) -> str:
     >>> with_reasoning("1+1 is 2", "2", "plain")
     '1+1 is 2\\n\\n2'
     """
-    if not reasoning.strip():
+    if not reasoning.strip() or "</think>" in answer:  # a teacher may write the markers that it was asked for, too
         return answer
     if style != "tagged":
         return f"{reasoning.strip()}\n\n{answer}"

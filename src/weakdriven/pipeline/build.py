@@ -28,7 +28,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Judge, Opened, Teacher, distil, open_teacher
-from weakdriven.pipeline.overlaps import find_overlaps
+from weakdriven.pipeline.overlaps import blocks, find_overlaps
 from weakdriven.pipeline.verify import (
     Candidate,
     Checks,
@@ -77,11 +77,11 @@ class Keys:
     teacher: dict[str, Any]
 
     def rollouts(self) -> str:
-        """More samples of the same problems add to those that are there."""
-        return digest([self.clean, self.teacher])
+        """What the teacher wrote stays good for the same prompts, whatever else has changed."""
+        return digest(self.teacher)
 
     def whole(self, teacher: Teacher | None) -> str:
-        return digest([self.rollouts(), (teacher.samples, teacher.keep) if teacher else None])
+        return digest([self.clean, self.teacher, (teacher.samples, teacher.keep) if teacher else None])
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,6 @@ def _build(
         for step in done["steps"]:
             progress.skip(step)
         return done
-    result.unlink(missing_ok=True)
     steps = {"verify": verify_rows(settings, keys.verify, work, progress)}
     steps["clean"] = clean_rows(settings, items, steps["verify"].kept, work, progress)
     if opened is None:
@@ -178,11 +177,13 @@ def _build(
         distilled = distil_rows(settings, opened, steps["clean"].kept, work, folder, progress)
         steps["distil"] = distilled.problems
         more = {"rows": distilled.completions.kept, "completions": distilled.completions.to_json()}
-    funnel = report(settings, items, steps) | more | {"key": whole}
-    write_json(root / FUNNEL, funnel)
+    funnel = report(settings, items, steps) | more
+    (root / FUNNEL).unlink(missing_ok=True)  # the key in it says that the result is its own
     if not funnel["kept"]:
+        write_json(root / FUNNEL, funnel)
         raise UserError(nothing_kept(settings, funnel, root / FUNNEL))
     os.replace(work / settings.result, result)
+    write_json(root / FUNNEL, funnel := funnel | {"key": whole})
     return funnel
 
 
@@ -204,7 +205,7 @@ def distil_rows(settings: Build, opened: Opened, total: int, work: Path, folder:
     counts, begin = Distilled(), time.monotonic()
     progress.begin("distil", f"{total} problems, {settings.teacher.samples} tries each at most")
     examples = (Example.from_row(row) for row in read_jsonl(work / CLEANED))
-    judge = Judge(partial(as_learned, settings), verifier(settings.checks))
+    judge = Judge(partial(as_learned, settings), verifier(settings.checks), verify_facts(settings, sources=False))
     shared = {"total": total, "counts": counts, "progress": progress}
     rows = distil(examples, settings.teacher, opened, judge, folder, **shared)
     write_jsonl(work / settings.result, (example.as_row() for example in rows))
@@ -215,9 +216,20 @@ def distil_rows(settings: Build, opened: Opened, total: int, work: Path, folder:
 def held_items(benchmarks: tuple[str, ...], data_dir: str | None) -> Items:
     """The questions of the benchmarks, by domain."""
     items: Items = {}
+    missing: dict[str, UserError] = {}
     for name in benchmarks:
-        found = [HeldItem(name, item.id, bare(item.question)) for item in load_items(name, data_dir)]
+        try:
+            found = [HeldItem(name, item.id, bare(item.question)) for item in load_items(name, data_dir)]
+        except UserError as error:
+            missing[name] = error
+            continue
         items.setdefault(BENCHMARKS[name].domain, []).extend(found)
+    if missing:
+        here = ",".join(name for name in benchmarks if name not in missing) or "none"
+        raise UserError(
+            f"Rows are to be kept away from {', '.join(missing)}, which cannot be read (first: "
+            f"{next(iter(missing.values()))}) Put their files into --data-dir, or go without them: --benchmarks {here}."
+        )
     return items
 
 
@@ -225,7 +237,7 @@ def shares_of(settings: Build) -> dict[str, float]:
     return NGRAM_SHARE if settings.ngram_share is None else dict.fromkeys(NGRAM_SHARE, settings.ngram_share)
 
 
-def verify_facts(settings: Build) -> dict[str, Any]:
+def verify_facts(settings: Build, *, sources: bool = True) -> dict[str, Any]:
     """What decides which rows pass, for the key of the work that survives a kill."""
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     checks = {"timeout": settings.checks.timeout, "python": settings.checks.python}
@@ -234,21 +246,25 @@ def verify_facts(settings: Build) -> dict[str, Any]:
         from weakdriven.models.load import tokenizer_fingerprint
 
         facts |= {"max_tokens": settings.max_tokens, "tokenizer": tokenizer_fingerprint(settings.renderer.tokenizer)}
-    sources = [[Path(path).name, data_key(path, settings.split)] for path in settings.sources]
-    return {"version": VERSION, "sources": sources, **facts, **checks}
+    if sources:
+        facts["sources"] = [[Path(path).name, data_key(path, settings.split)] for path in settings.sources]
+    return {"version": VERSION, **facts, **checks}
 
 
 def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Funnel:
     """Append the rows that pass to `kept.jsonl`; the state says how much of the sources and of that file counts."""
     state = read_json(work / STATE) if (work / STATE).exists() else {}
-    if state.get("key") != key:
+    kept = work / KEPT
+    kept.touch()
+    if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
-    funnel, kept = Funnel.from_json(state), work / KEPT
+        write_json(work / STATE, state)  # before the rows of other settings go
+    funnel = Funnel.from_json(state)
+    if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last note
+        os.truncate(kept, state["bytes"])
     if state["whole"]:
         progress.skip("verify")
         return funnel
-    kept.touch()
-    os.truncate(kept, state["bytes"])  # what a killed build wrote after its last note
     begin = time.monotonic()
     progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
     verify = verifier(settings.checks) if settings.given else problem_checker(settings.checks)
@@ -264,6 +280,9 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
             state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
             write_json(work / STATE, state)
             progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
+    if digest(verify_facts(settings)) != key:
+        (work / STATE).unlink()
+        raise UserError("A source has changed while it was read; run the same command again.")
     write_json(work / STATE, state | {"whole": True})
     progress.end("verify", time.monotonic() - begin)
     return funnel
@@ -278,11 +297,6 @@ def cheap_count(path: str) -> int:
 def rows_from(settings: Build, path: str, start: int) -> Iterator[Row | UserError]:
     left = None if settings.limit is None else max(settings.limit - start, 0)
     return islice(read_each(path, settings.split, start=start), left)
-
-
-def blocks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while block := list(islice(rows, size)):
-        yield block
 
 
 def verify_block(
@@ -320,7 +334,7 @@ def candidate_or_fault(settings: Build, row: Row | UserError, number: int, path:
     example = candidate.example
     if not settings.given:
         meta = example.meta | ({UNIT_TESTS: candidate.tests} if candidate.tests else {})
-        return replace(candidate, example=replace(example, completion="", meta=meta))
+        return replace(candidate, example=replace(example, completion="", meta=meta, all_turns=False))
     learned = as_learned(settings, example)
     return learned if isinstance(learned, Fault) else replace(candidate, example=learned)
 
@@ -331,7 +345,8 @@ def as_learned(settings: Build, example: Example) -> Example | Fault:
         return fault
     said = [{**turn, "content": in_style(turn["content"], settings.style)} for turn in example.prompt]
     said = [new if old["role"] == "assistant" else old for old, new in zip(example.prompt, said, strict=True)]
-    example = replace(example, prompt=said, completion=in_style(example.completion, settings.style))
+    completion = in_style(example.completion, settings.style)
+    example = replace(example, prompt=said, completion=completion, all_turns=False)  # only the last reply is verified
     length = sum(len(turn["content"]) for turn in example.prompt) + len(example.completion)
     if settings.max_characters is not None and length > settings.max_characters:
         return Fault("too long", f"{length} characters")
@@ -390,7 +405,8 @@ def report(settings: Build, items: Items, steps: dict[str, Funnel]) -> dict[str,
 
 
 def nothing_kept(settings: Build, funnel: dict[str, Any], path: Path) -> str:
-    reasons = [f"{reason} ({one['rows']})" for reason, one in funnel["dropped"].items()][:3]
+    dropped = funnel["dropped"] | funnel.get("completions", {}).get("dropped", {})
+    reasons = [f"{reason} ({one['rows']})" for reason, one in dropped.items()][:6]
     return (
         f"{', '.join(settings.sources)}: none of {funnel['in']} rows is kept; found {', '.join(reasons) or 'no row'}. "
         f"{path} names the first rows of each reason."

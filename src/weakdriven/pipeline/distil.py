@@ -65,7 +65,9 @@ class Teacher:
         if not 1 <= self.keep <= self.samples:
             raise UserError(f"keep is {self.keep} of {self.samples} samples; expected 1 to {self.samples}.")
         if self.samples > 1 and self.temperature == 0:
-            raise UserError(f"temperature is 0, so all {self.samples} samples would be the same; raise it.")
+            raise UserError(
+                f"temperature is 0, so all {self.samples} samples would be the same; raise it, or ask for one."
+            )
 
 
 class Opened(NamedTuple):
@@ -129,6 +131,8 @@ class Judge:
     form: Callable[[Example], Example | Fault]
     """A row as it is to be learned, or what is wrong with its form."""
     verify: Verify
+    terms: Any = None
+    """What decides beside the problem; a completion that was judged on other terms is judged again."""
 
     def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
         """The fault of each completion: cut off, in a wrong form, or wrong."""
@@ -187,7 +191,10 @@ def distil(
             by_id = {problem.id: problem for problem in problems}
             faults = partial(judge.faults, by_id, style=str(teacher.subject.style))
             home = folder / f"{number:05d}"
-            rollouts = Rollouts(home, start, opened.sampling, faults, seed=teacher.subject.seed)
+            terms = {problem.id: digest([judge.terms, problem.gold, problem.meta]) for problem in problems}
+            rollouts = Rollouts(
+                home, start, opened.sampling, faults, terms=terms.__getitem__, seed=teacher.subject.seed
+            )
             found = right_ones(problems, teacher, opened, rollouts, counts, partial(note, done))
             done += len(problems) * teacher.samples
             for problem in problems:
@@ -229,7 +236,7 @@ def right_ones(
         for rollout in rollouts.ask(asks, lambda new, behind=behind: on_done(behind + new)):
             id = rollout.row["id"]
             tries[id].append(rollout)
-            if count(rollout, found[id], counts.completions):
+            if count(rollout, found[id], counts.completions, str(teacher.subject.style)):
                 found[id].append(rollout)
         enough = sum(teacher.samples - len(tries[id]) for id in tries if len(found[id]) == teacher.keep)
         behind = (len(problems) - len(tries)) * teacher.samples + sum(map(len, tries.values())) + enough
@@ -244,14 +251,14 @@ def right_ones(
     return found
 
 
-def count(rollout: Rollout, found: list[Rollout], funnel: Funnel) -> bool:
+def count(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
     """Whether a rollout is right and says something new."""
     row, fault = rollout
     name = f"{row['id']}#s{row['sample']}"
     if fault is not None:
         funnel.drop(fault.reason, name, fault.detail)
         return False
-    same = [other.row["sample"] for other in found if essence(other.row) == essence(row)]
+    same = [other.row["sample"] for other in found if essence(other.row, style) == essence(row, style)]
     if same:
         funnel.drop("repeated", name, f"sample {same[0]} is the same")
         return False
@@ -259,9 +266,9 @@ def count(rollout: Rollout, found: list[Rollout], funnel: Funnel) -> bool:
     return True
 
 
-def essence(row: Row) -> bytes:
+def essence(row: Row, style: str) -> bytes:
     """Letters and digits: two completions that differ in spaces or signs only are one."""
-    return text_fingerprint(row["text"]).exact
+    return text_fingerprint(written(row, style)).exact
 
 
 def written(row: Row, style: str) -> str:

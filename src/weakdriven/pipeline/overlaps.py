@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from weakdriven.data.clean import index_items, question_of, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.rundir import digest, read_json, write_json
 
+Row = TypeVar("Row")
 BLOCK = 2048
 ITEMS = "items.json"
 PROCESS = "import sys; from weakdriven.pipeline.overlaps import compare; compare(*sys.argv[1:])"
@@ -99,7 +101,7 @@ def compare(
     given = read_json(Path(folder) / ITEMS)
     held = index_items({domain: [HeldItem(*item) for item in some] for domain, some in given["items"].items()})
     with Path(rows).open(encoding="utf-8") as file:
-        for block, lines in enumerate(blocks_of(file)):
+        for block, lines in enumerate(blocks(file, BLOCK)):
             path = part(Path(folder), block)
             if block % int(step) != int(first) or path.exists():
                 continue
@@ -111,8 +113,8 @@ def compare(
             on_rows(block * BLOCK + len(lines))
 
 
-def blocks_of(lines: Iterator[str]) -> Iterator[list[str]]:
-    while block := list(islice(lines, BLOCK)):
+def blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    while block := list(islice(rows, size)):
         yield block
 
 

@@ -1,7 +1,8 @@
 """Rollouts: several completions of each training prompt, verified while others are still being written.
 
 `rollouts.jsonl` holds what was written, `labels.jsonl` what it was found to be. Both only grow, so whatever is killed
-goes on where it was, and asking for more samples later keeps those that are there.
+goes on where it was, and asking for more samples later keeps those that are there. A completion counts for the prompt
+it was written for, a label for the terms it was given under.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +39,23 @@ class Rollouts:
 
     Args:
         engine: Called only if there is something to ask, because it may load a model or start a server.
+        terms: What decides the label of an item's completions: its gold answer, and how that is compared.
     """
 
-    def __init__(self, folder: Path, engine: Callable[[], Engine], sampling: Sampling, judge: Judged, *, seed: int):
+    def __init__(
+        self,
+        folder: Path,
+        engine: Callable[[], Engine],
+        sampling: Sampling,
+        judge: Judged,
+        *,
+        terms: Callable[[str], str],
+        seed: int,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
-        self.rows = by_key(salvage_jsonl(folder / ROLLOUTS))
-        self.faults = {key: as_fault(row) for key, row in by_key(salvage_jsonl(folder / LABELS)).items()}
+        self.terms, self.rows = terms, by_key(salvage_jsonl(folder / ROLLOUTS))
+        self.labels = by_key(salvage_jsonl(folder / LABELS))
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
         """The rollout of every ask, in order; what is written is judged by another thread while more is written.
@@ -64,22 +75,32 @@ class Rollouts:
                         verdict.result()  # a verifier that cannot work ends the writing, too
                 on_done(sum(key in self.rows for key in keys))
 
-            if written := [self.rows[key] for key in keys if key in self.rows and key not in self.faults]:
-                on_rows(written)
-            left = [ask for ask, key in zip(asks, keys, strict=True) if key not in self.rows]
+            left = [ask for ask in asks if self._written(ask) is None]
+            if unlabelled := [row for ask in asks if (row := self._written(ask)) and not self._labelled(row)]:
+                on_rows(unlabelled)
             collect(left, self.engine, self.sampling, self.folder / ROLLOUTS, seed=self.seed, on_rows=on_rows)
         for verdict in judged:
             verdict.result()
-        return [Rollout(self.rows[key], self.faults[key]) for key in keys]
+        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in keys]
+
+    def _written(self, ask: Ask) -> Row | None:
+        row = self.rows.get((ask.id, ask.sample))
+        return row if row and row["prompt"] == ask.shown else None
+
+    def _labelled(self, row: Row) -> bool:
+        label = self.labels.get((row["id"], row["sample"]))
+        return label is not None and label["terms"] == self.terms(row["id"])
 
     def _label(self, rows: list[Row]) -> None:
-        faults = self.judge(rows)
-        append_jsonl(self.folder / LABELS, map(as_label, rows, faults))
-        self.faults.update(zip(by_key(rows), faults, strict=True))
+        labels = [
+            as_label(row, fault, self.terms(row["id"])) for row, fault in zip(rows, self.judge(rows), strict=True)
+        ]
+        append_jsonl(self.folder / LABELS, labels)
+        self.labels.update(by_key(labels))
 
 
-def as_label(row: Row, fault: Fault | None) -> Row:
-    label = {"id": row["id"], "sample": row["sample"], "correct": fault is None}
+def as_label(row: Row, fault: Fault | None, terms: str = "") -> Row:
+    label = {"id": row["id"], "sample": row["sample"], "correct": fault is None, "terms": terms}
     return label if fault is None else label | fault._asdict()
 
 

@@ -43,7 +43,7 @@ Verify = Callable[[Sequence[Candidate]], list[Fault | None]]
 
 @dataclass(frozen=True)
 class Checks:
-    """How rows are verified; nothing here changes what is right."""
+    """How rows are verified."""
 
     workers: int | None = None
     """Rows verified at once; one for each processor unless given."""
@@ -60,8 +60,10 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         if domain == "logic":
             row = logic_fields(row, number, path)
         example = as_example(row, number, path, needs_completion=False, domain=domain)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Fault("malformed row", str(error))
+    if example.domain != domain:
+        return Fault("another domain", example.domain)
     if domain == "logic" and not example.meta.get("options"):
         return Fault("malformed row", "there are no options")
     if domain != "code":
