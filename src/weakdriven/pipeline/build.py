@@ -255,7 +255,8 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
     """Append the rows that pass to `kept.jsonl`; the state says how much of the sources and of that file counts."""
     state = read_json(work / STATE) if (work / STATE).exists() else {}
     kept = work / KEPT
-    kept.touch()
+    if not kept.exists():
+        kept.touch()
     if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
         write_json(work / STATE, state)  # before the rows of other settings go
