@@ -162,6 +162,53 @@ def test_one_question_that_a_filter_refuses_does_not_end_a_run(server, caplog, a
     assert server.asked["q3"] == 1
 
 
+TOO_LONG = [
+    refusal("This model's maximum context length is 4096 tokens. However, you requested 9000 tokens", code=400),
+    refusal("Your input exceeds the window of this model.", code="context_length_exceeded"),
+    refusal("the request exceeds the available context size, try increasing it", type="exceed_context_size_error"),
+    refusal("prompt is too long: 210000 tokens > 200000 maximum"),
+    refusal("Range of input length should be [1, 30720]", 413),
+    (200, {"error": {"message": "This endpoint's maximum context length is 4096 tokens.", "code": 400}}),
+]
+
+
+@pytest.mark.parametrize("answer", TOO_LONG)
+def test_one_question_that_is_too_long_does_not_end_a_run(server, caplog, answer):
+    server.trouble = lambda body, asked: answer if question(body) in ("q3", "q5") else None
+    done = completed(engine_for(server), chats(8))
+    assert done.pop(3) == done.pop(5) == Completion("", 0, "context_length")
+    assert {one.finish for one in done.values()} == {"stop"} and len(done) == 6
+    [record] = caplog.records
+    assert "ended a completion with context_length, not with stop or length" in record.getMessage()
+    assert server.asked["q3"] == 1
+
+
+def test_a_budget_that_fits_no_question_is_told(server):
+    words = "'max_tokens' is too large: 50. This model's maximum context length is 40 tokens"
+    server.trouble = lambda body, asked: refusal(words)
+    with pytest.raises(UserError, match="HTTP 400: 'max_tokens' is too large: 50"):
+        completed(engine_for(server), chats(3))
+
+
+def test_token_ids_that_are_too_long_end_a_run(server):
+    server.models = [{"id": "teacher"}]
+    server.trouble = lambda body, asked: TOO_LONG[0]
+    with pytest.raises(UserError, match="HTTP 400: This model's maximum context length is 4096"):
+        completed(engine_for(server), [Request([5, 6])])
+
+
+@pytest.mark.parametrize("word", ["eos", "eos_token", "end_turn", "stop_sequence", "STOP"])
+def test_other_words_for_the_end_of_a_turn_mean_stop(server, caplog, word):
+    server.trouble = lambda body, asked: (200, said("4", finish=word))
+    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "stop")} and caplog.text == ""
+
+
+@pytest.mark.parametrize("word", ["max_tokens", "MAX_TOKENS"])
+def test_other_words_for_the_end_of_the_budget_mean_length(server, caplog, word):
+    server.trouble = lambda body, asked: (200, said("4", finish=word))
+    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "length")} and caplog.text == ""
+
+
 def test_any_other_end_keeps_the_text_and_the_servers_word_and_is_told_once(server, caplog):
     ends = {
         "q0": said("half", finish="content_filter"),
@@ -223,6 +270,8 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_asks(server):
         (500, b""),
         (200, {"error": {"message": "Provider returned error", "code": 502, "metadata": {"raw": "upstream is full"}}}),
         (200, {"choices": None}),
+        (200, b'{"choices": [{"mess'),
+        (200, b"<html>busy</html>"),
         (200, said("hal", finish="insufficient_system_resource")),
         (200, said("hal", finish="error")),
     ],
@@ -300,7 +349,41 @@ def test_the_version_in_an_address_is_kept(server, tail, path):
     assert server.paths == [f"{path}/chat/completions"]
 
 
-@pytest.mark.parametrize("content", [[{"type": "text", "text": "4"}], 4])
+def test_a_server_that_never_answers_in_json_is_told(server):
+    server.trouble = lambda body, asked: (200, b"<html>busy</html>")
+    with pytest.raises(UserError, match=r"4 times in a row \(last: HTTP 200 with something that is not JSON: '<html>"):
+        completed(engine_for(server), chats(1))
+
+
+@pytest.mark.parametrize(
+    "content, text, reasoning",
+    [
+        ([{"type": "text", "text": "4"}], "4", ""),
+        ([{"type": "text", "text": "It is "}, {"type": "text", "text": "4"}], "It is 4", ""),
+        (
+            [
+                {
+                    "type": "thinking",
+                    "thinking": [{"type": "text", "text": "2 + 2"}, {"type": "text", "text": " is 4"}],
+                },
+                {"type": "text", "text": "4"},
+            ],
+            "4",
+            "2 + 2 is 4",
+        ),
+        ([{"type": "reasoning", "text": "2 + 2"}, {"type": "text", "text": "4"}], "4", "2 + 2"),
+        ([{"type": "thinking", "thinking": "2 + 2"}], "", "2 + 2"),
+        ([], "", ""),
+    ],
+)
+def test_the_parts_of_a_message_are_joined(server, content, text, reasoning):
+    server.trouble = lambda body, asked: (200, said(content))
+    assert completed(engine_for(server), chats(1)) == {0: Completion(text, 9, "stop", reasoning)}
+
+
+@pytest.mark.parametrize(
+    "content", [4, {"text": "4"}, ["4"], [{"type": "image_url", "image_url": "x"}], [{"text": "4"}]]
+)
 def test_a_message_that_is_no_text_is_told(server, content):
     server.trouble = lambda body, asked: (200, said(content))
     with pytest.raises(UserError, match="not a chat completion in text"):

@@ -277,7 +277,7 @@ def test_a_completion_that_was_not_made_as_asked_is_no_completion(server, change
 
 def test_an_answer_that_is_not_json_is_told(server):
     server.trouble = lambda body, asked: (200, b"<html>hello</html>")
-    with pytest.raises(UserError, match="not a JSON object: '<html>hello</html>'"):
+    with pytest.raises(UserError, match=r"4 times in a row .* not JSON: '<html>hello</html>'"):
         completed(engine_for(server), requests(1))
 
 

@@ -1,6 +1,7 @@
 """`weakdriven data build code|logic`: programs pass their tests in the sandbox; logic files become candidates."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,7 +10,7 @@ from weakdriven.data.example import Example
 from weakdriven.errors import UserError
 from weakdriven.pipeline.build import Build, build
 from weakdriven.pipeline.unit_tests import program_tests, unit_tests_of
-from weakdriven.pipeline.verify import Checks
+from weakdriven.pipeline.verify import Checks, verify_code
 from weakdriven.rundir import read_jsonl
 
 
@@ -78,12 +79,24 @@ def test_contests_and_asserts_are_run_too(tmp_path):
     assert build(Build("code", (path,), style="plain", benchmarks=()), tmp_path / "out")["kept"] == 2
 
 
+CLASS = "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        "
+
+
 @pytest.mark.parametrize(
     "test, entry_point, style, ending",
     [
         ("assert f(1) == 2", "f", "asserts", "assert f(1) == 2"),
         ("def check(candidate):\n    assert candidate(1) == 2", "f", "check", "== 2"),
-        ("import unittest\nclass T(unittest.TestCase):\n    def test(self): ...", "f", "unittest", "..."),
+        (CLASS + "assert f(1) == 2", "f", "unittest", "== 2"),
+        (CLASS + "self.assertEqual(f(1), 2)", "f", "unittest", "2)"),
+        (CLASS + "np.testing.assert_allclose(f(1), 2)", "f", "unittest", "2)"),
+        (CLASS + "with self.assertRaises(ValueError): f(1)", "f", "unittest", "f(1)"),
+        (CLASS + "with pytest.raises(ValueError): f(1)", "f", "unittest", "f(1)"),
+        (CLASS + "f(1) == 2 or self.fail('wrong')", "f", "unittest", "wrong')"),
+        ("assert True\nassert f(1) == 2", "", "asserts", "== 2"),
+        ("if True:\n    assert f(1) == 2", "f", "asserts", "== 2"),
+        ("if False:\n    pass\nelse:\n    assert f(1) == 2", "f", "asserts", "== 2"),
+        ("try:\n    f(1)\n    assert False\nexcept ValueError: ...", "f", "asserts", "..."),
         ("def test_a():\n    assert f(1)\ndef test_b():\n    assert f(2)", "f", "asserts", "test_a()\ntest_b()\n"),
         ("def verify():\n    assert f(1)", "verify", "asserts", "verify()\n"),
         ("def same(a, b):\n    assert a == b\nsame(f(1), 2)", "f", "asserts", "same(f(1), 2)"),
@@ -102,11 +115,48 @@ def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
         ("def helper():\n    assert f(1)", "asserts nothing"),
         ("def check(candidate):\n    candidate(1)", "asserts nothing"),
         ("def test_f(x):\n    assert f(x)", "needs pytest"),
+        ("assert True", "asserts nothing"),
+        ("f(1)\nassert 1 == 1, 'never'", "asserts nothing"),
+        ("assert (f(1) == 2, 'always')", "asserts nothing"),
+        ("if 0:\n    assert f(1) == 2", "asserts nothing"),
+        ("def same(a, b):\n    assert a == b\nif False:\n    same(f(1), 2)", "asserts nothing"),
+        ("def run():\n    assert f(1)\nif __name__ == '__main__':\n    run()", "asserts nothing"),
+        ("def check(g):\n    if False:\n        assert g(1) == 1", "asserts nothing"),
+        ("def check(g):\n    while False:\n        assert g(1) == 1", "asserts nothing"),
+        ("def check(g):\n    assert True", "asserts nothing"),
+        (CLASS + "f(1)", "asserts nothing"),
+        (CLASS + "assert True", "asserts nothing"),
+        (CLASS + "self.assertTrue(True)", "asserts nothing"),
+        (CLASS + "if False: self.assertEqual(f(1), 2)", "asserts nothing"),
+        ("assert f(1) == " + "+".join(["1"] * 3000), "nested too deeply to read"),
+        ("assert f(1) == " + "-" * 20_000 + "1", "nested too deeply to read"),
     ],
 )
 def test_a_test_that_would_accept_everything_is_refused(test, message):
     with pytest.raises(UserError, match=message):
         program_tests("7", test, "f")
+
+
+def test_what_is_nested_too_deeply_is_refused_wherever_that_shows():
+    with pytest.raises(UserError, match="nested too deeply to read"):  # it is parsed, and cannot be written again
+        program_tests("7", "assert f(1) == " + "+".join(["1"] * 900), "")
+    example = Example("7", [{"role": "user", "content": "Double."}], "", meta={"test_case": "[" * 100_000})
+    with pytest.raises(UserError, match="nested too deeply to read"):
+        unit_tests_of({}, example)
+
+
+@pytest.mark.parametrize("workers, at_once", [(None, 3), (7, 7)])
+def test_one_program_runs_on_each_processor_unless_told_otherwise(monkeypatch, workers, at_once):
+    asked = []
+
+    class Threads(ThreadPoolExecutor):
+        def __init__(self, max_workers):
+            asked.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 5})
+    monkeypatch.setattr("weakdriven.pipeline.verify.ThreadPoolExecutor", Threads)
+    assert verify_code(Checks(workers=workers), []) == [] and asked == [at_once]
 
 
 def test_a_list_of_asserts_names_the_function():

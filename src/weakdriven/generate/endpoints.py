@@ -23,6 +23,23 @@ FILTERED = (
     r"data_inspection_failed|(input|prompt) was flagged"
 )
 """How Azure, OpenAI, DeepSeek, Alibaba and OpenRouter say that they will not answer this question."""
+TOO_LONG = (
+    r"(?i)context_length_exceeded|maximum context length|exceeds the available context size|prompt is too long|"
+    r"input length"
+)
+"""How OpenAI, vLLM, llama.cpp, Anthropic and Alibaba say that this question does not fit."""
+ENDS = {
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "STOP": "stop",
+    "max_tokens": "length",
+    "MAX_TOKENS": "length",
+}
+"""Words of other servers for the two ordinary ends of a completion."""
+THOUGHTS = ("thinking", "reasoning")
+"""Types of the parts of a message that are no part of the answer."""
 INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 """Ends of a completion that DeepSeek, OpenRouter and vLLM gave up for reasons of their own."""
 
@@ -112,6 +129,8 @@ def read(response: httpx2.Response) -> dict[str, Any]:
         raise Again(f"HTTP {status}: {_message(response)}", float(asked) if re.fullmatch(r"\d+(\.\d+)?", asked) else 0)
     if status >= 400:
         raise Failed(f"refused a request with HTTP {status}: {_message(response)}", status)
+    if content is None and status < 300:  # half an answer, or a page of a proxy on the way
+        raise Again(f"HTTP {status} with something that is not JSON: {response.text[:200]!r}")
     if not isinstance(content, dict):
         raise Failed(f"answered HTTP {status} with something that is not a JSON object: {response.text[:200]!r}")
     return content
@@ -158,16 +177,19 @@ def ids_completion(response: httpx2.Response, body: dict[str, Any]) -> Completio
     return Completion(text, tokens, finish)
 
 
-def chat_completion(response: httpx2.Response) -> Completion:
+def chat_completion(response: httpx2.Response, body: dict[str, Any]) -> Completion:
     """The first choice of an answer.
 
     One question that a hosted server will not answer must not end a run of thousands. So a refusal by its filter, as an
-    HTTP error or as the end of a completion, and any other end (tool_calls, none at all) is a completion with the text
-    that came, often none, and the server's own word as `finish`; whoever reads it sees that it is not `stop`.
+    HTTP error or as the end of a completion, a question that is too long for the model (`context_length`), and any
+    other end (tool_calls, none at all) is a completion with the text that came, often none, and the server's own word
+    as `finish`; whoever reads it sees that it is not `stop`.
     """
     status, _ = _opened(response)
     if status in (400, 403, 422, 451) and re.search(FILTERED, response.text):
         return Completion("", 0, "content_filter")
+    if status in (400, 413, 422) and re.search(TOO_LONG, response.text) and not _budget_too_long(response, body):
+        return Completion("", 0, "context_length")
     answer = read(response)
     if not answer.get("choices"):
         raise Again(f"an answer without choices: {str(answer)[:200]}")
@@ -175,9 +197,11 @@ def chat_completion(response: httpx2.Response) -> Completion:
         choice = answer["choices"][0]
         message = choice.get("message") or {}
         finish = str(choice.get("finish_reason") or "unknown")
-        text, reasoning = message.get("content") or "", message.get("reasoning_content") or message.get("reasoning")
+        finish = ENDS.get(finish, finish)
+        text, thought = _spoken(message.get("content") or "")
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
         tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
-        if not isinstance(text, str) or not isinstance(reasoning, str | None):
+        if not isinstance(reasoning, str):
             raise TypeError("not a text")
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Failed(f"gave an answer that is not a chat completion in text: {str(answer)[:200]}") from None
@@ -185,4 +209,26 @@ def chat_completion(response: httpx2.Response) -> Completion:
         raise Again(f"a completion that ended with {finish!r}")
     if not text and message.get("refusal"):
         text, finish = str(message["refusal"]), "refusal"
-    return Completion(text, tokens, finish, reasoning or "")
+    return Completion(text, tokens, finish, reasoning)
+
+
+def _budget_too_long(response: httpx2.Response, body: dict[str, Any]) -> bool:
+    """Whether the completion alone is longer than the model takes: then no question fits, and the setting is wrong."""
+    limit = re.search(r"(?i)maximum context length (?:is|of) (\d+)", response.text)
+    return limit is not None and int(body.get("max_tokens") or body["max_completion_tokens"]) > int(limit[1])
+
+
+def _spoken(content: Any) -> tuple[str, str]:
+    """Text and thoughts of a message, which Mistral gives as a list of parts."""
+    if isinstance(content, str):
+        return content, ""
+    if any(part["type"] not in ("text", *THOUGHTS) for part in content):
+        raise TypeError("not a text")
+    text = "".join(_part(part) for part in content if part["type"] == "text")
+    return text, "".join(_part(part) for part in content if part["type"] in THOUGHTS)
+
+
+def _part(part: dict[str, Any]) -> str:
+    """The text of a part, or of the parts within it."""
+    within = part.get(part["type"]) or part.get("text") or ""
+    return within if isinstance(within, str) else "".join(_part(one) for one in within)

@@ -194,7 +194,7 @@ class ServerEngine:
                 if refused := refused_parameter(response, body):
                     self._go_without(refused)
                     continue
-                completion = chat_completion(response)
+                completion = chat_completion(response, body)
                 if completion.finish not in ("stop", "length"):
                     self._tell_once(
                         f"The server at {self.url} ended a completion with {completion.finish}, not with stop or "

@@ -2,6 +2,9 @@
 
 import ast
 import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from weakdriven.data.example import Example
@@ -13,6 +16,16 @@ Row = dict[str, Any]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@contextmanager
+def depth_limit() -> Iterator[None]:
+    """Python's parser gives up on thousands of brackets, signs or terms, each in a way of its own."""
+    try:
+        yield
+    except (RecursionError, MemoryError):
+        raise UserError("the test is nested too deeply to read") from None
+
+
+@depth_limit()
 def unit_tests_of(row: Row, example: Example) -> dict[str, Any]:
     """What `grade_code` takes for a row; empty if the row has no tests, an error if they would test nothing.
 
@@ -41,6 +54,7 @@ def as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@depth_limit()
 def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", style: str = "") -> dict[str, Any]:
     """Tests that are a program; functions that only pytest would call are called here.
 
@@ -62,7 +76,9 @@ def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", sty
     if style == "asserts":
         test = with_calls(test, tree, [functions[name] for name in run])
         entry_point = entry_point or called_function(first_assert(tree), "")
-    elif style == "check" and not first_assert(tree):
+    elif (style == "check" and not first_assert(tree)) or (
+        style == "unittest" and not any(asserts(node) or calls_assertion(node) for node in living(tree))
+    ):
         raise UserError("the test asserts nothing")
     return {"id": id, "prompt": prompt, "entry_point": entry_point, "test": test, "test_style": style}
 
@@ -94,13 +110,64 @@ def with_calls(test: str, tree: ast.Module, functions: list[Any]) -> str:
         raise UserError("a function of the test takes arguments or is decorated, which needs pytest")
     plain = [node for node in tree.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))]
     run = [*plain, *runnable]
-    called = {ast.unparse(node.func) for top in run for node in ast.walk(top) if isinstance(node, ast.Call)}
+    called = {ast.unparse(node.func) for top in run for node in living(top) if isinstance(node, ast.Call)}
     run += [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name in called]
-    if not any(isinstance(node, ast.Assert) for top in run for node in ast.walk(top)):
+    if not any(asserts(node) for top in run for node in living(top)):
         raise UserError("the test asserts nothing")
     calls = "".join(f"\n{node.name}()" for node in runnable)
     return f"{test.rstrip()}\n{calls}\n" if calls else test
 
 
 def first_assert(tree: ast.Module) -> str:
-    return next((ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Assert)), "")
+    return next((ast.unparse(node) for node in living(tree) if asserts(node)), "")
+
+
+def living(top: ast.AST) -> Iterator[ast.AST]:
+    """A node and those below it, as `ast.walk` gives them, without branches that are never taken."""
+    waiting = deque([top])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        taken = condition(node.test) if isinstance(node, (ast.If, ast.While)) else None
+        if isinstance(node, (ast.If, ast.While)) and taken is not None:
+            waiting.extend(node.body if taken else node.orelse)
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def condition(test: ast.expr) -> bool | None:
+    """What a condition always is, if that can be seen; the grader gives a program another name than `__main__`."""
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    return False if ast.unparse(test) == "__name__ == '__main__'" else None
+
+
+def asserts(node: ast.AST) -> bool:
+    """Whether a node is an assert that can fail; `assert False` can, where a test expects an error before it.
+
+    >>> [asserts(node) for node in ast.parse("assert f(1) == 2; assert True; assert (f(1), 2); assert False").body]
+    [True, False, False, True]
+    """
+    if not isinstance(node, ast.Assert):
+        return False
+    if isinstance(node.test, ast.Constant):
+        return not node.test.value
+    return not isinstance(node.test, ast.Tuple) and names_something(node.test)
+
+
+def calls_assertion(node: ast.AST) -> bool:
+    """Whether a node calls `self.assertEqual`, `self.fail`, `pytest.raises` or their like on more than constants.
+
+    >>> [calls_assertion(ast.parse(call).body[0].value) for call in ("self.assertTrue(f(1))", "self.assertTrue(True)")]
+    [True, False]
+    """
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func).rpartition(".")[2]
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    on_something = not given or any(map(names_something, given))
+    return name.startswith("fail") or (name.startswith(("assert", "raises")) and on_something)
+
+
+def names_something(expression: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) for node in ast.walk(expression))

@@ -1,5 +1,6 @@
 """A raw row -> a candidate for a training set, and the verdict on it: one reader and one verifier for each domain."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -175,7 +176,7 @@ def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault |
             return None
         return Fault("tests failed", graded.reason) if graded.answer is not None else Fault("no answer", graded.reason)
 
-    with ThreadPoolExecutor(checks.workers) as threads:
+    with ThreadPoolExecutor(checks.workers or len(os.sched_getaffinity(0))) as threads:
         return list(threads.map(one, candidates))
 
 
