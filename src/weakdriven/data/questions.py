@@ -137,7 +137,7 @@ def first_assert(test: str) -> str:
     """
     try:
         statements = ast.parse(test).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     asserts = [statement for statement in statements if isinstance(statement, ast.Assert)]
     return (ast.get_source_segment(test, asserts[0]) or "") if asserts else ""

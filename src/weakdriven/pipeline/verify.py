@@ -61,7 +61,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         if domain == "logic":
             row = logic_fields(row, number, path)
         example = as_example(row, number, path, needs_completion=False, domain=domain)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         return Fault("malformed row", str(error))
     if example.domain != domain:
         return Fault("another domain", example.domain)
