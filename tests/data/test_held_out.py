@@ -12,6 +12,10 @@ from weakdriven.eval.benchmarks import load_items
 
 PENS = "Ann has 3 pens and buys 1,200 more. How many pens?"
 ITEMS = [HeldItem("gsm8k", "g7", PENS), HeldItem("aqua", "a1", math_question("What is x?", ["1", "2"]))]
+ITEMS += [
+    HeldItem("math500", "m1", "Simplify $\\frac{a}{b}(12,500)\\cdot 3$"),
+    HeldItem("math500", "m2", "Simplify $\\sqrt{242}$."),
+]
 HELD = HeldOut(ITEMS)
 
 
@@ -32,7 +36,16 @@ def ask(*turns, id="r", completion="7"):
         (["Hello!", PENS, "Thanks."], "g7"),
         (["Ann has 3 pens", "and buys 1,200 more. How many pens?"], "g7"),
         (["Ann has 4 pens and buys 1,200 more. How many pens?"], None),
-        ([f"{PENS} Explain."], None),
+        ([f"{PENS} Explain."], "g7"),
+        ([f"Return your final answer within \\boxed{{}}. {PENS}\n\nLet's think step by step."], "g7"),
+        (["Tell me what is x? Please."], None),
+        (["What is x?\nA)5\nB)6\nC)7"], "a1"),
+        (["What is x?\nA. 5\n\nB. 6"], "a1"),
+        (["What is x?\nA: 5\nB: 6"], "a1"),
+        (["What is\u200b x?\n(A) 5\n(B) 6\n\nAnswer with\u200b the letter of one option."], "a1"),
+        (["Simplify \\dfrac{a}{b} \\left( 12,\\!500 \\right) \\cdot 3."], "m1"),
+        (["I think $\\sqrt{242}$ is odd."], None),
+        (["Simplify $\\sqrt{242}$ for me."], "m2"),
         (["?!"], None),
     ],
 )
@@ -41,9 +54,19 @@ def test_the_same_question_is_found_however_it_is_written(asked, item):
     assert (hit and hit.item) == item
 
 
-def test_what_is_said_to_the_user_or_by_a_system_prompt_is_no_question():
-    turns = [{"role": "system", "content": PENS}, {"role": "user", "content": "Hi"}]
-    assert HELD.find(Example("r", turns, PENS)) is None
+def test_a_question_in_a_system_prompt_is_found():
+    turns = [{"role": "system", "content": PENS}, {"role": "user", "content": "Answer it."}]
+    assert HELD.find(Example("r", turns, "x")) == Hit("r", "gsm8k", "g7")
+
+
+def test_an_item_counts_only_if_all_of_it_is_there():
+    words = [f"w{number}" for number in range(20)]
+    held = HeldOut([HeldItem("b", "1", " ".join(words))])
+    assert held.find(ask(f"before {' '.join(words)} after")) == Hit("r", "b", "1")
+    assert held.find(ask(f"before {' '.join(words[:19])} after")) is None
+
+
+def test_what_is_said_to_the_user_is_no_question():
     said = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": PENS},

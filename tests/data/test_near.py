@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weakdriven.data import near
-from weakdriven.data.near import NearSets
+from weakdriven.data.near import NearRuns, NearSets, runs_of
 
 THRESHOLDS = (0.07, 0.29, 0.5, 0.55, 0.7, 0.8, 0.9, 1.0)
 word_sets = st.lists(st.tuples(st.sampled_from(["", "3 4"]), st.sets(st.sampled_from("abcdefghijkl"))), max_size=30)
@@ -98,3 +98,41 @@ def test_learning_which_words_are_rare_saves_comparisons():
         return sets.compared
 
     assert compared(rows) < compared([]) == 100 * 99 // 2
+
+
+few_words = st.tuples(st.sampled_from(["", "3 4"]), st.lists(st.sampled_from("abcd"), max_size=14))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(few_words, max_size=30), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.lists(few_words))
+def test_runs_find_what_comparing_all_finds(texts, share, seen):
+    near_runs = NearRuns(0.7, share, (words for _, words in seen))
+    for number, (key, words) in enumerate(texts):
+        expected = []
+        for other, (other_key, others) in enumerate(texts[:number]):
+            if words and others and key == other_key:
+                mine, theirs = runs_of(words), runs_of(others)
+                enough = len(mine & theirs) >= Fraction(str(share)) * max(len(mine), len(theirs))
+                jaccard = Fraction(len({*words} & {*others}), len({*words} | {*others}))
+                if enough and jaccard >= Fraction("0.7"):
+                    expected.append((other, float(jaccard)))
+        assert near_runs.find(key, words) == expected
+        assert near_runs.add(key, words) == number
+
+
+def test_puzzles_over_the_same_words_leave_few_comparisons():
+    rng = random.Random(0)
+    people = ["ann", "bob", "carl", "dora", "emil", "fay", "gus", "hal", "ida", "jon", "kim", "leo"]
+
+    def puzzle():
+        said = (rng.sample(people, 3) for _ in range(5))
+        what = ("knight", "knave")
+        claims = (f"{a} says {b} is a {rng.choice(what)} or {c} is a {rng.choice(what)}" for a, b, c in said)
+        return f"on an island live knights who tell the truth and knaves who lie {' '.join(claims)} who lies".split()
+
+    rows = [puzzle() for _ in range(2000)]
+    near_runs = NearRuns(0.8, 0.8, rows)
+    for words in rows:
+        assert near_runs.find("", words) == []
+        near_runs.add("", words)
+    assert near_runs.compared < 0.01 * 2000**2 / 2

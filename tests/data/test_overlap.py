@@ -15,6 +15,7 @@ from weakdriven.data.near import NearSets
 from weakdriven.data.overlap import RULES, Held, HeldItem, Overlap, Repeat, Rules, deduplicate
 from weakdriven.errors import UserError
 
+texts_of_few = st.lists(st.sampled_from(["a", "b", "c", "x1"]), max_size=11).map(" ".join)
 TEN = "one two three four five six seven eight nine ten"
 
 
@@ -125,6 +126,89 @@ def test_signs_are_compared_only_when_asked_for():
     assert kinds("A well-known 2-digit sum", "a well known 2-digit sum", Rules(signs=True)) == {"exact": 1.0}
 
 
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("Compute 1.5 + 2", "Compute 15 + 2"),
+        ("Compute .5", "Compute 5"),
+        ("Compute 5!", "Compute 5"),
+        ("Find n!", "Find n"),
+        ("Compute (2+3)*4", "Compute 2+(3*4)"),
+        ("What is $2^3$?", "What is $3^2$?"),
+        ("Compute 7 - 3", "Compute 3 - 7"),
+    ],
+)
+def test_formulas_that_differ_in_points_brackets_factorials_or_order_are_no_repeats(one, other):
+    assert [repeat for _, repeat in deduplicate([one, other], rules=Rules(signs=True))] == [None, None]
+    assert [repeat for _, repeat in deduplicate([one, other])][1]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (r"Find $x^{2} + \dfrac{1}{2}$!", r"find \(x^2 + \frac{1}{2}\)."),
+        (r"Find $\left(x+10,\!000\right)^2$", "Find $(x + 10000)^2$"),
+        ("How many (red) pens has Ann?", "How many (red) pens has Ann!"),
+    ],
+)
+def test_formulas_in_another_layout_are_repeats(one, other):
+    assert [repeat.kind for _, repeat in deduplicate([one, other], rules=Rules(signs=True)) if repeat] == ["exact"]
+
+
+def test_rows_with_different_keys_are_no_repeats():
+    rows = [("sin 30 of it", "1/2"), ("cos 30 of it", "3/4"), ("sin 30 of it", "3/4"), ("SIN 30 of it", "1/2")]
+    repeats = [repeat for _, repeat in deduplicate(rows, lambda row: row[0], key=lambda row: row[1])]
+    assert repeats == [None, None, None, Repeat("exact", 0, 1.0)]
+    rules = Rules(near=0.5)
+    repeats = [repeat for _, repeat in deduplicate(rows, lambda row: row[0], key=lambda row: row[1], rules=rules)]
+    assert repeats == [None, None, Repeat("near", 1, 0.6), Repeat("exact", 0, 1.0)]
+
+
+def test_ordered_rules_keep_what_says_other_things_in_the_same_words():
+    one, other = "Ann is older than Bob and Bob is older than Tom", "Tom is older than Bob and Bob is older than Ann"
+    rules = Rules(near=0.8, same_numbers=False, ordered=0.8)
+    assert [repeat and repeat.kind for _, repeat in deduplicate([one, other, f"{one} Jones"], rules=rules)] == [
+        None,
+        None,
+        "near",
+    ]
+
+
+SHORT = Rules(short_items=True)
+
+
+def test_a_short_item_inside_a_longer_text_is_found():
+    item = r"Compute: $1-2+3-4+5- \dots +99-100$."
+    assert kinds(item, f"Think step by step. {item} Put the answer in a box.") == {}
+    assert kinds(item, f"Think step by step. {item} Put the answer in a box.", SHORT) == {"ngram": 1.0}
+    assert kinds(item, f"{item[:-5]}101$ and more", SHORT) == {}
+
+
+@pytest.mark.parametrize(
+    "item, found", [("What is x?", False), ("2 + 3", True), ("Simplify 242", False), ("Who of them lied", True)]
+)
+def test_very_short_items_are_found_as_a_whole_only(item, found):
+    assert ("ngram" in kinds(item, f"Tell me: {item} Please.", SHORT)) == found
+    assert "exact" in kinds(item, item, SHORT)
+
+
+def test_an_item_of_thirteen_words_is_not_short():
+    words = [f"w{number}" for number in range(13)]
+    assert kinds(" ".join(words), " ".join(["a", *words, "b"]), SHORT)["ngram"] == 1.0
+    assert kinds(" ".join(words[:12]), " ".join(["a", *words[:12], "b"]), SHORT)["ngram"] == 1.0
+    assert "ngram" not in kinds(" ".join(words[:12]), " ".join(["a", *words[1:12], "b"]), SHORT)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(texts_of_few, max_size=9), texts_of_few)
+def test_short_items_are_found_wherever_they_stand(items, text):
+    held = Held([HeldItem("b", str(number), item) for number, item in enumerate(items)], SHORT)
+    found = {int(one.id) for one in held.find(text) if one.kind == "ngram"}
+    inside = {n for n, item in enumerate(items) if item and f" {item} " in f" {text} "}
+    numbers = [len(re.findall(r"\d+", item)) for item in items]
+    assert found == {n for n in inside if len(items[n].split()) + numbers[n] >= overlap.SHORT}
+
+
 def test_an_exact_item_is_not_listed_as_near_or_template_as_well():
     text = "Ann has 3 pens and 4 nibs"
     held = Held([HeldItem("a", "1", text), HeldItem("b", "1", text + " now")])
@@ -155,6 +239,7 @@ def test_an_index_can_be_sent_to_another_process():
         ({"near": 0}, "near is 0; expected"),
         ({"near": 1.1}, "near is 1.1; expected"),
         ({"ngram": 0}, "ngram is 0; expected"),
+        ({"ordered": 1.2}, "ordered is 1.2; expected"),
         ({"signs": True, "same_numbers": False}, "so set both"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weakdriven.data.clean import NGRAM_SHARE, clean, index_items, question_of, worst_overlap
+from weakdriven.data.clean import NGRAM_SHARE, asked_texts, clean, index_items, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import EXAMPLES, Funnel
 from weakdriven.data.overlap import HeldItem
@@ -71,7 +71,7 @@ def test_a_stock_phrase_of_logic_is_no_overlap(share, kept):
     held = index_items({"logic": [HeldItem("logiqa2", "1", " ".join(f"w{n}" for n in range(90)) + " " + STOCK)]})
     example = Example("1", [{"role": "user", "content": f"All cats sleep at noon, and so do owls. {STOCK}"}], "")
     shares = NGRAM_SHARE if share is None else {"logic": share}
-    overlap = worst_overlap(question_of(example), held, shares)
+    overlap = worst_overlap(asked_texts(example), held, shares)
     assert len(list(clean([example], [overlap], "logic", Funnel()))) == kept
 
 

@@ -38,7 +38,7 @@ def rows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected():
     held = index_items(ITEMS)
-    return [worst_overlap(asked(number), held, NGRAM_SHARE) for number in range(TOTAL)]
+    return [worst_overlap([asked(number)], held, NGRAM_SHARE) for number in range(TOTAL)]
 
 
 def found(rows, folder, items=ITEMS, shares=NGRAM_SHARE, **options):

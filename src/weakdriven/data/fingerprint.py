@@ -2,7 +2,7 @@
 
 Everything here forgets case, layout, punctuation and the ways Unicode has of writing one character. That also forgets
 the difference between `x + 1` and `x - 1`, which is right for held-out items (better one training row too few) and
-wrong for removing repeats from a set of formulas: `signs=True` keeps it.
+wrong for removing repeats from a set of formulas: `signs=True` keeps it, and decimal points, factorials and brackets.
 """
 
 import re
@@ -15,11 +15,19 @@ from hashlib import blake2b
 _HAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_COMMA_IN_NUMBER = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:\\?,|\{,\})(?=\d{3}(?!\d))")
+_LATEX_LOOKS = re.compile(r"\\(?:(?:left|right|displaystyle)(?![a-z])|!)")
+_LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
 _LETTER = r"[^\W\d_]"
-# A hyphen between two letters joins words; any other is a minus.
-_SIGN = re.compile(rf"[+*/^=<>×÷±√≤≥≠]|(?<!{_LETTER})[-−]|[-−](?!{_LETTER})")
+# A hyphen between two letters joins words; any other is a minus. \( and \[ only say that a formula begins.
+_SIGN = re.compile(
+    rf"[+*/^=<>×÷±√≤≥≠]|(?<!{_LETTER})[-−]|[-−](?!{_LETTER})"
+    r"|(?<!\\)[()\[\]{}]|\.(?=\d)|(?<=[\d)\]}])!|(?<=\b[a-z])!"
+)
 _WORD_OR_SIGN = re.compile(f"{_WORD.pattern}|{_SIGN.pattern}")
+_NUMBER_OR_SIGN = re.compile(f"{_NUMBER.pattern}|{_SIGN.pattern}")
+_BRACES_OF_ONE = re.compile(r"(?<!\\)\{(\w+)\}")
+_NO_DECIMALS = re.compile(r"(?<=\d)\.0+(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Fingerprint:
     template: bytes
     """As `exact`, with every number as good as any other."""
     numbers: str
-    """The numbers of the text with their repeats, sorted."""
+    """The numbers of the text with their repeats, sorted; with signs, numbers and signs in their order."""
     words: list[str]
 
 
@@ -48,11 +56,13 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     True
     >>> fingerprint("x + 1", signs=True).exact == fingerprint("x - 1", signs=True).exact
     False
+    >>> fingerprint("(2.5 + x^{3})!", signs=True).numbers
+    '( 2.5 + ^ 3 ) !'
     """
     text = plain(text)
-    numbers = sorted(_NUMBER.findall(text))
-    if signs:
-        numbers += sorted(_SIGN.findall(text))
+    if signs and "{" in text:
+        text = _BRACES_OF_ONE.sub(r" \1 ", text)
+    numbers = _NUMBER_OR_SIGN.findall(text) if signs else sorted(_NUMBER.findall(text))
     kept = _WORD_OR_SIGN if signs else _WORD
     words = _WORD.findall(text)
     return Fingerprint(
@@ -63,23 +73,27 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     )
 
 
-def exact(text: str) -> bytes | None:
-    """`Fingerprint.exact` alone, in a fraction of the time; None for a text without a word.
+def answer_key(answer: str) -> str:
+    """The same for two answers that differ in layout only; other ways of writing a value are not known here.
 
-    >>> exact("Ann pays $1,250!") == fingerprint("ann pays 1250").exact, exact("?!")
-    (True, None)
+    >>> answer_key("$ 1,250.00"), answer_key(r"\\dfrac{1}{2}") == answer_key(r"\\frac{1}{2}."), answer_key("-3")
+    ('1250', True, '- 3')
     """
-    words = _WORD.findall(plain(text))
-    return _digest(words) if words else None
+    answer = plain(answer).strip()
+    return " ".join(_WORD_OR_SIGN.findall(_NO_DECIMALS.sub("", answer))) or answer
 
 
 def plain(text: str) -> str:
-    """One case, one way of writing each character, no commas inside numbers.
+    """One case, one way of writing each character, no commas inside numbers, no LaTeX that changes only the looks.
 
     >>> plain("Ｆind  x² in 1,000 STEPS")
     'find  x2 in 1000 steps'
+    >>> plain(r"\\left(\\dfrac{a}{12,\\!500}\\right)")
+    '(\\\\frac{a}{12500})'
     """
     text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    if "\\" in text:
+        text = _LATEX_FRACTION.sub(r"\\frac", _LATEX_LOOKS.sub("", text))
     return _COMMA_IN_NUMBER.sub("", text) if "," in text else text
 
 

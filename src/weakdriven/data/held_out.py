@@ -1,22 +1,24 @@
 """Training rows that ask a question of a benchmark: left out or an error, because scores on it would mean nothing.
 
-Only the same question is found here, whatever its case, spaces and punctuation. `weakdriven data build` finds nearly
-the same ones too (`data/clean.py`), which takes an index that is larger and slower.
+A question is found here if all of it is in the row, whatever is written around it and whatever its case, spaces and
+punctuation. `weakdriven data build` finds nearly the same ones too, and parts of them (`data/clean.py`).
 """
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from weakdriven.data.clean import question_of
+from weakdriven.data.clean import asked_texts
 from weakdriven.data.example import Example
-from weakdriven.data.fingerprint import exact
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.fingerprint import fingerprint
+from weakdriven.data.overlap import Held, HeldItem, Rules
 from weakdriven.data.questions import bare
 from weakdriven.errors import UserError
 
 NAMED = 5
 """Rows that an error names."""
+VERSION = b"2"
+"""Raised when other rows are found, so that runs that were compared before are compared again."""
 
 
 class Hit(NamedTuple):
@@ -26,27 +28,30 @@ class Hit(NamedTuple):
 
 
 class HeldOut:
-    """Questions that must not be trained on, by their fingerprints.
+    """Questions that must not be trained on.
 
     >>> held = HeldOut([HeldItem("gsm8k", "7", "Ann has 3 pens. How many?")])
     >>> held.find(Example("a", [{"role": "user", "content": "ANN has 3 pens; how many"}], "3"))
     Hit(row='a', benchmark='gsm8k', item='7')
+    >>> held.find(Example("b", [{"role": "user", "content": "Think. Ann has 3 pens. How many? Explain."}], "3"))
+    Hit(row='b', benchmark='gsm8k', item='7')
     """
 
     def __init__(self, items: Iterable[HeldItem]) -> None:
-        self._items = {print_: item for item in items if (print_ := exact(bare(item.text)))}
+        bare_items = [item._replace(text=bare(item.text)) for item in items]
+        self._prints = {fingerprint(item.text).exact for item in bare_items}
+        self._held = Held(bare_items, Rules(short_items=True))
 
     @property
     def key(self) -> str:
         """Changes with the questions."""
-        return blake2b(b"".join(sorted(self._items)), digest_size=8).hexdigest()
+        return blake2b(VERSION + b"".join(sorted(self._prints)), digest_size=8).hexdigest()
 
     def find(self, example: Example) -> Hit | None:
-        """The item that all turns of the user together ask, or one of them."""
-        asked = [bare(turn["content"]) for turn in example.prompt if turn["role"] == "user"]
-        for text in [question_of(example), *(asked if len(asked) > 1 else [])]:
-            if item := self._items.get(exact(text) or b""):
-                return Hit(example.id, item.benchmark, item.id)
+        """The item that is in a turn of the user or the system, or in all of them together."""
+        for text in asked_texts(example):
+            if found := self._held.contained(text):
+                return Hit(example.id, found.benchmark, found.id)
         return None
 
 

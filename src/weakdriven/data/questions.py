@@ -6,6 +6,7 @@ How an answer has to end is said by the system prompt (`data/prompts.py`), not h
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 LETTERS = "ABCDEFGHIJ"
@@ -111,12 +112,39 @@ def bare(asked: str) -> str:
     >>> bare(math_question("What is 2+2?", ["3", "4"]))
     'What is 2+2?'
     """
-    lines = (line for line in asked.splitlines() if not _ADDED.fullmatch(line))
-    return "\n".join(lines).strip()
+    return split_options(asked)[0]
+
+
+def split_options(asked: str) -> tuple[str, list[str]]:
+    """A bare problem and its options.
+
+    Options that others wrote as `A) `, `A. ` or `A: ` are some only where A and B follow each other.
+
+    >>> split_options("What is 2+2?\\nA)3\\nB)4"), split_options("Tom met\\nA. Smith.")
+    (('What is 2+2?', ['3', '4']), ('Tom met\\nA. Smith.', []))
+    """
+    if not asked.isascii():
+        asked = _INVISIBLE.sub("", asked)
+    lines = [line for line in asked.splitlines() if not _ADDED.fullmatch(line)]
+    lettered_lines = [(number, found) for number, line in enumerate(lines) if (found := _LETTERED.match(line))]
+    options = {number: found for number, found in lettered_lines if _OPTION.match(lines[number])}
+    expected = ""
+    for (before, first), (number, found) in pairwise(lettered_lines):
+        expected = "B" if first[1] == "A" else expected
+        if found[1] == expected:
+            options |= {before: first, number: found}
+            expected = LETTERS[LETTERS.index(expected) + 1 :][:1]
+        else:
+            expected = ""
+    left = "\n".join(line for number, line in enumerate(lines) if number not in options).strip()
+    return left, [lines[number][options[number].end() :].strip() for number in sorted(options)]
 
 
 _ASKED = "|".join(map(re.escape, (ASK_LETTER, ASK_PROGRAM, ASK_TEST, ASK_STARTER, ASK_STDIN)))
-_ADDED = re.compile(rf"{_ASKED}|```(python)?|\([{LETTERS}]\) .*|Name the function `\w*`\.")
+_ADDED = re.compile(rf"{_ASKED}|```(python)?|Name the function `\w*`\.")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_OPTION = re.compile(rf"\([{LETTERS}]\) ")
+_LETTERED = re.compile(rf"\s*\(?([{LETTERS}])(?:\)|[.:]\s)")
 
 
 def split_docstring(prompt: str) -> tuple[str, str]:

@@ -15,13 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from weakdriven.data.clean import index_items, question_of, worst_overlap
+from weakdriven.data.clean import asked_texts, index_items, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.rundir import digest, read_json, write_json
 
 Row = TypeVar("Row")
 BLOCK = 2048
+VERSION = 2
+"""Raised when other overlaps are found, so that those on disk do not count."""
 ITEMS = "items.json"
 PROCESS = "import sys; from weakdriven.pipeline.overlaps import compare; compare(*sys.argv[1:])"
 
@@ -47,7 +49,7 @@ def find_overlaps(
         workers: Processes; one for each processor unless given.
     """
     file = rows.stat()
-    folder = work / digest([items, shares, file.st_size, file.st_mtime_ns])[:16]
+    folder = work / digest([VERSION, items, shares, file.st_size, file.st_mtime_ns])[:16]
     parts = [part(folder, block) for block in range(-(-total // BLOCK))]
     if not folder.exists():
         shutil.rmtree(work, ignore_errors=True)
@@ -107,8 +109,8 @@ def compare(
                 continue
             if parent and os.getppid() != int(parent):
                 return
-            asked = (question_of(Example.from_row(json.loads(line))) for line in lines)
-            found = ((place, worst_overlap(text, held, given["shares"])) for place, text in enumerate(asked))
+            asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
+            found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
             write_json(path, {str(place): overlap for place, overlap in found if overlap})
             on_rows(block * BLOCK + len(lines))
 
