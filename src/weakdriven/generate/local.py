@@ -5,7 +5,7 @@ B = rows that are still being written, L = their length so far, V = vocabulary.
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.errors import UserError
+from weakdriven.generate.attention import grouped
 from weakdriven.generate.continuous import complete_continuously
 from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
 
@@ -54,7 +55,14 @@ class LocalEngine:
             on_done({row: as_completion(self.tokenizer, new, sampling) for row, new in tokens.items()})
 
         if self.goes_continuously(sampling):
-            return complete_continuously(self.model, requests, sampling, report)
+            complete_continuously(self.model, requests, sampling, report)
+            return
+        with grouped(self.model):
+            self.complete_batches(requests, sampling, report)
+
+    def complete_batches(
+        self, requests: Sequence[Request], sampling: Sampling, report: Callable[[Mapping[int, list[int]]], None]
+    ) -> None:
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].ids), row))
         size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].ids) + sampling.max_new_tokens)
         while order:
@@ -71,7 +79,6 @@ class LocalEngine:
                 size = max(1, len(rows) // 2)
                 torch.cuda.empty_cache()
             order = [row for row in order if row not in written]
-        return None
 
     def goes_continuously(self, sampling: Sampling) -> bool:
         if self.batching == "continuous" and sampling.temperature > 0:
