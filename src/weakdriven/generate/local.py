@@ -18,6 +18,7 @@ from weakdriven.errors import UserError
 from weakdriven.generate.attention import grouped
 from weakdriven.generate.continuous import complete_continuously
 from weakdriven.generate.decode import read_prompts
+from weakdriven.generate.graphs import Repeated
 from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
 
 Batching = Literal["auto", "static", "continuous"]
@@ -103,6 +104,14 @@ def written_rows(
     rows = Rows(requests, sampling, device)
     logits_BV, decoder = read_prompts(model, inspect.signature(model.forward).parameters, ids_BL, mask_BL)
     rows.take(logits_BV)
+    del logits_BV
+    whole = sampling.temperature == 0 or sampling.top_p >= 1  # else choosing a token asks the device whether to sort
+
+    def step() -> Tensor | None:
+        logits_BV = decoder.step(rows.last_B1)
+        return rows.take(logits_BV) if whole else logits_BV
+
+    repeated = Repeated(step, device if decoder.repeats else None)
     look_every = LOOK_EVERY if device.type == "cuda" else 1
     for count in range(1, budget + 1):
         if count == budget or count % look_every == 0:
@@ -119,8 +128,12 @@ def written_rows(
                     return
                 rows.keep(keep)
                 decoder.keep(keep)
-        decoder.make_room()
-        rows.take(decoder.step(rows.last_B1))
+                repeated.forget()
+        if decoder.make_room():
+            repeated.forget()
+        logits_BV = repeated(min(budget - count, decoder.room_left()))
+        if logits_BV is not None:
+            rows.take(logits_BV)
         decoder.count()
 
 
