@@ -3,29 +3,77 @@
     python benchmarks/generate.py --model DIR --questions gsm8k_test.jsonl --limit 256 --max-new-tokens 512
     python benchmarks/generate.py --model DIR --questions FILE --url http://127.0.0.1:8000     # a vLLM server as well
     python benchmarks/generate.py                                  # the embedded model and its problems, on a CPU
+    python benchmarks/generate.py --random qwen2.5-0.5b --limit 600 --max-new-tokens 1024 --mean-length 400
 
 FILE holds one JSON object per line with a `question`; it is put through the model's chat template. Every engine gets
 the same token ids and decodes greedily; `ours, sampled` draws at temperature 0.7 and top-p 0.95. `generate()` is
 transformers' own, in batches of similar length as ours, and the text of each engine is compared with its text: in
 bf16 a different batch shape rounds differently, so texts part company after some tokens without either being wrong.
+
+`--random` needs no files: random weights of that shape, prompts of 40 to 200 random tokens. With `--mean-length` so
+many tokens of the vocabulary are stops that rows drawn at temperature 1 end at random, after that many on average.
 """
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from common import append
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import read_rows
-from weakdriven.generate import Completion, Engine, Request, Sampling, generate, request_seed
+from weakdriven.generate import Completion, Engine, Request, Sampling, generate, graphs, request_seed
 from weakdriven.generate.local import LocalEngine, as_completion, fitting_batch
 from weakdriven.generate.server import ServerEngine
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
+
+SHAPES = {
+    "qwen2.5-0.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,  # the same work, and a random model then does not repeat its last token
+    ),
+    "tiny": Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+class Numbers:
+    """A tokenizer whose texts are token ids."""
+
+    def decode(self, ids: Sequence[int], **_) -> str:
+        return " ".join(map(str, ids))
+
+
+class WithoutGraphs:
+    """Ours with every step launched from Python."""
+
+    def __init__(self, engine: LocalEngine):
+        self.engine = engine
+
+    def complete(self, *args) -> None:
+        worth, graphs.WORTH = graphs.WORTH, 10**9
+        try:
+            self.engine.complete(*args)
+        finally:
+            graphs.WORTH = worth
 
 
 class Stock:
@@ -73,20 +121,22 @@ def run(engine: Engine, requests: list[Request], sampling: Sampling) -> tuple[li
     return [found[row] for row in range(len(requests))], seconds, peak
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="embedded:base")
-    parser.add_argument("--questions", default="embedded:arithmetic")
-    parser.add_argument("--limit", type=int, default=64)
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--batch-size", type=int, help="unset: what fits, the same for ours and generate()")
-    parser.add_argument("--dtype", default="bf16" if torch.cuda.is_available() else "fp32")
-    parser.add_argument("--style", default="plain")
-    parser.add_argument("--url", help="a vLLM server of the same model")
-    parser.add_argument("--only", nargs="*", help="names of variants, in part")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.csv"))
-    args = parser.parse_args()
+def random_case(args: argparse.Namespace):
+    """Model, tokenizer, requests and ids of stops, from numbers alone."""
+    torch.manual_seed(0)
+    draw, config = random.Random(0), SHAPES[args.random]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[args.dtype]
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    stops = config.vocab_size // args.mean_length if args.mean_length else 0
+    lengths = [draw.randint(40, 200) for _ in range(args.limit)]
+    prompts = [[draw.randrange(stops, config.vocab_size) for _ in range(length)] for length in lengths]
+    requests = [Request(ids, request_seed(42, str(row), 0)) for row, ids in enumerate(prompts)]
+    return model, Numbers(), requests, tuple(range(stops))
 
+
+def saved_case(args: argparse.Namespace):
+    """The same from a folder and a file of questions."""
     folder = locate_model(args.model)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, precision=args.dtype).eval()
@@ -98,22 +148,49 @@ def main() -> None:
         Request(ids, request_seed(42, str(row), 0))
         for row, ids in enumerate(tokenizer(prompts, add_special_tokens=False)["input_ids"])
     ]
-    greedy = Sampling(args.max_new_tokens, tuple(renderer.stop_ids))
-    sampled = Sampling(args.max_new_tokens, tuple(renderer.stop_ids), temperature=0.7, top_p=0.95)
+    return model, tokenizer, requests, tuple(renderer.stop_ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded:base")
+    parser.add_argument("--random", choices=SHAPES, help="random weights of a shape instead of a model")
+    parser.add_argument("--mean-length", type=int, help="with --random: rows end at random after so many tokens")
+    parser.add_argument("--questions", default="embedded:arithmetic")
+    parser.add_argument("--limit", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--batch-size", type=int, help="unset: what fits, the same for ours and generate()")
+    parser.add_argument("--dtype", default="bf16" if torch.cuda.is_available() else "fp32")
+    parser.add_argument("--style", default="plain")
+    parser.add_argument("--url", help="a vLLM server of the same model")
+    parser.add_argument("--only", nargs="*", help="names of variants, in part")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.csv"))
+    args = parser.parse_args()
+
+    model, tokenizer, requests, stop = random_case(args) if args.random else saved_case(args)
+    greedy = Sampling(args.max_new_tokens, stop)
+    sampled = Sampling(args.max_new_tokens, stop, temperature=0.7, top_p=0.95)
     size = args.batch_size or fitting_batch(model, max(len(r.prompt) for r in requests) + args.max_new_tokens)
+    ours = LocalEngine(model, tokenizer, size, "static")
     variants: dict[str, tuple[Engine, Sampling]] = {
         "generate(), sorted batches": (Stock(model, tokenizer, size), greedy),
-        "ours, sorted batches": (LocalEngine(model, tokenizer, size, "static"), greedy),
-        "ours, sampled": (LocalEngine(model, tokenizer, size, "static"), sampled),
+        "ours, sorted batches": (ours, greedy),
+        "ours, without graphs": (WithoutGraphs(ours), greedy),
+        "ours, sampled": (ours, sampled),
         "continuous batching": (LocalEngine(model, tokenizer, size, "continuous"), greedy),
     }
+    if args.mean_length:
+        free = Sampling(args.max_new_tokens, stop, temperature=1.0)
+        variants = {"ours, drawn": (ours, free), "ours, drawn without graphs": (WithoutGraphs(ours), free)}
     if args.url:
         variants["vLLM server"] = (ServerEngine(args.url), greedy)
+    assert args.random or not args.mean_length, "--mean-length goes with --random"
     if args.only:
         variants = {name: value for name, value in variants.items() if any(part in name for part in args.only)}
-    run(LocalEngine(model, tokenizer, size, "static"), requests[:2], Sampling(8, greedy.stop_ids))  # warm up
+    run(ours, requests[:2], Sampling(8, greedy.stop_ids))  # warm up
     reference: list[Completion] | None = None
-    shape = f"{args.model.rstrip('/').split('/')[-1]}, {len(requests)} prompts, {args.max_new_tokens} new, batch {size}"
+    name = f"random {args.random}" if args.random else args.model.rstrip("/").split("/")[-1]
+    shape = f"{name}, {len(requests)} prompts, {args.max_new_tokens} new, batch {size}"
     for name, (engine, sampling) in variants.items():
         try:
             completions, seconds, peak = run(engine, requests, sampling)

@@ -1,11 +1,11 @@
 """In-process generation with a transformers model: batches of similar length, whose finished rows are dropped.
 
-B = rows that are still being written, L = their length so far, V = vocabulary.
+B = rows that are still being written, L = length of the longest prompt, N = new tokens at most, V = vocabulary.
 """
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.errors import UserError
+from weakdriven.generate.attention import grouped
 from weakdriven.generate.continuous import complete_continuously
+from weakdriven.generate.decode import read_prompts
+from weakdriven.generate.graphs import Repeated
 from weakdriven.generate.requests import Completion, OnDone, Request, Sampling
 
 Batching = Literal["auto", "static", "continuous"]
@@ -54,7 +57,14 @@ class LocalEngine:
             on_done({row: as_completion(self.tokenizer, new, sampling) for row, new in tokens.items()})
 
         if self.goes_continuously(sampling):
-            return complete_continuously(self.model, requests, sampling, report)
+            complete_continuously(self.model, requests, sampling, report)
+            return
+        with grouped(self.model):
+            self.complete_batches(requests, sampling, report)
+
+    def complete_batches(
+        self, requests: Sequence[Request], sampling: Sampling, report: Callable[[Mapping[int, list[int]]], None]
+    ) -> None:
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].ids), row))
         size = self.batch_size or fitting_batch(self.model, len(requests[order[-1]].ids) + sampling.max_new_tokens)
         while order:
@@ -71,7 +81,6 @@ class LocalEngine:
                 size = max(1, len(rows) // 2)
                 torch.cuda.empty_cache()
             order = [row for row in order if row not in written]
-        return None
 
     def goes_continuously(self, sampling: Sampling) -> bool:
         if self.batching == "continuous" and sampling.temperature > 0:
@@ -92,51 +101,71 @@ def written_rows(
     width = max(len(request.ids) for request in requests)
     ids_BL = torch.tensor([[0] * (width - len(r.ids)) + r.ids for r in requests], device=device)
     mask_BL = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests], device=device)
-    position_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)
-    uniform_BN = None if sampling.temperature == 0 else random_numbers(requests, budget).to(device)
-    stop = torch.tensor(sampling.stop_ids, device=device)
-    place_B = torch.arange(len(requests), device=device)
-    tokens_BN = torch.zeros(len(requests), budget, dtype=torch.long, device=device)
-    ended_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
-    broken_B = ended_B.clone()
-    known, cache = inspect.signature(model.forward).parameters, None
+    rows = Rows(requests, sampling, device)
+    logits_BV, decoder = read_prompts(model, inspect.signature(model.forward).parameters, ids_BL, mask_BL)
+    rows.take(logits_BV)
+    del logits_BV
+    whole = sampling.temperature == 0 or sampling.top_p >= 1  # else choosing a token asks the device whether to sort
+
+    def step() -> Tensor | None:
+        logits_BV = decoder.step(rows.last_B1)
+        return rows.take(logits_BV) if whole else logits_BV
+
+    repeated = Repeated(step, device if decoder.repeats else None)
     look_every = LOOK_EVERY if device.type == "cuda" else 1
-    for step in range(budget):
-        inputs: dict[str, Any] = {"position_ids": position_BL, "logits_to_keep": 1, "past_key_values": cache}
-        inputs = {name: value for name, value in inputs.items() if name in known}
-        output = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=True, **inputs)
-        if (cache := getattr(output, "past_key_values", None)) is None:
-            raise UserError(f"{type(model).__name__} keeps no ordinary cache of its past; use the vllm engine for it.")
-        logits_BV = output.logits[:, -1].float()
-        token_B = choose(logits_BV, None if uniform_BN is None else uniform_BN[:, step], sampling)
-        broken_B |= ~logits_BV.gather(1, token_B[:, None])[:, 0].isfinite()
-        tokens_BN[:, step] = token_B
-        ended_B |= torch.isin(token_B, stop)
-        last = step + 1 == budget
-        if last or (step + 1) % look_every == 0:
-            if bool(broken_B.any()):
+    for count in range(1, budget + 1):
+        if count == budget or count % look_every == 0:
+            if bool(rows.broken_B.any()):
                 raise UserError(
                     f"{type(model).__name__} gives logits that are not numbers; try attention eager or precision fp32."
                 )
-            gone_B = torch.ones_like(ended_B) if last else ended_B
-            if int(gone_B.sum()) >= max(1.0, (DROP_SHARE if can_drop_rows(cache) else 1.0) * len(gone_B)):
-                written = tokens_BN[gone_B, : step + 1].tolist()
-                yield dict(zip(place_B[gone_B].tolist(), written, strict=True))
+            gone_B = torch.ones_like(rows.ended_B) if count == budget else rows.ended_B
+            if int(gone_B.sum()) >= max(1.0, (DROP_SHARE if decoder.can_drop_rows else 1.0) * len(gone_B)):
+                written = rows.tokens_BN[gone_B, :count].tolist()
+                yield dict(zip(rows.place_B[gone_B].tolist(), written, strict=True))
                 keep = (~gone_B).nonzero()[:, 0]
                 if not len(keep):
                     return
-                cache.batch_select_indices(keep)
-                place_B, tokens_BN, token_B = place_B[keep], tokens_BN[keep], token_B[keep]
-                mask_BL, position_BL = mask_BL[keep], position_BL[keep]
-                ended_B, broken_B = ended_B[keep], broken_B[keep]
-                uniform_BN = None if uniform_BN is None else uniform_BN[keep]
-        ids_BL, position_BL = token_B[:, None], position_BL[:, -1:] + 1
-        mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
+                rows.keep(keep)
+                decoder.keep(keep)
+                repeated.forget()
+        if decoder.make_room():
+            repeated.forget()
+        logits_BV = repeated(min(budget - count, decoder.room_left()))
+        if logits_BV is not None:
+            rows.take(logits_BV)
+        decoder.count()
 
 
-def can_drop_rows(cache: Any) -> bool:
-    """Layers with a state instead of keys and values (hybrid models) keep their rows to the end of the batch."""
-    return all(hasattr(layer, "batch_select_indices") for layer in getattr(cache, "layers", [None]))
+class Rows:
+    """The rows that are still being written. A step changes these tensors in place, so a CUDA graph can repeat it."""
+
+    def __init__(self, requests: Sequence[Request], sampling: Sampling, device: torch.device):
+        B, N = len(requests), sampling.max_new_tokens
+        self.sampling = sampling
+        self.stop = torch.tensor(sampling.stop_ids, dtype=torch.long, device=device)
+        self.step_1 = torch.zeros(1, dtype=torch.long, device=device)
+        self.place_B = torch.arange(B, device=device)
+        self.last_B1 = torch.zeros(B, 1, dtype=torch.long, device=device)
+        self.tokens_BN = torch.zeros(B, N, dtype=torch.long, device=device)
+        self.ended_B = torch.zeros(B, dtype=torch.bool, device=device)
+        self.broken_B = torch.zeros(B, dtype=torch.bool, device=device)
+        self.uniform_BN = None if sampling.temperature == 0 else random_numbers(requests, N).to(device)
+
+    def take(self, logits_BV: Tensor) -> None:
+        """Choose the next token of each row."""
+        uniform_B = None if self.uniform_BN is None else self.uniform_BN.index_select(1, self.step_1)[:, 0]
+        token_B = choose(logits_BV, uniform_B, self.sampling)
+        self.broken_B |= ~logits_BV.gather(1, token_B[:, None])[:, 0].isfinite()
+        self.ended_B |= (token_B[:, None] == self.stop).any(1)
+        self.tokens_BN.index_copy_(1, self.step_1, token_B[:, None])
+        self.last_B1.copy_(token_B[:, None])
+        self.step_1 += 1
+
+    def keep(self, rows: Tensor) -> None:
+        self.place_B, self.last_B1, self.tokens_BN = self.place_B[rows], self.last_B1[rows], self.tokens_BN[rows]
+        self.ended_B, self.broken_B = self.ended_B[rows], self.broken_B[rows]
+        self.uniform_BN = None if self.uniform_BN is None else self.uniform_BN[rows]
 
 
 def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> Tensor:

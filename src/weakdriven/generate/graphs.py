@@ -1,0 +1,121 @@
+"""A step that is repeated from a CUDA graph, which spares Python and the launch of each kernel."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+WORTH = 16
+"""Steps on the same tensors that pay for a capture, which takes as long as two or three of them."""
+given_up: list[str] = []
+"""Why this process makes no more graphs, once one has failed: torch does not clean up all of a failed capture."""
+logger = logging.getLogger(__name__)
+
+
+class Repeated:
+    """Calls `step`, or replays a graph of it where that pays.
+
+    Args:
+        step: Changes tensors in place and may return one. Its Python must not matter beyond the first call, and a call
+            that failed halfway can be made again.
+        device: Where it runs, if its calls do the same work on the same tensors; only CUDA devices have graphs.
+    """
+
+    def __init__(self, step: Callable[[], Any], device: torch.device | None):
+        self.step, self.device = step, device
+        self.warm = False
+        self.graph: Any = None
+        self.output: Any = None
+        self.before: Any = None
+        """The graph before and its memory, kept until the next capture has taken the memory over."""
+        self.stream: Any = None
+
+    def __call__(self, left: int) -> Any:
+        """One step.
+
+        Args:
+            left: Steps on these tensors from here on, this one included.
+        """
+        if self.graph is None and left >= WORTH and has_graphs(self.device) and not given_up:
+            if not self.warm:
+                return self.warm_up()
+            self.capture()
+        if self.graph is None:
+            return self.step()
+        self.graph[0].replay()
+        return self.output
+
+    def forget(self) -> None:
+        """Tensors have moved, so the graph would write to the wrong ones."""
+        self.before = self.graph or self.before
+        self.graph, self.output, self.warm = None, None, False
+
+    def warm_up(self) -> Any:
+        """An ordinary step on the stream of the captures, as libraries set themselves up when they are first used.
+
+        A step that waits for the device cannot be captured, and shows itself here.
+        """
+        output = None
+        with torch.cuda.device(self.device):
+            self.stream = self.stream or torch.cuda.Stream()
+            self.stream.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(self.stream), waiting_forbidden():
+                    output = self.step()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                give_up(error)
+            torch.cuda.current_stream().wait_stream(self.stream)
+        self.warm = True
+        return self.step() if given_up else output
+
+    def capture(self) -> None:
+        """Record a step without running it."""
+        try:
+            self.graph, self.output = captured(self.step, self.device, self.stream, self.before)
+        except RuntimeError as error:
+            give_up(error)
+        self.before = None
+
+
+def has_graphs(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cuda"
+
+
+def give_up(error: RuntimeError) -> None:
+    given_up.append(str(error).strip().split("\n")[0])
+    logger.warning("Decoding goes on without CUDA graphs, which are faster: %s", given_up[-1])
+
+
+@contextlib.contextmanager
+def waiting_forbidden() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is a prototype
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+def captured(step: Callable[[], Any], device: Any, stream: Any, before: Any) -> tuple[Any, Any]:
+    """A graph of `step` with its memory pool, that of the graph before if there is one, and what `step` returns."""
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle() if before is None else before[1]
+    here = torch.cuda.current_stream(device)
+    # other threads may use the device meanwhile; a capture that fails does not give back our stream by itself
+    with torch.cuda.device(device), torch.cuda.stream(here):
+        try:
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                output = step()
+        except RuntimeError:
+            with contextlib.suppress(Exception):  # torch before 2.12 leaves the pool open (pytorch#180395)
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                torch.zeros(1, device=device)  # one that succeeds frees the random numbers that the other had taken
+            raise
+    return (graph, pool), output
