@@ -40,6 +40,14 @@ def count(train, held, text):
 
 
 @pytest.mark.parametrize(
+    ("name", "rows"),
+    [("gsm8k_train", 7473), ("mawps_train", 1694), ("aqua_train", 2147), ("logiqa2_dev", 1508), ("mbpp_train", 263)],
+)
+def test_training_files_have_the_listed_rows(name, rows):
+    assert len(rows_of(name)) == rows
+
+
+@pytest.mark.parametrize(
     ("train", "evaluation", "domain", "template", "ngram"),
     [
         ("gsm8k_train", "gsm8k_test", "math", NONE, (4, 3)),
