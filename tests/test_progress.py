@@ -147,3 +147,12 @@ def test_the_kind_of_progress_follows_the_console_and_the_wish_for_quiet():
     assert type(choose_progress(screen, quiet=True)) is type(choose_progress(log, quiet=True)) is Progress
     assert isinstance(choose_progress(screen, quiet=False), TerminalProgress)
     assert isinstance(choose_progress(log, quiet=False), PlainProgress)
+
+
+def test_a_note_is_a_line_of_its_own(terminal):
+    progress, file = plain()
+    for one in (progress, terminal):
+        one.begin("stage-00", "not run yet")
+        one.note("layout [messages], 3 rows")
+    assert "    layout [messages], 3 rows\n" in file.getvalue()
+    assert "layout [messages], 3 rows" in terminal.console.file.getvalue()

@@ -57,6 +57,9 @@ class PlainProgress(Progress):
         self.place += 1
         self._say(f"[{self.place}/{self.count}] {stage}: done before")
 
+    def note(self, text: str) -> None:
+        self._say(f"    {text}")
+
     def update(self, done: int, total: int, **facts: float) -> None:
         rate = self.pace.rate(done)
         if time.monotonic() - self.told < self.every or not rate:
@@ -95,6 +98,9 @@ class TerminalProgress(Progress):
     def skip(self, stage: str) -> None:
         self.lines[stage] = f"  ✓ {stage}  (done before)"
         self._draw()
+
+    def note(self, text: str) -> None:
+        self.console.print(f"  {text}", markup=False, highlight=False)  # above the list
 
     def update(self, done: int, total: int, **facts: float) -> None:
         rate = f"{self.pace.rate(done):.1f}/s"

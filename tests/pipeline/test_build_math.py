@@ -239,10 +239,11 @@ def test_ids_that_stand_twice_become_unique(tmp_path):
 
 def test_the_command_prints_the_funnel(corpus, tmp_path, monkeypatch, capsys):
     words = ["--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "held"), "--benchmarks", "aime2025"]
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "data", "build", "math", corpus, *words, "--quiet"])
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "data", "build", "math", corpus, *words])
     with pytest.raises(SystemExit) as end:
         main()
     out = capsys.readouterr().out
+    assert "raw.jsonl: layout AM-DeepSeek-R1-Distilled" in out
     assert end.value.code in (0, None) and "- wrong answer" in out and "kept" in out
 
 

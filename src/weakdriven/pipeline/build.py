@@ -19,6 +19,7 @@ from weakdriven.data.clean import NGRAM_SHARE, clean
 from weakdriven.data.example import Example
 from weakdriven.data.files import EMBEDDED, Row, count_rows, find_file, read_each
 from weakdriven.data.funnel import Funnel
+from weakdriven.data.layouts import layout_name
 from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.questions import bare
@@ -271,6 +272,7 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
     verify = verifier(settings.checks) if settings.given else problem_checker(settings.checks)
     total = sum(map(cheap_count, settings.sources))
     for place, path in enumerate(settings.sources):
+        progress.note(f"{path}: {layout_of(settings, path)}")
         for rows in blocks(rows_from(settings, path, state["rows"][place]), settings.block):
             first = state["rows"][place] + 1
             passed, counts = verify_block(settings, path, first, rows, verify)
@@ -287,6 +289,14 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
     write_json(work / STATE, state | {"whole": True})
     progress.end("verify", time.monotonic() - begin)
     return funnel
+
+
+def layout_of(settings: Build, path: str) -> str:
+    """What the first row that can be read shows; each row is read by its own layout."""
+    row = next((row for row in rows_from(settings, path, 0) if isinstance(row, dict)), {})
+    name = "LogiQA 2.0" if "text" in row else "ReClor" if "answers" in row else None
+    name = (name if settings.domain == "logic" else None) or layout_name(row)
+    return f"layout {name}" if name else f"no layout that is known (fields {', '.join(row) or 'none'})"
 
 
 def cheap_count(path: str) -> int:

@@ -98,6 +98,8 @@ class Stages:
                 empty_completions=settings.empty_completions,
             )
             total = examples.count()
+            layout = examples.layout
+            self.run.progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
             counters = write_tokens(
                 keep_out(examples, held, found, drop=drop) if held else examples,
                 self.renderer,
@@ -114,7 +116,7 @@ class Stages:
                 shutil.copyfile(funnel, out / FUNNEL)
             compared = {"held_out": held.key} if held else {}
             compared |= {"dropped_held_out": len(found)} if drop else {}
-            return {**counters, **compared, "rows_read": total, "layout": examples.layout.name}
+            return {**counters, **compared, "rows_read": total, "layout": layout.name}
 
         decisive = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
         decisive["version"] = TOKENS_VERSION
