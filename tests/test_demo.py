@@ -11,6 +11,7 @@ from weakdriven.rundir import read_jsonl
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # three minutes on two free cores; busy ones are no fault of the demo
 def test_the_demo_ends_with_the_table_and_a_strong_model_that_answers(tmp_path):
     root = tmp_path / "demo"
     command = [sys.executable, "-c", "from weakdriven.cli import main; main()", "run", "demo", "--output", str(root)]
