@@ -48,7 +48,7 @@ Row = dict[str, Any]
 def verify_math(count: int, times: int, options: argparse.Namespace) -> Row:
     """Blocks through the checks of `weakdriven data build math`; other rows each time, for verdicts are remembered."""
     questions, _ = make_questions(count, 1)
-    settings, verify = Build("math", ("made-up",), benchmarks=()), verifier("math", Checks())
+    settings, verify = Build("math", ("made-up",), benchmarks=()), verifier(Checks())
     sets = iter([list(math_rows(count, questions, seed)) for seed in range(times + 1)])
     verify_block(settings, "made-up", 1, list(math_rows(64, questions, -1)), verify)  # starts the workers
     dropped: Counter[str] = Counter()
