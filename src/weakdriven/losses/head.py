@@ -35,3 +35,9 @@ class Head(NamedTuple):
 
 def as_head(head: Tensor | Head) -> Head:
     return head if isinstance(head, Head) else Head(head)
+
+
+def first_rows(head: Head, rows: int) -> Head:
+    if len(head.weight_VD) == rows:
+        return head
+    return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])
