@@ -32,6 +32,10 @@ class Head(NamedTuple):
         raw_TV = raw_TV * self.scale
         return raw_TV if self.cap is None else self.cap * (raw_TV / self.cap).tanh()
 
+    def times(self, factor: float) -> "Head":
+        """The head whose logits are these times a positive factor, those that are capped too."""
+        return self._replace(scale=self.scale * factor, cap=None if self.cap is None else self.cap * factor)
+
 
 def as_head(head: Tensor | Head) -> Head:
     return head if isinstance(head, Head) else Head(head)
