@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
@@ -18,6 +18,7 @@ from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
+from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
 
 
@@ -65,14 +66,18 @@ def train_supervised(
     settings: TrainSettings,
     recipe: Recipe,
     phase: Phase,
+    noise: EmbeddingNoise | None = None,
 ) -> dict[str, Any]:
-    """Train in place; returns counters."""
+    """Train in place, perhaps with noise on the embeddings; returns counters."""
     if isinstance(settings.gradient_checkpointing, str):
         keep(causal_lm(model), settings.gradient_checkpointing)
-    return fit(SFTTrainer(model=model, processing_class=tokenizer, **phase.prepare(dataset, settings, recipe)))
+    made = phase.prepare(dataset, settings, recipe)
+    with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
+        made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
+        return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
 
 
-def fit(trainer: SFTTrainer) -> dict[str, Any]:
+def fit(trainer: Trainer) -> dict[str, Any]:
     """Train to the end from the last complete checkpoint, if there is one."""
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
