@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.tokenize import tokenize_pair
 from weakdriven.errors import UserError
 from weakdriven.eval.answers import BAD_GOLD
 from weakdriven.pipeline.rollouts import Rollout
@@ -15,7 +17,7 @@ from weakdriven.pipeline.verify import NO_ANSWER_FOUND
 
 NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
 SAME_TEXT, SAME_AS_DATA, EMPTY = "both are the same text", "the sample is the data's completion", "empty and cut off"
-TOO_LONG = "hinted prompt too long"
+TOO_LONG, NO_ROOM, SAME_TOKENS = "hinted prompt too long", "prompt too long", "no different tokens"
 MIXED_ADVICE = (
     "A pair needs one right and one wrong rollout of a prompt: ask for more rollouts or at a higher temperature, or "
     "take problems that the model solves sometimes."
@@ -24,6 +26,7 @@ SPIN_ADVICE = (
     "The model writes what the data says, so there is nothing to tell apart: start from an earlier checkpoint, sample "
     "at a higher temperature, or take rows that it has not learned."
 )
+LENGTH_ADVICE = "Raise data.max_length, which prompt and completion share."
 HINT_ADVICE = "Raise the teacher's max_prompt_tokens, or take rollouts with fewer new tokens."
 ENDINGS = {
     "math": "End with the final answer in \\boxed{}.",
@@ -155,6 +158,25 @@ def spin_pairs(examples: Mapping[str, Example], rollouts: Iterable[Rollout], end
             funnel.keep()
     refuse_none(funnel, SPIN_ADVICE)
     return Paired(pairs, funnel, sizes(samples))
+
+
+def pair_rows(
+    pairs: Iterable[Pair], examples: Mapping[str, Example], renderer: Renderer, *, max_length: int
+) -> tuple[list[dict[str, Any]], Funnel]:
+    """Pairs as a preference trainer takes them; those that teach nothing at this length are dropped."""
+    rows, funnel = list[dict[str, Any]](), Funnel()
+    for pair in pairs:
+        chosen, rejected = ((side.text, side.ended) for side in (pair.chosen, pair.rejected))
+        row = tokenize_pair(examples[pair.id], chosen, rejected, renderer, max_length)
+        if len(row["prompt_ids"]) >= max_length:
+            funnel.drop(NO_ROOM, pair.id, f"{len(row['prompt_ids'])} tokens of {max_length}")
+        elif row["chosen_ids"] == row["rejected_ids"]:
+            funnel.drop(SAME_TOKENS, pair.id, "the completions differ only after max_length")
+        else:
+            rows.append(row)
+            funnel.keep()
+    refuse_none(funnel, LENGTH_ADVICE)
+    return rows, funnel
 
 
 def hinted_prompts(

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ class Phase:
     epoch_rows: int | None = None
     """Rows whose steps an epoch has, if not those of its own rows."""
 
-    def prepare(self, dataset: Dataset, settings: TrainSettings, recipe: Recipe) -> dict[str, Any]:
+    def prepare(
+        self,
+        dataset: Dataset,
+        settings: TrainSettings,
+        recipe: Recipe,
+        columns: Sequence[str] = ("input_ids", "labels"),
+    ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callback."""
         rows, epochs = len(dataset), self.epochs
         order = training_order(
@@ -53,7 +60,7 @@ class Phase:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
             "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
-            "train_dataset": dataset.select_columns(["input_ids", "labels"]).select(order),
+            "train_dataset": dataset.select_columns(list(columns)).select(order),
             "callbacks": [PhaseCallback(self.work, self.progress)],
             "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
