@@ -254,7 +254,7 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         (["method=sft", "sft.model=ready"], "sft.model gives a ready M1, but method sft trains from the base"),
         (["sft.optimizer=adamw_bf16"], "sft.optimizer adamw_bf16 is for weights in bf16, but precision is bf16-mixed"),
         (["joint.optimizer=adamw_bf16", "precision=fp32"], "joint.optimizer adamw_bf16 is for weights in bf16, but"),
-        (["method=sft", "baselines=[sft]"], "method sft is itself the SFT baseline; remove baselines"),
+        (["method=sft", "baselines=[sft]"], "method sft stands in baselines too; remove it there"),
     ],
 )
 def test_an_impossible_combination_is_refused(overrides: list[str], answer: str):

@@ -21,6 +21,7 @@ from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
+from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,18 @@ def train_supervised(
     recipe: Recipe,
     phase: Phase,
     noise: EmbeddingNoise | None = None,
+    loss: TokenLoss | None = None,
+    teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place, perhaps with noise on the embeddings; returns counters."""
+    """Train in place, perhaps with noise on the embeddings or with a loss of our own; returns counters."""
     if isinstance(settings.gradient_checkpointing, str):
         keep(causal_lm(model), settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
     with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
-        return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
+        if loss is None:
+            return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
+        return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
 
 
 def fit(trainer: Trainer) -> dict[str, Any]:
