@@ -343,7 +343,7 @@ class Recipe(Settings):
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the run; the file name unless given. A run directory belongs to one name."""
-    method: Literal["wmss"] | Baseline = "wmss"
+    method: Literal["wmss", Baseline] = "wmss"
     """`wmss` is the paper's method; any of `baselines` alone, such as `sft`, is the other choice."""
     model: str
     """The base model M0: a folder, a Hub id, or `embedded:base`."""

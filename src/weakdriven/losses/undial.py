@@ -85,12 +85,7 @@ def adjusted_logit_loss(
     refuse_shapes(hidden_TD, head, target_T)
     refuse_shapes(teacher_TE, teacher, target_T, "The teacher's hidden states")
     rows = min(len(head.weight_VD), len(teacher.weight_VD))
-    if len(head.weight_VD) != len(teacher.weight_VD) and (vocabulary is None or vocabulary > rows):
-        known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"
-        raise UserError(
-            f"The teacher has {len(teacher.weight_VD)} vocabulary rows, the model {len(head.weight_VD)}{known}. "
-            "Use an earlier checkpoint of the same model as teacher, or a model that shares its tokenizer."
-        )
+    refuse_other_vocabulary(head, teacher, vocabulary)
     head, teacher = first_rows(head, rows), first_rows(teacher, rows)
     target_T, hidden_TD, teacher_TE = supervised(target_T, hidden_TD, teacher_TE.detach())
     bias_V = None if teacher.bias_V is None else teacher.bias_V.detach()
@@ -110,6 +105,16 @@ def adjusted_logit_loss(
 
     loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=5, scale=scale)
     return loss, AdjustedStatistics(sums_C.new_tensor(len(target_T)), *sums_C[1:].unbind())
+
+
+def refuse_other_vocabulary(head: Head, teacher: Head, vocabulary: int | None = None) -> None:
+    rows, teacher_rows = len(head.weight_VD), len(teacher.weight_VD)
+    if rows != teacher_rows and (vocabulary is None or vocabulary > min(rows, teacher_rows)):
+        known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"
+        raise UserError(
+            f"The teacher has {teacher_rows} vocabulary rows, the model {rows}{known}. "
+            "Use an earlier checkpoint of the same model as teacher, or a model that shares its tokenizer."
+        )
 
 
 def noised_cross_entropy(

@@ -14,7 +14,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.losses.scaled_ce import scaled_cross_entropy
-from weakdriven.losses.undial import Sign, Site, adjusted_logit_loss, noised_cross_entropy
+from weakdriven.losses.undial import Sign, Site, adjusted_logit_loss, noised_cross_entropy, refuse_other_vocabulary
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.models.pair import targets
 from weakdriven.training.neftune import EmbeddingNoise
@@ -125,6 +125,7 @@ class TokenLossTrainer(SFTTrainer):
         self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
         refuse_other_logits(self.model, "model")  # pyright: ignore
         if teacher is not None:
+            refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
         self._sums: dict[str, Tensor] = {}
         self._step_rows = (-1, 0)
