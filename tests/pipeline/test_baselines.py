@@ -164,3 +164,20 @@ def test_a_baseline_is_evaluated_under_its_name(tmp_path):
     asked = [name for name in recorder.ran if name.startswith("eval/")]
     assert asked == [f"eval/{name}/arithmetic" for name in ("base", "baseline-sft_restart", "baseline-neftune")]
     assert (tmp_path / "run/report.html").is_file()
+
+
+def test_adapters_learn_by_every_loss(tmp_path):
+    adapters = [
+        "lora.rank=4",
+        "precision=bf16-mixed",
+        "sft.gradient_checkpointing=true",
+        "joint.gradient_checkpointing=true",
+    ]
+    names = ["scaled_ce", "undial", "sft_compute", "uniform_active"]
+    run_small(tmp_path / "run", "eval.benchmarks=[]", "data.limit=16", *adapters, f"baselines=[{', '.join(names)}]")
+    first = load_file(tmp_path / "run/sft/adapter_model.safetensors")
+    for name in names:
+        trained = load_file(tmp_path / f"run/baselines/{name}/adapter_model.safetensors")
+        assert trained.keys() == first.keys() and any(not torch.equal(first[key], trained[key]) for key in first)
+    spent = manifest(tmp_path / "run", "baselines/sft_compute-budget")["counters"]["forward_tokens"]
+    assert spent["phase_1"] == spent["scans"]  # a frozen base needs no gradient of its weights: 2 a token, and 1 twice
