@@ -115,3 +115,24 @@ def test_losses_of_our_own_run_under_mixed_precision_and_with_checkpointing(trai
 def test_a_teacher_with_another_vocabulary_is_refused(train):
     with pytest.raises(UserError, match="The teacher has 48 vocabulary rows, the model 64"):
         train(AdjustedLogits(1.0, 0.0), teacher=tiny_model(vocab_size=48))
+
+
+def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(train, tmp_path, monkeypatch):
+    loss, rows = NoisedLogits(20.0, **NOISE), token_rows(32)
+    whole, logged = train(loss, rows=rows, save_steps=3)
+    work = tmp_path / "run" / ".work" / "killed" / "work"
+    work.mkdir(parents=True)
+    phase, settings = Phase("sft", 0, 1, work, Progress()), TrainSettings(**SMALL, save_steps=3)
+
+    def kill(done, total, **values):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(phase.progress, "update", kill)
+        train_supervised(tiny_model(), embedded_tokenizer(), rows, settings, RECIPE, phase, loss=loss)
+    model = tiny_model()
+    train_supervised(model, embedded_tokenizer(), rows, settings, RECIPE, phase, loss=loss)
+    assert all(torch.equal(value, whole[name]) for name, value in weights(model).items())
+    resumed = list(read_jsonl(work / METRICS))
+    assert columns(resumed, "loss", "noised_loss") == columns(logged, "loss", "noised_loss") and len(resumed) == 8
