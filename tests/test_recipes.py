@@ -212,7 +212,13 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
-        ("baselines=[dpo]", "baselines.0: Input should be 'sft', found \"dpo\"."),
+        ("baselines=[rlhf]", "baselines.0: Input should be 'sft', 'sft_restart', "),
+        ("method=rlhf", "method: Input should be 'wmss', 'sft', "),
+        ("neftune.alpha=-1", "neftune.alpha: Input should be greater than or equal to 0, found -1."),
+        ("neftune.length=false", "neftune.length: Input should be True or 'padded', found false."),
+        ("undial.strength=-1", "undial.strength: Input should be greater than or equal to 0, found -1."),
+        ("undial.sigma=-0.5", "undial.sigma: Input should be greater than or equal to 0, found -0.5."),
+        ("undial.site=head", "undial.site: Input should be 'target_logit', 'logits' or 'embedding', found \"head\"."),
     ],
 )
 def test_a_value_out_of_range_is_answered_with_what_is_allowed(override: str, answer: str):
@@ -254,7 +260,27 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         (["method=sft", "sft.model=ready"], "sft.model gives a ready M1, but method sft trains from the base"),
         (["sft.optimizer=adamw_bf16"], "sft.optimizer adamw_bf16 is for weights in bf16, but precision is bf16-mixed"),
         (["joint.optimizer=adamw_bf16", "precision=fp32"], "joint.optimizer adamw_bf16 is for weights in bf16, but"),
-        (["method=sft", "baselines=[sft]"], "method sft is itself the SFT baseline; remove baselines"),
+        (
+            ["undial.mode=paper_noise", "undial.strength=2"],
+            "undial: strength is of mode adjusted_logits, but mode is paper_noise; remove one of them",
+        ),
+        (["undial.sigma=0"], "undial: sigma is of mode paper_noise, but mode is adjusted_logits; remove one of them"),
+        (
+            ["undial={mode: paper_noise, site: embedding, sign: abs}"],
+            "undial: sign abs lowers logits, but site is embedding; use sign: signed, or another site",
+        ),
+        (
+            ["method=undial", "undial.mode=paper_noise", "sft.model=ready"],
+            "sft.model gives a ready M1, but method undial trains from the base",
+        ),
+        (
+            ["baselines=[sft_active]", "selection.enabled=false"],
+            "sft_active needs the active set, but selection.enabled is false; remove one of them",
+        ),
+        (["method=scaled_ce", "joint.strong_weight=0"], "scaled_ce multiplies logits by joint.strong_weight, which is"),
+        (["baselines=[scaled_ce]", "joint.strong_anchor=1"], "scaled_ce has one constant joint.strong_weight, but"),
+        (["baselines=[wmss_frozen]", "joint.strong_weight=0"], "wmss_frozen with joint.strong_weight 0 trains nothing"),
+        (["method=sft", "baselines=[sft]"], "method sft stands in baselines too; remove it there"),
     ],
 )
 def test_an_impossible_combination_is_refused(overrides: list[str], answer: str):
@@ -269,6 +295,8 @@ def test_an_impossible_combination_is_refused(overrides: list[str], answer: str)
         ["selection.enabled=false"],
         ["joint.enabled=false"],
         ["method=sft"],
+        ["method=undial", "sft.model=ready"],
+        ["method=neftune", "neftune.length=padded", "baselines=[sft]"],
         ["sft.model=ready", "baselines=[sft]"],
     ],
 )

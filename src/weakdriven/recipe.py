@@ -11,6 +11,11 @@ Benchmark = Literal[
     "humaneval_plus", "mbpp_plus", "bigcodebench", "livecodebench",
     "logiqa2", "reclor",
 ]
+Baseline = Literal[
+    "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce", "neftune", "undial",
+    "wdjt_only", "wdds_only", "wmss_frozen",
+]
+"""What WMSS is compared with: pipeline/baselines.py."""
 # fmt: on
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
@@ -178,6 +183,11 @@ class JointSettings(TrainSettings):
     save_weak: bool = False
     """Keep the trained weak model too, in round-N/strong/weak."""
 
+    @property
+    def mixes(self) -> bool:
+        """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
+        return self.enabled and (self.strong_weight < 1 or self.strong_weight_end not in (None, 1))
+
     def mixing(self) -> dict[str, Any]:
         """How the logits are mixed, under the names of `WDJTConfig`; what has no effect is left at its default."""
         end = None if self.strong_weight_end == self.strong_weight else self.strong_weight_end
@@ -189,6 +199,55 @@ class JointSettings(TrainSettings):
             "strong_anchor": self.strong_anchor,
             "weak_learning_rate": weak_rate,
         }
+
+
+class NeftuneSettings(Settings):
+    """`neftune`: SFT with uniform noise on the input embeddings (Jain et al., 2023)."""
+
+    alpha: float = Field(default=5.0, ge=0)
+    """The noise is alpha / sqrt(length * width) times a number from -1 to 1; 0 is plain SFT."""
+    length: Literal[True, "padded"] = True
+    """`true`: each sequence's own, with no noise on padding. `padded`: the batch's width, noise on all of it."""
+
+
+class UndialSettings(Settings):
+    """`undial`: the published method, or what the WMSS paper describes under its name (docs/methods.md)."""
+
+    mode: Literal["adjusted_logits", "paper_noise"] = "adjusted_logits"
+    """`adjusted_logits` (Dong et al., 2024) distils M1 into itself with the true token's logit lowered; `paper_noise`
+    is SFT from the base with noise of size sigma / sqrt(length)."""
+    strength: float = Field(default=1.0, ge=0)
+    """Of `adjusted_logits`: how far the teacher's logit of the true token is lowered."""
+    ce_weight: float = Field(default=0.0, ge=0)
+    """Of `adjusted_logits`: weight of the cross-entropy with the true token, added to the loss."""
+    sigma: float = Field(default=1.0, ge=0)
+    """Of `paper_noise`: how much noise; 0 is plain SFT."""
+    site: Literal["target_logit", "logits", "embedding"] = "target_logit"
+    """Of `paper_noise`: noise on the true token's logit, on every logit, or on the input embeddings."""
+    sign: Literal["signed", "abs"] = "signed"
+    """Of `paper_noise`: `abs` only ever lowers a logit."""
+
+    @model_validator(mode="after")
+    def _of_one_mode(self) -> "UndialSettings":
+        for name, default in self.defaults(other := OTHER_MODE[self.mode]).items():
+            if getattr(self, name) != default:
+                raise ValueError(f"{name} is of mode {other}, but mode is {self.mode}; remove one of them")
+        if self.site == "embedding" and self.sign == "abs":
+            raise ValueError("sign abs lowers logits, but site is embedding; use sign: signed, or another site")
+        return self
+
+    @staticmethod
+    def defaults(mode: str) -> dict[str, Any]:
+        """The settings that only this mode has."""
+        own = ("strength", "ce_weight") if mode == "adjusted_logits" else ("sigma", "site", "sign")
+        return {name: UndialSettings.model_fields[name].default for name in own}
+
+    def variant(self) -> dict[str, Any]:
+        """What ran: the mode and its own settings."""
+        return self.model_dump(mode="json", include={"mode", *self.defaults(self.mode)})
+
+
+OTHER_MODE = {"adjusted_logits": "paper_noise", "paper_noise": "adjusted_logits"}
 
 
 class LoraSettings(Settings):
@@ -284,8 +343,8 @@ class Recipe(Settings):
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the run; the file name unless given. A run directory belongs to one name."""
-    method: Literal["wmss", "sft"] = "wmss"
-    """`wmss` is the paper's method; `sft` trains the same total number of epochs without a weak model."""
+    method: Literal["wmss", Baseline] = "wmss"
+    """`wmss` is the paper's method; any of `baselines` alone, such as `sft`, is the other choice."""
     model: str
     """The base model M0: a folder, a Hub id, or `embedded:base`."""
     data: DataSettings
@@ -293,10 +352,18 @@ class Recipe(Settings):
     selection: SelectionSettings = SelectionSettings()
     joint: JointSettings = JointSettings()
     eval: EvalSettings = EvalSettings()
+    neftune: NeftuneSettings = NeftuneSettings()
+    undial: UndialSettings = UndialSettings()
     lora: LoraSettings | None = None
     """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
-    baselines: list[Literal["sft"]] = []
-    """Controls trained from the same base on the same number of epochs, and evaluated beside the method."""
+    baselines: list[Baseline] = []
+    """Controls on the same data, evaluated beside the method.
+
+    `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 goes on with a fresh optimizer, as in WMSS.
+    `sft_active`: M1 on the rows that WMSS trains on. `sft_compute`: SFT for the compute of WMSS. `uniform_active`: WMSS
+    on as many rows drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`:
+    see there. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a frozen
+    weak model."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
 
@@ -343,10 +410,32 @@ class Recipe(Settings):
             raise ValueError(
                 "selection.match_steps is set, but selection.enabled is false, so every example is used; remove one"
             )
-        if self.method == "sft" and self.sft.model:
-            raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
-        if self.method == "sft" and self.baselines:
-            raise ValueError("method sft is itself the SFT baseline; remove baselines")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_can_be_compared(self) -> "Recipe":
+        if self.method in self.baselines:
+            raise ValueError(f"method {self.method} stands in baselines too; remove it there")
+        from_base = {"sft", "neftune"} | ({"undial"} if self.undial.mode == "paper_noise" else set())
+        if self.method in from_base and self.sft.model:
+            raise ValueError(
+                f"sft.model gives a ready M1, but method {self.method} trains from the base; remove one of them"
+            )
+        asked = [self.method, *self.baselines]
+        for name in ("sft_active", "uniform_active", "wdds_only"):
+            if name in asked and not self.selection.enabled:
+                raise ValueError(f"{name} needs the active set, but selection.enabled is false; remove one of them")
+        joint = self.joint
+        if "wmss_frozen" in asked and not (joint.strong_weight or joint.strong_weight_end or joint.strong_anchor):
+            raise ValueError("wmss_frozen with joint.strong_weight 0 trains nothing; change one of them")
+        if "scaled_ce" in asked:
+            if joint.strong_weight == 0:
+                raise ValueError("scaled_ce multiplies logits by joint.strong_weight, which is 0; raise it")
+            for name in ("strong_weight_end", "strong_anchor"):
+                if joint.mixing()[name]:
+                    raise ValueError(
+                        f"scaled_ce has one constant joint.strong_weight, but joint.{name} is set; remove one"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -374,9 +463,8 @@ class Recipe(Settings):
 
     @property
     def mixes(self) -> bool:
-        """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
-        joint = self.joint
-        return joint.enabled and (joint.strong_weight < 1 or joint.strong_weight_end not in (None, 1))
+        """As of `joint`."""
+        return self.joint.mixes
 
     @property
     def budget_epochs(self) -> int:

@@ -28,7 +28,7 @@ OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
-FUNNEL, TRAIN = "funnel.json", "train.jsonl"
+FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
 

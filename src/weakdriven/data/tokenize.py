@@ -45,6 +45,31 @@ def token_row(id: str, turns: Turns, renderer: Renderer, max_length: int | None)
     }
 
 
+def tokenize_pair(
+    example: Example, chosen: tuple[str, bool], rejected: tuple[str, bool], renderer: Renderer, max_length: int
+) -> dict[str, Any]:
+    """Two replies to the prompt of an example; prompt and replies get the tokens that they have in `tokenize`.
+
+    Args:
+        chosen: Text, and whether the end of the turn follows it; a reply that was cut has none.
+        rejected: Likewise.
+    """
+
+    def ids(text: str) -> list[int]:
+        return renderer.tokenizer(text, add_special_tokens=False)["input_ids"]  # pyright: ignore
+
+    prompt = ids(renderer.prompt(example.prompt, example.domain))
+    replies = [ids(text + renderer.end_of_turn * ended) for text, ended in (chosen, rejected)]
+    room = max(max_length - len(prompt), 0)
+    return {
+        "id": example.id,
+        "prompt_ids": prompt,
+        "chosen_ids": replies[0][:room],
+        "rejected_ids": replies[1][:room],
+        "truncated": any(len(reply) > room for reply in replies),
+    }
+
+
 def write_tokens(
     examples: Iterable[Example],
     renderer: Renderer,

@@ -32,6 +32,16 @@ class Head(NamedTuple):
         raw_TV = raw_TV * self.scale
         return raw_TV if self.cap is None else self.cap * (raw_TV / self.cap).tanh()
 
+    def times(self, factor: float) -> "Head":
+        """The head whose logits are these times a positive factor, those that are capped too."""
+        return self._replace(scale=self.scale * factor, cap=None if self.cap is None else self.cap * factor)
+
 
 def as_head(head: Tensor | Head) -> Head:
     return head if isinstance(head, Head) else Head(head)
+
+
+def first_rows(head: Head, rows: int) -> Head:
+    if len(head.weight_VD) == rows:
+        return head
+    return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])

@@ -29,8 +29,8 @@ def mix_rows(
         weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
     """
     place_R1 = target_R[:, None]
-    strong = _capped(strong_RV, scales[0], caps[0])
-    weak = None if weak_RV is None else _capped(weak_RV, scales[1], caps[1])
+    strong = capped(strong_RV, scales[0], caps[0])
+    weak = None if weak_RV is None else capped(weak_RV, scales[1], caps[1])
     result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=strong.dtype, device=strong.device)
     strong_lse_R = None
     if weak is not None and (statistics or strong_anchor):
@@ -71,12 +71,12 @@ def mix_rows(
             strong_RV.copy_(residual)
         return result_R9
     if weak is not None and weak_RV is not None:
-        weak_RV.copy_(_by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
+        weak_RV.copy_(by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
     residual.mul_(strong_weight)
     if strong_anchor and strong_lse_R is not None:
         alone = (strong - strong_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
         residual.add_(alone, alpha=strong_anchor)
-    strong_RV.copy_(_by_raw(residual, strong, scales[0], caps[0]))
+    strong_RV.copy_(by_raw(residual, strong, scales[0], caps[0]))
     return result_R9
 
 
@@ -87,12 +87,12 @@ def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
     return p_RV.mul_(z_RV).sum(-1) / total_R
 
 
-def _capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
+def capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
     z_RV = raw_RV.to(torch.promote_types(raw_RV.dtype, torch.float32))
     z_RV = z_RV if scale == 1 else z_RV * scale
     return (z_RV / cap).tanh_().mul_(cap) if cap else z_RV
 
 
-def _by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
+def by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
     """A factor times the gradient by the raw logits, from that by the capped ones, which are overwritten."""
     return z_RV.div_(cap).square_().neg_().add_(1).mul_(gradient_RV).mul_(factor) if cap else gradient_RV * factor

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weakdriven.errors import UserError
-from weakdriven.losses.head import Head, as_head
+from weakdriven.losses.branch import Branch, scaled_once
+from weakdriven.losses.head import Head, as_head, first_rows
 from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
 
@@ -124,7 +125,7 @@ def mixed_cross_entropy_with_statistics(
         raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
     triton = use_triton(implementation, weak_TE if strong_TD is None else strong_TD)
     rows = min(len(strong.weight_VD), len(weak.weight_VD))
-    strong, weak = _first_rows(strong, rows), _first_rows(weak, rows)
+    strong, weak = first_rows(strong, rows), first_rows(weak, rows)
     strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
     if not strong_runs:  # the weak branch is all there is
         loss, alone = mixed_cross_entropy_with_statistics(
@@ -194,10 +195,10 @@ def _mixed_ce(
     operator of its own, so that `torch.compile` takes it as a whole.
     """
     target_T = target_T.contiguous()
-    strong = _Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
+    strong = Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
     weak = None
     if weak_TE is not None and weak_head_VE is not None:
-        weak = _Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
+        weak = Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
     gradients, factors = NO_GRADIENT, (scale, scale)
     if any(needs) and (strong_anchor or any(caps)):
         gradients = SEPARATE
@@ -260,69 +261,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
-    if getattr(ctx, "used", False):
-        raise UserError("The gradients of a mixed loss can be taken once; ask for all of them in one call.")
-    ctx.used = True
-    # in place, so that no second copy of the heads' gradients exists.
-    # A scale of one dimension keeps its float32; one of none would be rounded to the gradient's precision.
-    scaled = [g.mul_(scale.reshape(1)) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)]
-    return *scaled, *(None,) * 9
+    return *scaled_once(ctx, scale), *(None,) * 9
 
 
 _mixed_ce.register_autograd(_scale, setup_context=_keep)
-
-
-class _Branch:
-    """One model's hidden states and head inside the operator, and the gradients that add up over tiles."""
-
-    def __init__(self, hidden_TD: Tensor, head_VD: Tensor, bias_V: Tensor | None, needs: list[bool]):
-        self.hidden_TD, self.head_VD = hidden_TD, head_VD.to(hidden_TD.dtype)
-        self.bias_V = None if bias_V is None else bias_V.to(hidden_TD.dtype)
-        self.dtypes = head_VD.dtype, head_VD.dtype if bias_V is None else bias_V.dtype
-        # heads add up over many tiles, so their sum is kept in float32 whatever the weights are in
-        self.wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-        self.hidden_gradient = torch.zeros_like(hidden_TD) if needs[0] else None
-        self.head_sum = torch.empty_like(head_VD, dtype=self.wide) if needs[1] else None
-        self.begun = False
-        self.bias_sum = torch.zeros_like(bias_V, dtype=self.wide) if needs[2] and bias_V is not None else None
-
-    def logits(self, begin: int, end: int, buffer_RV: Tensor | None) -> Tensor:
-        assert buffer_RV is not None
-        hidden_RD, logits_RV = self.hidden_TD[begin:end], buffer_RV[: end - begin]
-        if self.bias_V is None:
-            return torch.mm(hidden_RD, self.head_VD.T, out=logits_RV)
-        return torch.addmm(self.bias_V, hidden_RD, self.head_VD.T, out=logits_RV)
-
-    def take(self, gradient_RV: Tensor, begin: int, end: int, factor: float) -> None:
-        hidden_RD = self.hidden_TD[begin:end]
-        if self.hidden_gradient is not None:
-            into_RD = self.hidden_gradient[begin:end]
-            torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor, out=into_RD)
-        if self.head_sum is not None:
-            self._add_to_head(gradient_RV.T, hidden_RD, factor)
-        if self.bias_sum is not None:
-            self.bias_sum.add_(gradient_RV.sum(0, dtype=self.wide), alpha=factor)
-
-    def _add_to_head(self, gradient_VR: Tensor, hidden_RD: Tensor, factor: float) -> None:
-        into_VD, beta = self.head_sum, float(self.begun)  # the first product overwrites what was never set
-        assert into_VD is not None
-        if hidden_RD.is_cuda and hidden_RD.dtype != self.wide:  # reads bf16, adds in float32
-            torch.addmm(into_VD, gradient_VR, hidden_RD, out_dtype=self.wide, beta=beta, alpha=factor, out=into_VD)
-        else:  # a narrow product of each tile would be rounded once per tile
-            gradient_VR, hidden_RD = gradient_VR.to(self.wide), hidden_RD.to(self.wide)
-            torch.addmm(into_VD, gradient_VR, hidden_RD, beta=beta, alpha=factor, out=into_VD)
-        self.begun = True
-
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of hidden states, head and bias, each in its own precision; the sums are given up."""
-        nothing = self.hidden_TD.new_empty(0)
-        hidden = nothing if self.hidden_gradient is None else self.hidden_gradient
-        if self.head_sum is not None and not self.begun:  # no token at all
-            self.head_sum.zero_()
-        head = nothing.clone() if self.head_sum is None else self.head_sum.to(self.dtypes[0])
-        bias = nothing.clone() if self.bias_sum is None else self.bias_sum.to(self.dtypes[1])
-        self.head_sum = self.bias_sum = None
-        return hidden, head, bias
 
 
 def _reference(
@@ -353,9 +295,3 @@ def _reference(
             gradients=NO_GRADIENT,
         )
     return scale * loss, MixStatistics(*columns.sum(0).unbind())
-
-
-def _first_rows(head: Head, rows: int) -> Head:
-    if len(head.weight_VD) == rows:
-        return head
-    return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])

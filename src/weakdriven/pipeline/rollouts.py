@@ -13,11 +13,11 @@ from typing import NamedTuple
 from weakdriven.eval.answers import BAD_GOLD, FAILED
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row, by_key, collect
-from weakdriven.pipeline.verify import VERIFIER_TIMEOUT, Fault
+from weakdriven.pipeline.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.rundir import append_jsonl, salvage_jsonl
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
-UNDECIDED = (BAD_GOLD, FAILED, VERIFIER_TIMEOUT)
+UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT)
 """Faults of the verifier or the row, not of the model: neither right nor wrong."""
 Judged = Callable[[list[Row]], list[Fault | None]]
 """The fault of each completion, None for those that are right."""
@@ -106,7 +106,7 @@ def as_label(row: Row, fault: Fault | None, terms: str = "") -> Row:
 
 def as_fault(label: Row) -> Fault | None:
     """
-    >>> as_fault(as_label({"id": "7", "sample": 0}, Fault("wrong answer", "found 3, expected 4")))
-    Fault(reason='wrong answer', detail='found 3, expected 4')
+    >>> as_fault(as_label({"id": "7", "sample": 0}, Fault("wrong answer", "found 3, expected 4", "3")))
+    Fault(reason='wrong answer', detail='found 3, expected 4', answer='3')
     """
-    return None if label["correct"] else Fault(label["reason"], label["detail"])
+    return None if label["correct"] else Fault(label["reason"], label["detail"], label.get("answer"))

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
-from weakdriven.pipeline import baselines
+from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import select, wmss
@@ -147,11 +147,10 @@ def all_stages(stages: Stages) -> list[Model]:
     if recipe.method == "wmss":
         models = wmss(stages, data, recipe.joint.rounds)
     else:
-        models = [stages.base, baselines.sft(stages, data)]
+        models = [stages.base, BASELINES[recipe.method](stages, data)]
     if recipe.lora and recipe.lora.output == "merged":
         stages.merged(models[-1])
-    if "sft" in recipe.baselines:
-        models.append(baselines.sft(stages, data))
+    models += [BASELINES[name](stages, data) for name in recipe.baselines]
     for model in models:
         for benchmark in recipe.eval.benchmarks:
             stages.evaluation(model, benchmark)

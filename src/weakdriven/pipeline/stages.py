@@ -36,9 +36,10 @@ from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.scoring import score_examples
-from weakdriven.recipe import Recipe, TrainSettings
+from weakdriven.recipe import JointSettings, Recipe, TrainSettings
 from weakdriven.rundir import (
     ACTIVE,
+    BUDGET,
     EXAMPLES,
     FUNNEL,
     MANIFEST,
@@ -61,6 +62,7 @@ from weakdriven.selection import align_scores, draw_active, selection_counters, 
 from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import name_base
 from weakdriven.training.supervised import Phase, save_model, train_supervised
+from weakdriven.training.token_loss import PLAIN, Variant
 
 logger = logging.getLogger(__name__)
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
@@ -172,19 +174,31 @@ class Stages:
         epochs: int,
         active: Stage | None = None,
         turn: int = 0,
+        variant: Variant = PLAIN,
+        teacher: Model | None = None,
+        budget: Stage | None = None,
     ) -> Model:
-        """Supervised fine-tuning of `start`, on the active set where one is given."""
+        """Supervised fine-tuning of `start`, on the active set where one is given.
+
+        Args:
+            variant: What a baseline does otherwise.
+            teacher: A frozen model for a variant that needs one.
+            budget: Holds the number of rows that an epoch has, if not that of the rows there are.
+        """
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             model = self.loader.load(start)
             rows = training_rows(data, active)
-            phase = Phase(name, turn, epochs, work, self.run.progress, self._epoch_rows(data, active))
-            counters = train_supervised(model, self.renderer.tokenizer, rows, settings, self.recipe, phase)
+            epoch_rows = read_json(budget.path / BUDGET)["rows"] if budget else self._epoch_rows(data, active)
+            phase = Phase(name, turn, epochs, work, self.run.progress, epoch_rows)
+            frozen = self.loader.load(teacher, train=False, scan=True) if teacher else None
+            shared = self.renderer.tokenizer, rows, settings, self.recipe, phase
+            counters = train_supervised(model, *shared, variant.noise, variant.loss, frozen)
             self._save(model, work, out)
             return counters
 
-        inputs = keys(start=start, data=data, active=active)
-        also: dict[str, Any] = {"epochs": epochs, **self._matching(active)}
+        inputs = keys(start=start, data=data, active=active, teacher=teacher, budget=budget)
+        also: dict[str, Any] = {"epochs": epochs, **self._matching(active), **variant.settings}
         if self.recipe.lora and start.name == self.base.name:  # a later adapter goes on as the one it starts from
             also["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
         return self._model_stage(name, compute, settings, inputs=inputs, also=also)
@@ -239,7 +253,7 @@ class Stages:
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or ("fp32" if recipe.precision == "fp32" else "bf16")
 
-    def selection(self, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
+    def selection(self, name: str, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
         """WD-DS: both models' entropies -> the active set of this round."""
         settings = self.recipe.selection
         weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
@@ -260,7 +274,7 @@ class Stages:
             )
 
         return self.run.stage(
-            f"round-{turn}/active",
+            name,
             compute,
             settings={
                 **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
@@ -270,11 +284,17 @@ class Stages:
             inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
         )
 
-    def joint(self, turn: int, weak: Model, strong: Model, data: Stage, active: Stage | None) -> Model:
+    def joint(
+        self,
+        name: str,
+        turn: int,
+        weak: Model,
+        strong: Model,
+        data: Stage,
+        active: Stage | None,
+        settings: JointSettings,
+    ) -> Model:
         """WD-JT: weak and strong trained on their mixed logits; the strong one is kept."""
-        settings = self.recipe.joint
-
-        name = f"round-{turn}/strong"
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             strong_model, weak_model = self.loader.pair(strong, weak)

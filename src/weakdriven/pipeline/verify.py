@@ -21,7 +21,7 @@ from weakdriven.eval.sandbox import SandboxError
 from weakdriven.pipeline.unit_tests import unit_tests_of
 
 NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED, NO_CHOICE)
-VERIFIER_TIMEOUT = "verifier timeout"
+NO_ANSWER_FOUND, BAD_TESTS, VERIFIER_TIMEOUT = "no answer", "bad tests", "verifier timeout"
 
 
 class Fault(NamedTuple):
@@ -29,6 +29,8 @@ class Fault(NamedTuple):
 
     reason: str
     detail: str = ""
+    answer: str | None = None
+    """What a wrong completion gives as its answer, where it gives one."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
     try:
         tests = unit_tests_of(row, example)
     except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return Fault("bad tests", str(error))
+        return Fault(BAD_TESTS, str(error))
     return Candidate(example, tests) if tests else Fault("no tests")
 
 
@@ -100,7 +102,7 @@ def form_fault(example: Example, style: str) -> Fault | None:
     if fault := structure_fault(example.completion, style):
         return Fault("bad structure", fault)
     if example.domain == "math" and not has_box(example.completion):
-        return Fault("no answer", "no boxed answer")
+        return Fault(NO_ANSWER_FOUND, "no boxed answer")
     return None
 
 
@@ -153,12 +155,12 @@ def answer_fault(graded: Graded, gold: str) -> Fault | None:
     if graded.correct:
         return None
     if graded.reason in NO_ANSWER:
-        return Fault("no answer", graded.reason)
+        return Fault(NO_ANSWER_FOUND, graded.reason)
     detail = f"found {graded.answer!r:.80}, expected {gold!r:.80}"
     for reason, name in {BAD_GOLD: BAD_GOLD, TIMEOUT: VERIFIER_TIMEOUT, FAILED: FAILED}.items():
         if graded.reason.startswith(reason):
             return Fault(name, detail)
-    return Fault("wrong answer", f"{detail} ({graded.reason})")
+    return Fault("wrong answer", f"{detail} ({graded.reason})", graded.answer)
 
 
 def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
@@ -171,10 +173,12 @@ def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault |
         except SandboxError:
             raise
         except UserError as error:
-            return Fault("bad tests", str(error))
+            return Fault(BAD_TESTS, str(error))
         if graded.correct:
             return None
-        return Fault("tests failed", graded.reason) if graded.answer is not None else Fault("no answer", graded.reason)
+        return (
+            Fault("tests failed", graded.reason) if graded.answer is not None else Fault(NO_ANSWER_FOUND, graded.reason)
+        )
 
     with ThreadPoolExecutor(checks.workers or len(os.sched_getaffinity(0))) as threads:
         return list(threads.map(one, candidates))

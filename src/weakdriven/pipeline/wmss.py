@@ -1,7 +1,9 @@
 """WMSS, read like Algorithm 1 of the paper: SFT, then rounds of selection and joint training."""
 
 from weakdriven.pipeline.stages import Model, Stages
+from weakdriven.recipe import JointSettings
 from weakdriven.rundir import Stage
+from weakdriven.training.token_loss import PLAIN, Variant
 
 
 def wmss(stages: Stages, data: Stage, rounds: int) -> list[Model]:
@@ -13,13 +15,26 @@ def wmss(stages: Stages, data: Stage, rounds: int) -> list[Model]:
     for turn in range(1, rounds + 1):
         weak, strong = models[turn - 1], models[turn]
         active = select(stages, turn, weak, strong, data) if recipe.selection.enabled else None
-        if recipe.mixes:
-            models.append(stages.joint(turn, weak, strong, data, active))
-        else:  # plain SFT, and the weak model need not run
-            name = f"round-{turn}/strong"
-            epochs = recipe.joint.epochs
-            models.append(stages.supervised(name, strong, data, recipe.joint, epochs=epochs, active=active, turn=turn))
+        models.append(train_round(stages, f"round-{turn}/strong", turn, weak, strong, data, active, recipe.joint))
     return models
+
+
+def train_round(
+    stages: Stages,
+    name: str,
+    turn: int,
+    weak: Model,
+    strong: Model,
+    data: Stage,
+    active: Stage | None,
+    settings: JointSettings,
+    variant: Variant = PLAIN,
+) -> Model:
+    if settings.mixes:
+        return stages.joint(name, turn, weak, strong, data, active, settings)
+    # plain SFT, and the weak model need not run
+    options = {"epochs": settings.epochs, "active": active, "turn": turn, "variant": variant}
+    return stages.supervised(name, strong, data, settings, **options)
 
 
 def first_strong(stages: Stages, data: Stage) -> Model:
@@ -27,5 +42,6 @@ def first_strong(stages: Stages, data: Stage) -> Model:
     return stages.given_strong or stages.supervised("sft", stages.base, data, settings, epochs=settings.epochs)
 
 
-def select(stages: Stages, turn: int, weak: Model, strong: Model, data: Stage) -> Stage:
-    return stages.selection(turn, data, stages.entropy(weak, data), stages.entropy(strong, data))
+def select(stages: Stages, turn: int, weak: Model, strong: Model, data: Stage, name: str | None = None) -> Stage:
+    name = name or f"round-{turn}/active"
+    return stages.selection(name, turn, data, stages.entropy(weak, data), stages.entropy(strong, data))

@@ -7,7 +7,21 @@ from typing import Any
 
 MISSING = "\N{EN DASH}"
 TEXT_LENGTH = 1200
-MODEL_NAMES = {"base": "M0, base model", "sft": "M1, after phase-1 SFT", "baseline-sft": "SFT, same epochs"}
+MODEL_NAMES = {
+    "base": "M0, base model",
+    "sft": "M1, after phase-1 SFT",
+    "baseline-sft": "SFT, same epochs",
+    "baseline-sft_restart": "SFT, restarted at M1",
+    "baseline-sft_active": "SFT, rows of WMSS",
+    "baseline-sft_compute": "SFT, compute of WMSS",
+    "baseline-uniform_active": "WMSS, uniform rows",
+    "baseline-scaled_ce": "SFT, scaled logits",
+    "baseline-neftune": "NEFTune",
+    "baseline-undial": "UNDIAL",
+    "baseline-wdjt_only": "WMSS, WD-JT only",
+    "baseline-wdds_only": "WMSS, WD-DS only",
+    "baseline-wmss_frozen": "WMSS, frozen weak model",
+}
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
 LEFTOVER, STALE = "from an older recipe", "out of date"
 WAITING = ("unfinished", "not run yet", STALE)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
@@ -18,7 +19,9 @@ from weakdriven.recipe import Recipe, TrainSettings
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
+from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
+from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,13 @@ class Phase:
     epoch_rows: int | None = None
     """Rows whose steps an epoch has, if not those of its own rows."""
 
-    def prepare(self, dataset: Dataset, settings: TrainSettings, recipe: Recipe) -> dict[str, Any]:
+    def prepare(
+        self,
+        dataset: Dataset,
+        settings: TrainSettings,
+        recipe: Recipe,
+        columns: Sequence[str] = ("input_ids", "labels"),
+    ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callback."""
         rows, epochs = len(dataset), self.epochs
         order = training_order(
@@ -52,7 +61,7 @@ class Phase:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
             "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
-            "train_dataset": dataset.select_columns(["input_ids", "labels"]).select(order),
+            "train_dataset": dataset.select_columns(list(columns)).select(order),
             "callbacks": [PhaseCallback(self.work, self.progress)],
             "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
@@ -65,14 +74,22 @@ def train_supervised(
     settings: TrainSettings,
     recipe: Recipe,
     phase: Phase,
+    noise: EmbeddingNoise | None = None,
+    loss: TokenLoss | None = None,
+    teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place; returns counters."""
+    """Train in place, perhaps with noise on the embeddings or with a loss of our own; returns counters."""
     if isinstance(settings.gradient_checkpointing, str):
         keep(causal_lm(model), settings.gradient_checkpointing)
-    return fit(SFTTrainer(model=model, processing_class=tokenizer, **phase.prepare(dataset, settings, recipe)))
+    made = phase.prepare(dataset, settings, recipe)
+    with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
+        made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
+        if loss is None:
+            return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
+        return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
 
 
-def fit(trainer: SFTTrainer) -> dict[str, Any]:
+def fit(trainer: Trainer) -> dict[str, Any]:
     """Train to the end from the last complete checkpoint, if there is one."""
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))

@@ -1,0 +1,74 @@
+"""One model's share of a fused loss: tiles of its logits out of its hidden states, and what their gradients add up to.
+
+T = tokens, R = rows of a tile, D = width, V = vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weakdriven.errors import UserError
+
+
+class Branch:
+    """One model's hidden states and head, and the gradients that add up over tiles."""
+
+    def __init__(self, hidden_TD: Tensor, head_VD: Tensor, bias_V: Tensor | None, needs: list[bool]):
+        self.hidden_TD, self.head_VD = hidden_TD, head_VD.to(hidden_TD.dtype)
+        self.bias_V = None if bias_V is None else bias_V.to(hidden_TD.dtype)
+        self.dtypes = head_VD.dtype, head_VD.dtype if bias_V is None else bias_V.dtype
+        # heads add up over many tiles, so their sum is kept in float32 whatever the weights are in
+        self.wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+        self.hidden_gradient = torch.zeros_like(hidden_TD) if needs[0] else None
+        self.head_sum = torch.empty_like(head_VD, dtype=self.wide) if needs[1] else None
+        self.begun = False
+        self.bias_sum = torch.zeros_like(bias_V, dtype=self.wide) if needs[2] and bias_V is not None else None
+
+    def logits(self, begin: int, end: int, buffer_RV: Tensor | None) -> Tensor:
+        """Raw ones, in the buffer if there is one."""
+        hidden_RD, logits_RV = self.hidden_TD[begin:end], None if buffer_RV is None else buffer_RV[: end - begin]
+        if self.bias_V is None:
+            return torch.mm(hidden_RD, self.head_VD.T, out=logits_RV)
+        return torch.addmm(self.bias_V, hidden_RD, self.head_VD.T, out=logits_RV)
+
+    def take(self, gradient_RV: Tensor, begin: int, end: int, factor: float) -> None:
+        hidden_RD = self.hidden_TD[begin:end]
+        if self.hidden_gradient is not None:
+            into_RD = self.hidden_gradient[begin:end]
+            torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor, out=into_RD)
+        if self.head_sum is not None:
+            self._add_to_head(gradient_RV.T, hidden_RD, factor)
+        if self.bias_sum is not None:
+            self.bias_sum.add_(gradient_RV.sum(0, dtype=self.wide), alpha=factor)
+
+    def _add_to_head(self, gradient_VR: Tensor, hidden_RD: Tensor, factor: float) -> None:
+        into_VD, beta = self.head_sum, float(self.begun)  # the first product overwrites what was never set
+        assert into_VD is not None
+        if hidden_RD.is_cuda and hidden_RD.dtype != self.wide:  # reads bf16, adds in float32
+            torch.addmm(into_VD, gradient_VR, hidden_RD, out_dtype=self.wide, beta=beta, alpha=factor, out=into_VD)
+        else:  # a narrow product of each tile would be rounded once per tile
+            gradient_VR, hidden_RD = gradient_VR.to(self.wide), hidden_RD.to(self.wide)
+            torch.addmm(into_VD, gradient_VR, hidden_RD, beta=beta, alpha=factor, out=into_VD)
+        self.begun = True
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of hidden states, head and bias, each in its own precision; the sums are given up."""
+        nothing = self.hidden_TD.new_empty(0)
+        hidden = nothing if self.hidden_gradient is None else self.hidden_gradient
+        if self.head_sum is not None and not self.begun:  # no token at all
+            self.head_sum.zero_()
+        head = nothing.clone() if self.head_sum is None else self.head_sum.to(self.dtypes[0])
+        bias = nothing.clone() if self.bias_sum is None else self.bias_sum.to(self.dtypes[1])
+        self.head_sum = self.bias_sum = None
+        return hidden, head, bias
+
+
+def scaled_once(ctx: Any, scale: Tensor) -> list[Tensor | None]:
+    """The gradients that a forward pass took and saved, times that of its result; None where none is needed."""
+    if getattr(ctx, "used", False):
+        raise UserError("The gradients of a fused loss can be taken once; ask for all of them in one call.")
+    ctx.used = True
+    # in place, so that no second copy of the heads' gradients exists.
+    # A scale of one dimension keeps its float32; one of none would be rounded to the gradient's precision.
+    return [g.mul_(scale.reshape(1)) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)]

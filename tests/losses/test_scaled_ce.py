@@ -1,0 +1,48 @@
+"""Cross-entropy on scaled logits: against float64, and as the mixture whose weak model says nothing."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from soft_cases import EYE, FIRST, STRONG, dense_logits, every_head, heads, logits, masked, near
+from weakdriven.errors import UserError
+from weakdriven.losses import mixed_cross_entropy, scaled_cross_entropy
+from weakdriven.losses.mixed_ce import IGNORE
+
+
+@pytest.mark.parametrize("strong_weight", [0.42, 1.0, 2.0])
+@every_head
+def test_any_head_equals_float64(options, strong_weight):
+    case = masked((13, 3, 3, 33), **options)
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in case.tensors]
+    head, _ = heads(case, leaves)
+    loss, _ = scaled_cross_entropy(leaves[0], head, case.target_T, strong_weight=strong_weight)
+    loss.backward()
+    exact, _, z, _ = dense_logits(case)
+    want = F.cross_entropy(strong_weight * z, case.target_T[case.target_T != IGNORE])
+    torch.testing.assert_close(loss.double(), want, rtol=2e-5, atol=2e-5)
+    for got, true in zip([x for x in leaves[:3] if x is not None], torch.autograd.grad(want, exact), strict=True):
+        torch.testing.assert_close(got.grad.double(), true, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("strong_weight", [0.42, 0.5, 1.0])
+def test_it_is_the_mixture_with_a_weak_model_of_equal_logits(strong_weight):
+    trained, mixed = logits(STRONG), logits(STRONG)
+    loss, statistics = scaled_cross_entropy(trained, EYE, FIRST, strong_weight=strong_weight)
+    want = mixed_cross_entropy(mixed, EYE, torch.zeros(1, 4), EYE, FIRST, strong_weight=strong_weight)
+    loss.backward(), want.backward()
+    assert loss.item() == near(want.item()) and statistics.mixed_loss.item() == near(want.item())
+    torch.testing.assert_close(trained.grad, mixed.grad)
+
+
+def test_a_factor_of_one_is_plain_cross_entropy_to_the_bit():
+    case = masked((13, 3, 3, 33))
+    hidden, weight = (x.detach() for x in case.tensors[:2])
+    plain = mixed_cross_entropy(hidden, weight, hidden, weight, case.target_T, strong_weight=1, reduction="mean")
+    assert torch.equal(scaled_cross_entropy(hidden, weight, case.target_T, strong_weight=1)[0], plain)
+
+
+@pytest.mark.parametrize("strong_weight", [0, -1, float("nan"), float("inf")])
+def test_a_factor_that_leaves_no_logits_is_refused(strong_weight):
+    with pytest.raises(UserError, match=f"strong_weight is {strong_weight}; it must be a number above 0"):
+        scaled_cross_entropy(logits(STRONG), EYE, FIRST, strong_weight=strong_weight)

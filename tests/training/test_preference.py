@@ -1,0 +1,238 @@
+"""DPO through TRL on our own tokens: loss and log-probabilities as they should be, and a reference asked once."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from helpers import demo_examples, embedded_tokenizer, tiny_model, weights
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.tokenize import IGNORE, tokenize
+from weakdriven.errors import UserError
+from weakdriven.models.adapters import add_adapter
+from weakdriven.models.load import EMBEDDED, load_model, locate_model
+from weakdriven.models.scan import score_dataset
+from weakdriven.pipeline.pairs import Pair, Reply, pair_rows
+from weakdriven.recipe import DataSettings, LoraSettings, Recipe, TrainSettings
+from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.training.callbacks import last_complete_checkpoint
+from weakdriven.training.lora import lora_config
+from weakdriven.training.preference import COLUMNS, REFERENCE, PreferenceTrainer, preference_arguments, train_preference
+from weakdriven.training.supervised import Phase
+
+RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
+SMALL = {
+    "batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 1e-4,
+    "gradient_checkpointing": False,
+    "save_steps": 2,
+}
+STRONG, WEAK = [4.0, 1.0, 0.0, -1.0], [2.0, 1.5, 0.5, 0.0]
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
+    folder = tmp_path / "run" / ".work" / "dpo" / "work"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def renderer():
+    return Renderer(embedded_tokenizer(), "math", "plain")
+
+
+def demo_pairs(count):
+    """The data's completion against a shorter one that was cut."""
+    examples = demo_examples(count)
+    return {one.id: one for one in examples}, [
+        Pair(one.id, Reply(one.completion), Reply(f"{one.completion[: 4 + n]} no", n % 2 == 0, 0))
+        for n, one in enumerate(examples)
+    ]
+
+
+def demo_rows(count):
+    examples, pairs = demo_pairs(count)
+    return Dataset.from_list(pair_rows(pairs, examples, renderer(), max_length=512)[0])
+
+
+def demo_model():
+    return load_model(locate_model(EMBEDDED), precision="fp32")
+
+
+def train(model, rows, work, *, epochs=1, progress=None, beta=0.1, **changes):
+    work.mkdir(exist_ok=True)
+    settings = TrainSettings(**(SMALL | changes))
+    at = Phase("dpo", 1, epochs, work, progress or Progress())
+    return train_preference(model, embedded_tokenizer(), rows, settings, RECIPE, at, beta=beta)
+
+
+def trainer_of(model, rows, work):
+    made = Phase("dpo", 1, 1, work, Progress()).prepare(rows, TrainSettings(**SMALL), RECIPE, COLUMNS)
+    del made["optimizer_cls_and_kwargs"]
+    made["args"] = preference_arguments(made["args"], beta=0.1)
+    return PreferenceTrainer(model, processing_class=embedded_tokenizer(), reference=work / REFERENCE, **made)
+
+
+def logged(work):
+    return list(read_jsonl(work / METRICS))
+
+
+def loss_of(trainer, logps, reference):
+    """TRL's loss of one pair with these log-probabilities, each of two tokens."""
+    policy = torch.tensor(logps, requires_grad=True)
+    halves = torch.stack([policy / 2, policy / 2], dim=1)
+    rest = torch.zeros(2, 2)
+    output = SimpleNamespace(log_probs=halves, entropy=rest, mean_logits=rest, is_top1=rest.bool())
+    inputs = {
+        "input_ids": torch.zeros(2, 3, dtype=torch.long),
+        "attention_mask": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": torch.tensor([[0, 1, 1]] * 2),
+        "ref_chosen_logps": torch.tensor(reference[:1]),
+        "ref_rejected_logps": torch.tensor(reference[1:]),
+    }
+    loss = trainer.compute_loss(lambda **_: output, inputs)
+    loss.backward()
+    rewards = [trainer._metrics["train"][f"rewards/{side}"][-1] for side in ("chosen", "rejected")]
+    return loss.item(), policy.grad.tolist(), rewards
+
+
+def test_loss_gradient_and_rewards_are_those_of_the_formula(work):
+    trainer = trainer_of(tiny_model(vocab_size=4096).train(), demo_rows(4), work)
+    loss, gradient, rewards = loss_of(trainer, [-10.0, -12.0], [-11.0, -11.5])
+    assert loss == pytest.approx(0.6209570, abs=1e-6)
+    assert gradient == pytest.approx([-0.0462570, 0.0462570], abs=1e-6)
+    assert rewards == pytest.approx([0.1, -0.05], abs=1e-6)
+    loss, gradient, rewards = loss_of(trainer, [-10.0, -12.0], [-10.0, -12.0])
+    assert loss == pytest.approx(math.log(2), abs=1e-6)
+    assert gradient == pytest.approx([-0.05, 0.05]) and rewards == [0, 0]
+
+
+def test_log_probabilities_are_sums_over_completion_tokens(work):
+    model = tiny_model(vocab_size=4096, width=4, head_dim=2, tied=False)
+    rows = Dataset.from_list([{"prompt_ids": [1, 2], "chosen_ids": [0, 0], "rejected_ids": [0]}] * 4)
+    hidden = torch.tensor([[9.0] * 4, STRONG, WEAK, [7.0] * 4])
+    head = torch.full((4096, 4), 0.0)
+    head[:4] = torch.eye(4)
+    model.lm_head.weight.data = head
+    bias = torch.nn.Parameter(torch.where(torch.arange(4096) < 4, 0.0, -1e9))
+    model.lm_head.bias = bias  # only four tokens are possible
+    model.model.norm.register_forward_hook(lambda module, args, output: hidden[: output.shape[1]].expand_as(output))
+    trainer_of(model, rows, work)
+    [found] = read_jsonl(work / REFERENCE)
+    assert found["chosen"] == pytest.approx(-0.7476627, abs=1e-6)
+    assert found["rejected"] == pytest.approx(-0.0721724, abs=1e-6)
+
+
+def test_the_demo_model_starts_at_log_2_with_our_own_log_probabilities(work):
+    model, rows = demo_model(), demo_rows(12)
+    scores = {}
+    for side in ("chosen", "rejected"):
+        whole = [row["prompt_ids"] + row[f"{side}_ids"] for row in rows]
+        labels = [[IGNORE] * len(row["prompt_ids"]) + row[f"{side}_ids"] for row in rows]
+        table = score_dataset(model, Dataset.from_dict({"input_ids": whole, "labels": labels}))
+        scores[side] = [-row["nll"] * row["tokens"] for row in table.to_pylist()]
+    counters = train(model, rows, work)
+    assert counters["steps"] == 3 and counters["rows"] == 12
+    first, *later = logged(work)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and first["rewards/margins"] == pytest.approx(
+        0, abs=1e-5
+    )
+    assert len(later) == 2 and later[-1]["loss"] < first["loss"]
+    found = list(read_jsonl(work / REFERENCE))
+    for side, expected in scores.items():
+        assert sorted(row[side] for row in found) == pytest.approx(sorted(expected), rel=1e-5)
+    assert {
+        "rewards/chosen",
+        "rewards/rejected",
+        "rewards/accuracies",
+        "logps/chosen",
+        "logps/rejected",
+    } <= first.keys()
+
+
+def test_tokens_are_those_of_sft_and_only_what_ended_has_an_end():
+    examples, pairs = demo_pairs(4)
+    rows, funnel = pair_rows(pairs, examples, renderer(), max_length=512)
+    end = renderer().tokenizer(renderer().end_of_turn, add_special_tokens=False)["input_ids"]
+    for row, pair in zip(rows, pairs, strict=True):
+        expected = tokenize(examples[pair.id], renderer())
+        assert row["prompt_ids"] + row["chosen_ids"] == expected["input_ids"]
+        assert [IGNORE] * len(row["prompt_ids"]) + row["chosen_ids"] == expected["labels"]
+        assert (row["rejected_ids"][-len(end) :] == end) is pair.rejected.ended
+    assert funnel.kept == 4 and not any(row["truncated"] for row in rows)
+
+
+def test_pairs_that_do_not_fit_or_differ_too_late_are_dropped():
+    examples, [pair, *_] = demo_pairs(1)
+    whole = pair_rows([pair], examples, renderer(), max_length=512)[0][0]
+    prompt = len(whole["prompt_ids"])
+    [row], _ = pair_rows([pair], examples, renderer(), max_length=prompt + len(whole["chosen_ids"]) - 1)
+    assert row["chosen_ids"] == whole["chosen_ids"][:-1] and row["truncated"]
+    with pytest.raises(UserError, match=r"no different tokens: 1 .*max_length"):
+        pair_rows([pair], examples, renderer(), max_length=prompt + 1)
+    with pytest.raises(UserError, match="prompt too long: 1"):
+        pair_rows([pair], examples, renderer(), max_length=prompt)
+
+
+def test_micro_batches_of_any_size_give_the_same_loss(work):
+    rows, losses = demo_rows(8), []
+    for micro, checkpointing in ((1, False), (4, "keep_products")):
+        options = {"micro_batch_size": micro, "gradient_checkpointing": checkpointing}
+        train(demo_model(), rows, at := work.with_name(str(micro)), **options)
+        losses.append([row["loss"] for row in logged(at)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_reference_is_asked_once_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
+    rows, asked = demo_rows(8), []
+    compute = PreferenceTrainer.compute_ref_log_probs
+
+    def counted(self, model, inputs):
+        asked.append(len(inputs["input_ids"]) // 2)
+        return compute(self, model, inputs)
+
+    monkeypatch.setattr(PreferenceTrainer, "compute_ref_log_probs", counted)
+    whole = demo_model()
+    train(whole, rows, work.with_name("whole"), epochs=2)
+    assert asked == [2, 2, 2, 2], "two epochs, one question for each pair"
+
+    class Kill(Progress):
+        def update(self, done, total, **values):
+            if done == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(demo_model(), rows, work, epochs=2, progress=Kill())
+    assert last_complete_checkpoint(work / "checkpoints").name == "checkpoint-2"
+    kept = (work / REFERENCE).read_text().splitlines()
+    (work / REFERENCE).write_text("\n".join(kept[:5]) + '\n{"key": "half')
+    asked.clear()
+    again = demo_model()
+    train(again, rows, work, epochs=2)
+    assert asked == [2, 1]
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+    assert [row["loss"] for row in logged(work)] == [row["loss"] for row in logged(work.with_name("whole"))]
+    asked.clear()
+    trainer_of(demo_model(), rows, work)
+    assert asked == []
+
+
+def test_an_adapter_is_its_own_reference_and_stays_the_only_one(work):
+    model = add_adapter(demo_model(), lora_config(LoraSettings(rank=2)), seed=0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:  # an adapter that has learned something
+            torch.nn.init.normal_(weight, std=0.05)
+    train(model, demo_rows(12), work, learning_rate=1e-3)
+    assert list(model.peft_config) == ["default"]
+    losses = [row["loss"] for row in logged(work)]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6) and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.1, float("nan")])
+def test_a_beta_that_holds_nothing_is_refused(beta, work):
+    with pytest.raises(UserError, match="beta is"):
+        train(tiny_model(), demo_rows(4), work, beta=beta)
