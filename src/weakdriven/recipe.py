@@ -191,6 +191,71 @@ class JointSettings(TrainSettings):
         }
 
 
+class RolloutSettings(Settings):
+    """Completions of the training prompts that a baseline samples from its own start; `eval` names the engine."""
+
+    samples: int = Field(default=4, ge=1)
+    """Completions of each prompt."""
+    temperature: float = Field(default=0.8, ge=0)
+    """0 takes the most probable token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the most probable tokens that together have this probability."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Before that, leave only so many most probable tokens; unset: all."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of a completion; unset, what the shortest prompt leaves of `data.max_length`. A completion that is
+    longer than its own prompt leaves counts as cut."""
+    subsample: int | None = Field(default=None, ge=1)
+    """Use only so many prompts, drawn at random by the seed; the paper took 20000. Unset: all."""
+
+    @model_validator(mode="after")
+    def _samples_can_differ(self) -> "RolloutSettings":
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(f"temperature is 0, so all {self.samples} samples would be the same; raise it")
+        return self
+
+
+class SpinRolloutSettings(RolloutSettings):
+    """SPIN's own: one completion at the model's own temperature."""
+
+    samples: int = Field(default=1, ge=1)
+    """Completions of each prompt; each of them is a pair with the data's."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 takes the most probable token."""
+
+
+class SsbRolloutSettings(RolloutSettings):
+    """SSB's own: those of DPO, from the 50 most probable tokens."""
+
+    top_k: int | None = Field(default=50, ge=1)
+    """Before top-p, leave only so many most probable tokens; null: all."""
+
+
+class PreferenceSettings(TrainSettings):
+    """What DPO and SPIN train with: the paper gives it for SPIN alone."""
+
+    learning_rate: float = Field(default=5e-7, gt=0)
+    """Peak learning rate of AdamW."""
+    max_grad_norm: float = Field(default=0.5, gt=0)
+    """Gradients are clipped to this global norm."""
+    beta: float = Field(default=0.1, gt=0)
+    """How strongly the model is held to the one it starts from."""
+
+
+class DpoSettings(PreferenceSettings):
+    """DPO from M1 on its own completions: the first right one of a prompt against the first wrong one."""
+
+    rollouts: RolloutSettings = RolloutSettings()
+
+
+class SpinSettings(PreferenceSettings):
+    """SPIN from M1: the data's completion against the model's own."""
+
+    iterations: int = Field(default=1, ge=1)
+    """Each samples anew from the model that the last one gave, which is also its reference."""
+    rollouts: SpinRolloutSettings = SpinRolloutSettings()
+
+
 class LoraSettings(Settings):
     """Low-rank adapters over the frozen base, which every model of the run then shares."""
 
@@ -284,18 +349,21 @@ class Recipe(Settings):
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the run; the file name unless given. A run directory belongs to one name."""
-    method: Literal["wmss", "sft"] = "wmss"
-    """`wmss` is the paper's method; `sft` trains the same total number of epochs without a weak model."""
+    method: Literal["wmss", "sft", "dpo", "spin"] = "wmss"
+    """`wmss` is the paper's method; `sft` trains the same total number of epochs without a weak model. `dpo` and `spin`
+    go on from M1 with completions of its own."""
     model: str
     """The base model M0: a folder, a Hub id, or `embedded:base`."""
     data: DataSettings
     sft: SftSettings = SftSettings()
     selection: SelectionSettings = SelectionSettings()
     joint: JointSettings = JointSettings()
+    dpo: DpoSettings = DpoSettings()
+    spin: SpinSettings = SpinSettings()
     eval: EvalSettings = EvalSettings()
     lora: LoraSettings | None = None
     """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
-    baselines: list[Literal["sft"]] = []
+    baselines: list[Literal["sft", "dpo", "spin"]] = []
     """Controls trained from the same base on the same number of epochs, and evaluated beside the method."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
@@ -347,11 +415,13 @@ class Recipe(Settings):
             raise ValueError("sft.model gives a ready M1, but method sft trains from the base; remove one of them")
         if self.method == "sft" and self.baselines:
             raise ValueError("method sft is itself the SFT baseline; remove baselines")
+        if self.method in self.baselines:
+            raise ValueError(f"method {self.method} is among the baselines too; remove it there")
         return self
 
     @model_validator(mode="after")
     def _bf16_state_has_bf16_weights(self) -> "Recipe":
-        for name in ("sft", "joint"):
+        for name in ("sft", "joint", "dpo", "spin"):
             if getattr(self, name).optimizer != "adamw_bf16":
                 continue
             if self.lora:
@@ -377,6 +447,11 @@ class Recipe(Settings):
         """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
         joint = self.joint
         return joint.enabled and (joint.strong_weight < 1 or joint.strong_weight_end not in (None, 1))
+
+    @property
+    def samples_rollouts(self) -> bool:
+        """Whether a model of the run is asked for completions of training prompts."""
+        return not {"dpo", "spin"}.isdisjoint([self.method, *self.baselines])
 
     @property
     def budget_epochs(self) -> int:

@@ -14,8 +14,9 @@ from transformers.utils import logging as transformers_logging
 from weakdriven.errors import UserError
 from weakdriven.pipeline import baselines
 from weakdriven.pipeline.bind import bind
+from weakdriven.pipeline.preferences import dpo, spin
 from weakdriven.pipeline.stages import Model, Stages
-from weakdriven.pipeline.wmss import select, wmss
+from weakdriven.pipeline.wmss import first_strong, select, wmss
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
@@ -31,6 +32,9 @@ from weakdriven.rundir import (
     write_json,
     write_text,
 )
+
+FROM_ROLLOUTS = {"dpo": dpo, "spin": spin}
+"""Baselines that learn from completions of their own."""
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
@@ -146,12 +150,15 @@ def all_stages(stages: Stages) -> list[Model]:
     recipe, data = stages.recipe, stages.data()
     if recipe.method == "wmss":
         models = wmss(stages, data, recipe.joint.rounds)
-    else:
+    elif recipe.method == "sft":
         models = [stages.base, baselines.sft(stages, data)]
+    else:
+        models = [stages.base, first_strong(stages, data), FROM_ROLLOUTS[recipe.method](stages, data)]
     if recipe.lora and recipe.lora.output == "merged":
         stages.merged(models[-1])
     if "sft" in recipe.baselines:
         models.append(baselines.sft(stages, data))
+    models += [FROM_ROLLOUTS[name](stages, data) for name in recipe.baselines if name in FROM_ROLLOUTS]
     for model in models:
         for benchmark in recipe.eval.benchmarks:
             stages.evaluation(model, benchmark)

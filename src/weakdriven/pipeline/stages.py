@@ -294,7 +294,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             shared = {"model": model.key, "work": work, "out": out, "progress": self.run.progress}
-            return evaluate(task, lambda: self._engine(model), **shared)
+            return evaluate(task, lambda: self.engine(model), **shared)
 
         stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
@@ -313,21 +313,26 @@ class Stages:
             self.tasks[benchmark] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
         return self.tasks[benchmark]
 
-    def _engine(self, model: Model) -> Engine:
+    def engine(self, model: Model, longest: int | None = None) -> Engine:
+        """What answers for a model.
+
+        Args:
+            longest: Tokens of the longest prompt and its completion; unset, of those in the benchmarks.
+        """
         settings = self.recipe.eval
         if settings.engine == "vllm":
+            longest = longest or max(task.longest() for task in self.tasks.values())
             opened = partial(
                 served_engine,
                 model.folder,
                 settings,
                 precision=self._forward_precision(),
-                longest=max(task.longest() for task in self.tasks.values()),
+                longest=longest,
                 log=self.run.root / WORK / "vllm.log",
             )
-        else:
-            load = partial(self.loader.load, model, train=False)
-            opened = partial(local_engine, load, self.renderer.tokenizer, settings)
-        return self.engines.of(model.key, opened)
+            return self.engines.of(f"{model.key} {longest}", opened)
+        load = partial(self.loader.load, model, train=False)
+        return self.engines.of(model.key, partial(local_engine, load, self.renderer.tokenizer, settings))
 
     def merged(self, model: Model) -> Stage:
         """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
