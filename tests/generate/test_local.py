@@ -167,7 +167,7 @@ def test_draws_follow_the_probabilities_of_the_kept_tokens(temperature, top_p):
 
 
 @pytest.mark.parametrize(
-    "top_k, top_p, kept", [(2, 1.0, [1, 2]), (3, 0.7, [1, 2]), (9, 1.0, [1, 2, 0, 3]), (1, 0.5, [1])]
+    "top_k, top_p, kept", [(2, 1.0, [1, 2]), (3, 0.725, [1]), (4, 0.725, [1, 2]), (9, 1.0, [1, 2, 0, 3])]
 )
 def test_only_the_most_probable_tokens_are_drawn_and_top_p_is_of_what_they_have(top_k, top_p, kept):
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
