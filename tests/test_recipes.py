@@ -212,7 +212,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
-        ("baselines=[dpo]", "baselines.0: Input should be 'sft', found \"dpo\"."),
+        ("baselines=[rlhf]", "baselines.0: Input should be 'sft', 'dpo', 'spin' or 'ssb', found \"rlhf\"."),
     ],
 )
 def test_a_value_out_of_range_is_answered_with_what_is_allowed(override: str, answer: str):

@@ -256,6 +256,58 @@ class SpinSettings(PreferenceSettings):
     rollouts: SpinRolloutSettings = SpinRolloutSettings()
 
 
+class SsbTeacherSettings(Settings):
+    """How SSB's teacher, which is the model itself with a hint in its prompt, writes the reply to learn from."""
+
+    temperature: float = Field(default=0.4, ge=0)
+    """0 takes the most probable token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the most probable tokens that together have this probability."""
+    top_k: int | None = Field(default=50, ge=1)
+    """Before that, leave only so many most probable tokens; null: all."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of a reply; unset, `data.max_length`, or what the model's positions leave of it."""
+    max_prompt_tokens: int = Field(default=12288, ge=1)
+    """Hinted prompts that are longer are left out and counted, never cut."""
+
+
+class SsbSettings(TrainSettings):
+    """SSB: the model learns, without the hint, what it answers with a right and a wrong attempt before its eyes."""
+
+    start: Literal["base", "sft"] = "base"
+    """Which model attempts, teaches and learns: M0, or M1, as the paper has it for Gemma."""
+    epochs: int = Field(default=2, ge=1)
+    """Passes over the replies."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Peak learning rate of AdamW, of an adapter."""
+    batch_size: int = Field(default=256, ge=1)
+    """Replies per optimizer step."""
+    rank: int = Field(default=32, ge=1)
+    """Rank of the adapter; without `lora` it is merged into the model at the end. M1's own adapter keeps its rank."""
+    alpha: int = Field(default=32, ge=1)
+    """The adapter's update is scaled by alpha / rank."""
+    top_k: int = Field(default=20, ge=1)
+    """Largest logits of the teacher that are stored for each token."""
+    temperature: float = Field(default=1.5, gt=0)
+    """At which teacher and student are compared."""
+    kd_weight: float = Field(default=0.5, ge=0)
+    """Weight of the divergence from the teacher, which is scaled by the square of the temperature."""
+    ce_weight: float = Field(default=0.5, ge=0)
+    """Weight of the cross-entropy with the reply itself."""
+    renormalize: bool = True
+    """The stored probabilities are made to add up to 1; false: they stay as they are, and the sum is partial."""
+    student_support: Literal["full", "topk"] = "full"
+    """`topk` compares over the stored tokens alone, also on the student's side."""
+    rollouts: SsbRolloutSettings = SsbRolloutSettings()
+    teacher: SsbTeacherSettings = SsbTeacherSettings()
+
+    @model_validator(mode="after")
+    def _some_loss(self) -> "SsbSettings":
+        if self.kd_weight + self.ce_weight == 0:
+            raise ValueError("kd_weight and ce_weight are both 0, so nothing could be learned; raise one")
+        return self
+
+
 class LoraSettings(Settings):
     """Low-rank adapters over the frozen base, which every model of the run then shares."""
 
@@ -349,9 +401,9 @@ class Recipe(Settings):
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the run; the file name unless given. A run directory belongs to one name."""
-    method: Literal["wmss", "sft", "dpo", "spin"] = "wmss"
+    method: Literal["wmss", "sft", "dpo", "spin", "ssb"] = "wmss"
     """`wmss` is the paper's method; `sft` trains the same total number of epochs without a weak model. `dpo` and `spin`
-    go on from M1 with completions of its own."""
+    go on from M1 with completions of its own, `ssb` from the base."""
     model: str
     """The base model M0: a folder, a Hub id, or `embedded:base`."""
     data: DataSettings
@@ -360,10 +412,11 @@ class Recipe(Settings):
     joint: JointSettings = JointSettings()
     dpo: DpoSettings = DpoSettings()
     spin: SpinSettings = SpinSettings()
+    ssb: SsbSettings = SsbSettings()
     eval: EvalSettings = EvalSettings()
     lora: LoraSettings | None = None
     """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
-    baselines: list[Literal["sft", "dpo", "spin"]] = []
+    baselines: list[Literal["sft", "dpo", "spin", "ssb"]] = []
     """Controls trained from the same base on the same number of epochs, and evaluated beside the method."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
@@ -421,13 +474,13 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _bf16_state_has_bf16_weights(self) -> "Recipe":
-        for name in ("sft", "joint", "dpo", "spin"):
+        for name in ("sft", "joint", "dpo", "spin", "ssb"):
             if getattr(self, name).optimizer != "adamw_bf16":
                 continue
-            if self.lora:
+            if self.lora or name == "ssb":
                 raise ValueError(
-                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but lora trains fp32 adapters; set "
-                    "optimizer: adamw or adamw_8bit"
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but {'lora' if self.lora else name} trains "
+                    "fp32 adapters; set optimizer: adamw or adamw_8bit"
                 )
             if self.precision != "bf16":
                 raise ValueError(
@@ -451,7 +504,7 @@ class Recipe(Settings):
     @property
     def samples_rollouts(self) -> bool:
         """Whether a model of the run is asked for completions of training prompts."""
-        return not {"dpo", "spin"}.isdisjoint([self.method, *self.baselines])
+        return not {"dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
 
     @property
     def budget_epochs(self) -> int:

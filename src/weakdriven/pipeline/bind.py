@@ -50,7 +50,7 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
             "set CUDA_VISIBLE_DEVICES=0 and start without a launcher. Entropies alone are computed by several "
             "processes: accelerate launch -m weakdriven select."
         )
-    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin")):
+    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
             raise UserError(

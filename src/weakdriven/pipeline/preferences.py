@@ -39,7 +39,7 @@ def spin(stages: Stages, data: Stage) -> Model:
     ends = stages.renderer.tokenizer.convert_ids_to_tokens(stages.renderer.stop_ids)
     for turn in range(1, settings.iterations + 1):
         name = "spin" if turn == 1 else f"spin-{turn}"
-        rollouts = rollout_stage(stages, name, model, data, settings.rollouts, verified=False)
+        rollouts = rollout_stage(stages, name, model, data, settings.rollouts, verified=False, turn=turn - 1)
         pairs = pair_stage(
             stages, name, data, rollouts, lambda examples, found: spin_pairs(examples, found, list(ends))
         )

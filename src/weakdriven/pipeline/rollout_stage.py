@@ -11,6 +11,7 @@ import numpy as np
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
 from weakdriven.generate import Sampling
+from weakdriven.generate.requests import request_seed
 from weakdriven.generate.samples import Ask, Row
 from weakdriven.models.load import positions
 from weakdriven.pipeline.distil import BLOCK, UNIT_TESTS, Judge, rendered
@@ -33,6 +34,7 @@ def rollout_stage(
     *,
     verified: bool = True,
     max_prompt_tokens: int | None = None,
+    turn: int = 0,
 ) -> Stage:
     """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
 
@@ -41,7 +43,10 @@ def rollout_stage(
         verified: Whether completions are compared with them; rows that have none are then left out.
         max_prompt_tokens: Of prompts that are not part of what is learned, so that a completion may fill
             `data.max_length` by itself.
+        turn: Another one draws other random numbers for the same rows.
     """
+    recipe = stages.recipe
+    seed = request_seed(recipe.seed, "turn", turn) if turn else recipe.seed
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
@@ -61,7 +66,7 @@ def rollout_stage(
                     sampling,
                     partial(judged, stages, block, rooms) if verified else not_judged,
                     terms={id: digest([verified, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
-                    seed=stages.recipe.seed,
+                    seed=seed,
                 )
                 asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
                 before = counters["samples"]
@@ -73,8 +78,7 @@ def rollout_stage(
         counters["prompts"] = len(examples)
         return counters | {"unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
 
-    recipe = stages.recipe
-    decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": recipe.seed}
+    decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed}
     decisive |= {"max_prompt_tokens": max_prompt_tokens} if max_prompt_tokens else {}
     return stages.run.stage(
         f"rollouts/{model.name}/{name}",

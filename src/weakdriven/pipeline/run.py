@@ -15,6 +15,7 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline import baselines
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.preferences import dpo, spin
+from weakdriven.pipeline.ssb import ssb
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, select, wmss
 from weakdriven.recipe import Recipe
@@ -33,7 +34,7 @@ from weakdriven.rundir import (
     write_text,
 )
 
-FROM_ROLLOUTS = {"dpo": dpo, "spin": spin}
+FROM_ROLLOUTS = {"dpo": dpo, "spin": spin, "ssb": ssb}
 """Baselines that learn from completions of their own."""
 
 
@@ -153,7 +154,9 @@ def all_stages(stages: Stages) -> list[Model]:
     elif recipe.method == "sft":
         models = [stages.base, baselines.sft(stages, data)]
     else:
-        models = [stages.base, first_strong(stages, data), FROM_ROLLOUTS[recipe.method](stages, data)]
+        from_base = recipe.method == "ssb" and recipe.ssb.start == "base"
+        models = [stages.base, *([] if from_base else [first_strong(stages, data)])]
+        models.append(FROM_ROLLOUTS[recipe.method](stages, data))
     if recipe.lora and recipe.lora.output == "merged":
         stages.merged(models[-1])
     if "sft" in recipe.baselines:
