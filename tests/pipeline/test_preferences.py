@@ -155,6 +155,33 @@ def test_a_completion_longer_than_what_may_be_learned_is_as_good_as_cut(learner,
     assert reasons == [[None], [None], ["cut off"]]
 
 
+def test_baselines_beside_wmss_start_from_its_m1_and_are_evaluated_like_its_models(learner, tmp_path):
+    root, small = tmp_path / "run", ["data.limit=8", f"sft.model={learner}", "eval.limit=4"]
+    spin = [f"spin.{one}" for one in TRAIN] + ["spin.rollouts.max_new_tokens=48"]
+    recorder = run_small(root, *small, *spin, "baselines=[spin]")
+    assert [entry.name for entry in recorder.planned] == list(recorder.ran)
+    assert "sft" not in recorder.ran and "eval/baseline-spin/arithmetic" in recorder.ran
+    begun = list(recorder.ran)
+    assert begun.index("round-1/strong") < begun.index("rollouts/sft/spin") < begun.index("baselines/spin")
+    assert (root / "report.html").is_file()
+
+
+def test_with_lora_dpo_goes_on_with_the_adapter_of_m1(tmp_path, says):
+    by_seed = {request_seed(42, one.id, 0): one.gold for one in demo_examples(8)}
+    says(lambda request: f"\\boxed{{{by_seed.get(request.seed, '-1')}}}")
+    root, phase = tmp_path / "run", ["sft.batch_size=8", "sft.micro_batch_size=8"]
+    run(root, "", "dpo", "lora.rank=2", *phase, "sft.model=null")
+    assert read_json(root / "baselines/dpo/adapter_config.json")["r"] == 2
+    ours, theirs = (load_file(root / name / "adapter_model.safetensors") for name in ("baselines/dpo", "sft"))
+    assert ours.keys() == theirs.keys() and any(not torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_server_that_cannot_be_started_is_refused_before_anything_runs(learner, tmp_path):
+    with pytest.raises(UserError, match="needs eval.vllm_python"):
+        run(tmp_path / "run", learner, "dpo", "eval.engine=vllm")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "override, message",
     [

@@ -25,7 +25,7 @@ from weakdriven.training.ssb import Collator, SsbTrainer, from_bits, stored
 from weakdriven.training.supervised import Phase
 
 says = rollout_cases.says
-SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps=2", "teacher.max_new_tokens=64"]
+SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps=2", "teacher.max_new_tokens=40"]
 
 
 def run(root, *overrides):
@@ -46,7 +46,7 @@ def talks(says):
     texts |= {request_seed(hinted, examples[0].id, 0): "\\boxed{-1}"}
     for one in examples:
         for sample in range(4):
-            texts[request_seed(42, one.id, sample)] = f"so \\boxed{{{one.gold if sample % 2 else f'-{sample + 1}'}}}"
+            texts[request_seed(42, one.id, sample)] = f"\\boxed{{{one.gold if sample % 2 else f'-{sample + 1}'}}}"
     return says(lambda request: texts[request.seed])
 
 
@@ -159,7 +159,6 @@ def trainer_of(model, rows, settings, tmp_path, monkeypatch):
 
 def test_all_logits_stored_are_the_whole_divergence_and_its_gradient(tmp_path, monkeypatch):
     teacher, student = tiny_model(seed=1), tiny_model(seed=2)
-    # what is stored is rounded to bfloat16; heads of few bits make that exact enough to compare with
     rows = token_rows_with(teacher, k=64)
     model = add_adapter(student, lora_config(LoraSettings(rank=4, alpha=4)), seed=0)
     settings = SsbSettings(kd_weight=1.0, ce_weight=0.0, top_k=64, batch_size=2, micro_batch_size=2)
