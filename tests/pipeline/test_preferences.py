@@ -177,7 +177,7 @@ def test_with_lora_dpo_goes_on_with_the_adapter_of_m1(tmp_path, says):
 
 
 def test_a_server_that_cannot_be_started_is_refused_before_anything_runs(learner, tmp_path):
-    with pytest.raises(UserError, match="needs eval.vllm_python"):
+    with pytest.raises(UserError, match=r"needs eval\.vllm_python"):
         run(tmp_path / "run", learner, "dpo", "eval.engine=vllm")
     assert not (tmp_path / "run").exists()
 
