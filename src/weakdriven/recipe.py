@@ -2,7 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from weakdriven.recipe_baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
+from weakdriven.settings import Settings, TrainSettings, refuse_repeats
 
 # fmt: off
 Benchmark = Literal[
@@ -12,7 +15,8 @@ Benchmark = Literal[
     "logiqa2", "reclor",
 ]
 Baseline = Literal[
-    "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce", "neftune", "undial",
+    "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce",
+    "neftune", "undial", "spin", "dpo", "ssb",
     "wdjt_only", "wdds_only", "wmss_frozen",
 ]
 """What WMSS is compared with: pipeline/baselines.py."""
@@ -22,18 +26,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
 }
 """The paper's two ways of asking: one greedy answer, and many samples for pass@k."""
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-def refuse_repeats(values: list[str]) -> list[str]:
-    if len(set(values)) < len(values):
-        raise ValueError(f"names a thing twice: {', '.join(values)}")
-    return values
 
 
 class DataSettings(Settings):
@@ -60,60 +52,6 @@ class DataSettings(Settings):
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
-
-
-class TrainSettings(Settings):
-    """One training phase, with its own optimizer and schedule."""
-
-    epochs: int = Field(default=1, ge=1)
-    """Passes over the data of this phase."""
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate of AdamW."""
-    batch_size: int = Field(default=512, ge=1)
-    """Examples per optimizer step, over all devices and accumulated micro-batches."""
-    micro_batch_size: int = Field(default=1, ge=1)
-    """Examples per device in one forward pass."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are clipped to this global norm."""
-    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps in which the learning rate rises."""
-    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
-    """What the learning rate does after warm-up."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay of AdamW."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of AdamW's two running means."""
-    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8"] = "adamw"
-    """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao).
-
-    Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` loses it. The
-    others round it up or down by chance, so that it is kept on average."""
-    gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
-    """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
-    attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
-    activation_offloading: bool = False
-    """Move saved activations to the CPU's memory until the backward pass needs them; slower, for long sequences."""
-    save_steps: int = Field(default=50, ge=1)
-    """Optimizer steps between checkpoints; a killed run goes on from the last one."""
-    logging_steps: int = Field(default=1, ge=1)
-    """Optimizer steps between lines in metrics.jsonl."""
-
-    @field_validator("adam_betas", mode="before")
-    @classmethod
-    def _two_shares(cls, value: Any) -> Any:
-        pair = list(value) if isinstance(value, list | tuple) else []
-        if len(pair) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in pair):
-            raise ValueError(f"expected two numbers from 0 to below 1, such as [0.9, 0.999], found {value}")
-        return float(pair[0]), float(pair[1])
-
-    @model_validator(mode="after")
-    def _batch_is_whole_micro_batches(self) -> "TrainSettings":
-        if self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}; "
-                "choose a micro_batch_size that divides it"
-            )
-        return self
 
 
 class SftSettings(TrainSettings):
@@ -144,7 +82,7 @@ class SelectionSettings(Settings):
     """Train as many steps as an epoch over all examples has, by going through the active set again and again."""
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
-    reuse: list[str] = []
+    reuse: list[str] = Field(default=[])
     """Other run directories, or score files of theirs: scores of the same model on the same tokens are taken over."""
 
     _no_repeats = field_validator("reuse")(refuse_repeats)
@@ -201,55 +139,6 @@ class JointSettings(TrainSettings):
         }
 
 
-class NeftuneSettings(Settings):
-    """`neftune`: SFT with uniform noise on the input embeddings (Jain et al., 2023)."""
-
-    alpha: float = Field(default=5.0, ge=0)
-    """The noise is alpha / sqrt(length * width) times a number from -1 to 1; 0 is plain SFT."""
-    length: Literal[True, "padded"] = True
-    """`true`: each sequence's own, with no noise on padding. `padded`: the batch's width, noise on all of it."""
-
-
-class UndialSettings(Settings):
-    """`undial`: the published method, or what the WMSS paper describes under its name (docs/methods.md)."""
-
-    mode: Literal["adjusted_logits", "paper_noise"] = "adjusted_logits"
-    """`adjusted_logits` (Dong et al., 2024) distils M1 into itself with the true token's logit lowered; `paper_noise`
-    is SFT from the base with noise of size sigma / sqrt(length)."""
-    strength: float = Field(default=1.0, ge=0)
-    """Of `adjusted_logits`: how far the teacher's logit of the true token is lowered."""
-    ce_weight: float = Field(default=0.0, ge=0)
-    """Of `adjusted_logits`: weight of the cross-entropy with the true token, added to the loss."""
-    sigma: float = Field(default=1.0, ge=0)
-    """Of `paper_noise`: how much noise; 0 is plain SFT."""
-    site: Literal["target_logit", "logits", "embedding"] = "target_logit"
-    """Of `paper_noise`: noise on the true token's logit, on every logit, or on the input embeddings."""
-    sign: Literal["signed", "abs"] = "signed"
-    """Of `paper_noise`: `abs` only ever lowers a logit."""
-
-    @model_validator(mode="after")
-    def _of_one_mode(self) -> "UndialSettings":
-        for name, default in self.defaults(other := OTHER_MODE[self.mode]).items():
-            if getattr(self, name) != default:
-                raise ValueError(f"{name} is of mode {other}, but mode is {self.mode}; remove one of them")
-        if self.site == "embedding" and self.sign == "abs":
-            raise ValueError("sign abs lowers logits, but site is embedding; use sign: signed, or another site")
-        return self
-
-    @staticmethod
-    def defaults(mode: str) -> dict[str, Any]:
-        """The settings that only this mode has."""
-        own = ("strength", "ce_weight") if mode == "adjusted_logits" else ("sigma", "site", "sign")
-        return {name: UndialSettings.model_fields[name].default for name in own}
-
-    def variant(self) -> dict[str, Any]:
-        """What ran: the mode and its own settings."""
-        return self.model_dump(mode="json", include={"mode", *self.defaults(self.mode)})
-
-
-OTHER_MODE = {"adjusted_logits": "paper_noise", "paper_noise": "adjusted_logits"}
-
-
 class LoraSettings(Settings):
     """Low-rank adapters over the frozen base, which every model of the run then shares."""
 
@@ -291,7 +180,7 @@ class EngineSettings(Settings):
 class EvalSettings(EngineSettings):
     """Evaluation of every model that the run makes."""
 
-    benchmarks: list[Benchmark] = []
+    benchmarks: list[Benchmark] = Field(default=[])
     """Which benchmarks to run, each on every model."""
     data_dir: str | None = None
     """Folder with a file for each benchmark (docs/benchmarks.md); unset, they come from the Hub."""
@@ -351,12 +240,15 @@ class Recipe(Settings):
     sft: SftSettings = SftSettings()
     selection: SelectionSettings = SelectionSettings()
     joint: JointSettings = JointSettings()
+    dpo: DpoSettings = DpoSettings()
+    spin: SpinSettings = SpinSettings()
+    ssb: SsbSettings = SsbSettings()
     eval: EvalSettings = EvalSettings()
     neftune: NeftuneSettings = NeftuneSettings()
     undial: UndialSettings = UndialSettings()
     lora: LoraSettings | None = None
     """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
-    baselines: list[Baseline] = []
+    baselines: list[Baseline] = Field(default=[])
     """Controls on the same data, evaluated beside the method.
 
     `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 goes on with a fresh optimizer, as in WMSS.
@@ -380,7 +272,7 @@ class Recipe(Settings):
     """Run model code that comes with the checkpoint."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seeds the order of the data, the draw and every random number."""
-    report_to: list[str] = []
+    report_to: list[str] = Field(default=[])
     """Trackers of transformers' Trainer, such as wandb or tensorboard."""
 
     _no_repeats = field_validator("baselines", "report_to")(refuse_repeats)
@@ -440,13 +332,13 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _bf16_state_has_bf16_weights(self) -> "Recipe":
-        for name in ("sft", "joint"):
+        for name in ("sft", "joint", "dpo", "spin", "ssb"):
             if getattr(self, name).optimizer != "adamw_bf16":
                 continue
-            if self.lora:
+            if self.lora or name == "ssb":
                 raise ValueError(
-                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but lora trains fp32 adapters; set "
-                    "optimizer: adamw or adamw_8bit"
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but {'lora' if self.lora else name} trains "
+                    "fp32 adapters; set optimizer: adamw or adamw_8bit"
                 )
             if self.precision != "bf16":
                 raise ValueError(
@@ -465,6 +357,11 @@ class Recipe(Settings):
     def mixes(self) -> bool:
         """As of `joint`."""
         return self.joint.mixes
+
+    @property
+    def samples_rollouts(self) -> bool:
+        """Whether a model of the run is asked for completions of training prompts."""
+        return not {"dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
 
     @property
     def budget_epochs(self) -> int:

@@ -166,6 +166,24 @@ def test_draws_follow_the_probabilities_of_the_kept_tokens(temperature, top_p):
     np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 20_000, want, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    "top_k, top_p, kept", [(2, 1.0, [1, 2]), (3, 0.725, [1]), (4, 0.725, [1, 2]), (9, 1.0, [1, 2, 0, 3])]
+)
+def test_only_the_most_probable_tokens_are_drawn_and_top_p_is_of_what_they_have(top_k, top_p, kept):
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    uniform = (torch.arange(20_000) + 0.5) / 20_000
+    tokens = choose(logits.expand(20_000, -1), uniform, Sampling(1, (), 0.8, top_p, top_k))
+    want = np.zeros(4)
+    want[kept] = np.exp(logits[0].double().numpy()[kept] / 0.8)
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20_000, want / want.sum(), atol=2e-4)
+
+
+def test_tokens_as_probable_as_the_last_that_is_kept_are_kept_too():
+    uniform = (torch.arange(30) + 0.5) / 30
+    tokens = choose(torch.tensor([[1.0, 1.0, 1.0, 0.0]]).expand(30, -1), uniform, Sampling(1, (), 1.0, top_k=1))
+    assert sorted(set(tokens.tolist())) == [0, 1, 2]
+
+
 def test_a_flat_distribution_over_more_tokens_than_are_looked_at_first_is_sorted_whole():
     logits = torch.zeros(1, 5000)
     uniform = torch.rand(1000, generator=torch.Generator().manual_seed(0))

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from weakdriven.errors import UserError
+from weakdriven.generate.endpoints import ids_body
 from weakdriven.generate.requests import Completion, Request, Sampling, generate
 from weakdriven.generate.server import Retries, ServerEngine
 
@@ -123,6 +124,9 @@ def test_a_request_says_all_that_decides_its_completion(server):
         "top_k": 0,
         "min_p": 0.0,
     }
+    assert ids_body("tiny", requests(1)[0], Sampling(5, (2,), 0.8, top_k=50)) | {"top_k": 50} == ids_body(
+        "tiny", requests(1)[0], Sampling(5, (2,), 0.8, top_k=50)
+    )
 
 
 def test_no_more_requests_are_in_flight_than_asked_for(server):

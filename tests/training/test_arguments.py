@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from weakdriven.recipe import DataSettings, Recipe, TrainSettings
+from weakdriven.recipe import DataSettings, Recipe
+from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_arguments, training_order
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

@@ -15,8 +15,9 @@ from weakdriven.errors import UserError
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.models.scan import score_dataset
-from weakdriven.recipe import DataSettings, LoraSettings, Recipe, TrainSettings
+from weakdriven.recipe import DataSettings, LoraSettings, Recipe
 from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.settings import TrainSettings
 from weakdriven.training.callbacks import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.neftune import EmbeddingNoise, Segment, noisy_embeddings, segments

@@ -8,8 +8,9 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.errors import UserError
-from weakdriven.recipe import DataSettings, Recipe, TrainSettings
+from weakdriven.recipe import DataSettings, Recipe
 from weakdriven.rundir import Progress
+from weakdriven.settings import TrainSettings
 from weakdriven.training.optimizer import check_optimizer, optimizer_class
 from weakdriven.training.supervised import Phase, train_supervised
 

@@ -72,7 +72,13 @@ def ids_body(model: str, request: Request, sampling: Sampling) -> dict[str, Any]
         "skip_special_tokens": True,
         "n": 1,
         **NEUTRAL,
+        **top_k(sampling),
     }
+
+
+def top_k(sampling: Sampling) -> dict[str, Any]:
+    """Not every chat server knows it, so it is sent only where it is asked for."""
+    return {} if sampling.top_k is None else {"top_k": sampling.top_k}
 
 
 def chat_body(model: str, request: Request, sampling: Sampling, without: Collection[str] = ()) -> dict[str, Any]:
@@ -90,6 +96,7 @@ def chat_body(model: str, request: Request, sampling: Sampling, without: Collect
         "top_p": sampling.top_p,
         "seed": request.seed,
         "stream": False,
+        **top_k(sampling),
     }
     body = {name: value for name, value in body.items() if name not in without or not _spare(name, value)}
     return body | ({"max_completion_tokens": sampling.max_new_tokens} if "max_tokens" in without else {})
@@ -107,13 +114,14 @@ def refused_parameter(response: httpx2.Response, body: dict[str, Any]) -> str | 
     param = None
     with suppress(KeyError, TypeError):
         param = content["error"]["param"]
-    known = [name for name in ("max_tokens", "seed", "temperature", "top_p") if name in body]
+    known = [name for name in ("max_tokens", "seed", "temperature", "top_p", "top_k") if name in body]
     named = [name for name in known if name == param]
     named = named or [name for name in known if re.search(rf"\b{name}\b", response.text)]
     spare = [name for name in named if _spare(name, body[name])]
     if named and not spare:
         (name, *_) = named
-        raise Failed(f"does not take {name}={body[name]} ({_message(response)}); set it to 1.0, or ask another model")
+        neutral = "leave it out" if name == "top_k" else "set it to 1.0"
+        raise Failed(f"does not take {name}={body[name]} ({_message(response)}); {neutral}, or ask another model")
     return spare[0] if spare else None
 
 

@@ -176,10 +176,15 @@ def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> T
     [0, 1, 2]
     >>> choose(logits, torch.tensor([0.1, 0.7, 0.95]), Sampling(1, (), temperature=1.0, top_p=0.7)).tolist()
     [0, 0, 1]
+    >>> choose(logits, torch.tensor([0.1, 0.7, 0.95]), Sampling(1, (), temperature=1.0, top_k=2)).tolist()
+    [0, 0, 1]
     """
     if uniform_B is None:
         return logits_BV.argmax(-1)
     likely_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # before the division, which may overflow
+    if sampling.top_k is not None and sampling.top_k < likely_BV.shape[-1]:
+        least_B1 = likely_BV.topk(sampling.top_k).values[:, -1:]
+        likely_BV = likely_BV.masked_fill(likely_BV < least_B1, -torch.inf)
     probability_BV = (likely_BV / sampling.temperature).softmax(-1)
     if sampling.top_p >= 1:
         return drawn(probability_BV, uniform_B)

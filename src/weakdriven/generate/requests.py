@@ -44,6 +44,8 @@ class Sampling:
     """0 takes the most probable token."""
     top_p: float = 1.0
     """Draw from the fewest most probable tokens that together have this probability."""
+    top_k: int | None = None
+    """Before that, leave only so many most probable tokens, and those as probable as the last of them."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ trains with those of `joint`, in as many rounds, each with a fresh optimizer and
 from collections.abc import Callable
 
 from weakdriven.pipeline.controls import uniform_draw, wmss_budget
+from weakdriven.pipeline.preferences import dpo, spin
+from weakdriven.pipeline.ssb import ssb
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, select, train_round, wmss
 from weakdriven.recipe import JointSettings
@@ -155,6 +157,6 @@ BASELINES: dict[str, Callable[[Stages, Stage], Model]] = {
     baseline.__name__: baseline
     for baseline in (
         *(sft, sft_restart, sft_active, sft_compute, uniform_active, scaled_ce),
-        *(neftune, undial, wdjt_only, wdds_only, wmss_frozen),
+        *(neftune, undial, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen),
     )
 }

@@ -50,7 +50,7 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
             "set CUDA_VISIBLE_DEVICES=0 and start without a launcher. Entropies alone are computed by several "
             "processes: accelerate launch -m weakdriven select."
         )
-    for phase, settings in (("sft", recipe.sft), ("joint", recipe.joint)):
+    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
             raise UserError(
@@ -72,9 +72,9 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
         recipe.selection.reuse, tokenizer=tokenizer_fingerprint(tokenizer), max_length=recipe.data.max_length
     )
     stages = Stages(recipe, run, base, strong, renderer)
+    if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
+        refuse_unservable(recipe)
     if evaluates and recipe.eval.benchmarks:
-        if recipe.eval.engine == "vllm":
-            refuse_unservable(recipe)
         for benchmark in recipe.eval.benchmarks:
             check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
     return stages

@@ -17,8 +17,9 @@ from weakdriven.pipeline.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.rundir import append_jsonl, salvage_jsonl
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
-UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT)
-"""Faults of the verifier or the row, not of the model: neither right nor wrong."""
+NOT_VERIFIED = "not verified"
+UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED)
+"""Faults of the verifier or the row, not of the model, or nobody asked: neither right nor wrong."""
 Judged = Callable[[list[Row]], list[Fault | None]]
 """The fault of each completion, None for those that are right."""
 

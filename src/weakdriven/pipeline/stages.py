@@ -36,7 +36,7 @@ from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.scoring import score_examples
-from weakdriven.recipe import JointSettings, Recipe, TrainSettings
+from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.rundir import (
     ACTIVE,
     BUDGET,
@@ -59,6 +59,7 @@ from weakdriven.rundir import (
 )
 from weakdriven.scores import VERSION, ScoreFacts, read_scores
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities
+from weakdriven.settings import TrainSettings
 from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import name_base
 from weakdriven.training.supervised import Phase, save_model, train_supervised
@@ -316,7 +317,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             shared = {"model": model.key, "work": work, "out": out, "progress": self.run.progress}
-            return evaluate(task, lambda: self._engine(model), **shared)
+            return evaluate(task, lambda: self.engine(model), **shared)
 
         stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
@@ -335,21 +336,26 @@ class Stages:
             self.tasks[benchmark] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
         return self.tasks[benchmark]
 
-    def _engine(self, model: Model) -> Engine:
+    def engine(self, model: Model, longest: int | None = None) -> Engine:
+        """What answers for a model.
+
+        Args:
+            longest: Tokens of the longest prompt and its completion; unset, of those in the benchmarks.
+        """
         settings = self.recipe.eval
         if settings.engine == "vllm":
+            longest = longest or max(task.longest() for task in self.tasks.values())
             opened = partial(
                 served_engine,
                 model.folder,
                 settings,
                 precision=self._forward_precision(),
-                longest=max(task.longest() for task in self.tasks.values()),
+                longest=longest,
                 log=self.run.root / WORK / "vllm.log",
             )
-        else:
-            load = partial(self.loader.load, model, train=False)
-            opened = partial(local_engine, load, self.renderer.tokenizer, settings)
-        return self.engines.of(model.key, opened)
+            return self.engines.of(f"{model.key} {longest}", opened)
+        load = partial(self.loader.load, model, train=False)
+        return self.engines.of(model.key, partial(local_engine, load, self.renderer.tokenizer, settings))
 
     def merged(self, model: Model) -> Stage:
         """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""

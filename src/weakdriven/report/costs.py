@@ -68,4 +68,4 @@ def _selects(name: str) -> bool:
 
 
 def _trains(name: str) -> bool:
-    return not name.startswith(("eval/", "baselines/"))
+    return not name.startswith(("eval/", "baselines/", "rollouts/", "pairs/", "hints/", "targets/"))

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from trl.trainer.sft_config import SFTConfig
 
-from weakdriven.recipe import Recipe, TrainSettings
+from weakdriven.recipe import Recipe
+from weakdriven.settings import TrainSettings
 
 
 def training_order(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weakdriven.errors import UserError
-from weakdriven.recipe import TrainSettings
+from weakdriven.settings import TrainSettings
 
 
 def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:

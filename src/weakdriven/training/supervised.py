@@ -15,8 +15,9 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
-from weakdriven.recipe import Recipe, TrainSettings
+from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
+from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings

@@ -1,0 +1,71 @@
+"""What every block of settings is, and those of a training phase."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def refuse_repeats(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"names a thing twice: {', '.join(values)}")
+    return values
+
+
+class TrainSettings(Settings):
+    """One training phase, with its own optimizer and schedule."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the data of this phase."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate of AdamW."""
+    batch_size: int = Field(default=512, ge=1)
+    """Examples per optimizer step, over all devices and accumulated micro-batches."""
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Examples per device in one forward pass."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this global norm."""
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    """What the learning rate does after warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's two running means."""
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8"] = "adamw"
+    """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao).
+
+    Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` loses it. The
+    others round it up or down by chance, so that it is kept on average."""
+    gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
+    """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
+    attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
+    activation_offloading: bool = False
+    """Move saved activations to the CPU's memory until the backward pass needs them; slower, for long sequences."""
+    save_steps: int = Field(default=50, ge=1)
+    """Optimizer steps between checkpoints; a killed run goes on from the last one."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Optimizer steps between lines in metrics.jsonl."""
+
+    @field_validator("adam_betas", mode="before")
+    @classmethod
+    def _two_shares(cls, value: Any) -> Any:
+        pair = list(value) if isinstance(value, list | tuple) else []
+        if len(pair) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in pair):
+            raise ValueError(f"expected two numbers from 0 to below 1, such as [0.9, 0.999], found {value}")
+        return float(pair[0]), float(pair[1])
+
+    @model_validator(mode="after")
+    def _batch_is_whole_micro_batches(self) -> "TrainSettings":
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}; "
+                "choose a micro_batch_size that divides it"
+            )
+        return self

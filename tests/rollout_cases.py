@@ -1,0 +1,57 @@
+"""A model that solves the demo's problems sometimes, and engines that are not there."""
+
+import pytest
+import torch
+
+from helpers import demo_examples
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.tokenize import tokenize
+from weakdriven.generate.requests import Completion
+from weakdriven.models.branch import open_branch
+from weakdriven.models.load import load_tokenizer
+from weakdriven.pipeline.stages import Stages
+
+
+@pytest.fixture(scope="session")
+def learner(tmp_path_factory):
+    """The embedded model after some steps on eight problems: some of its samples are right, some wrong."""
+    branch = open_branch("embedded:base")
+    tokenizer, model = load_tokenizer(branch.model), branch.load("fp32").train()
+    renderer = Renderer(tokenizer, "math", "plain")
+    rows = [tokenize(example, renderer) for example in demo_examples(8)]
+    width = max(len(row["input_ids"]) for row in rows)
+    ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
+    labels = torch.tensor([row["labels"] + [-100] * (width - len(row["labels"])) for row in rows])
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(40):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("models") / "learner"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Says:
+    """An engine that answers each request with what `text` gives for its place, and stops at `limit`."""
+
+    def __init__(self, text, limit=None):
+        self.text, self.limit, self.asked = text, limit, 0
+
+    def complete(self, requests, sampling, on_done):
+        self.asked += len(requests)
+        for place, request in list(enumerate(requests))[: self.limit]:
+            on_done({place: Completion(self.text(request), 5, "stop")})
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Puts an engine in the place of the model's own."""
+
+    def put(text, limit=None):
+        engine = Says(text, limit)
+        monkeypatch.setattr(Stages, "engine", lambda self, model, longest=None: engine)
+        return engine
+
+    return put
