@@ -39,6 +39,7 @@ app.add_typer(select_app, name="select", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
 
+COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
 
@@ -62,6 +63,27 @@ def run(
     report = run_recipe(settings, root, progress)
     print_scores(root)
     print(f"\nReport: {report}")
+
+
+@app.command()
+def compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Methods, with commas; sft_restart is always one.")] = COMPARED,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: the recipe's, and those after it.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
+    quieten_libraries()
+    from weakdriven.pipeline.compare import compare_methods
+    from weakdriven.progress import choose_progress
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    progress = choose_progress(Console(), quiet=quiet)
+    root = compare_methods(recipe, overrides or [], output, progress, methods=names, seeds=seeds)
+    print_comparison(root)
 
 
 @app.command()
@@ -227,6 +249,22 @@ def print_pairings(found: "list[Separation]") -> None:
     print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
     for warning in filter(None, (one.warning for one in found)):
         print(f"Warning: {warning}")
+
+
+def print_comparison(root: Path) -> None:
+    """The tables of a comparison; a method without a result makes the command fail."""
+    from weakdriven.report.comparison import COMPARISON, caption, failures, tables
+    from weakdriven.rundir import read_json
+
+    found = read_json(root / f"{COMPARISON}.json")
+    for titles, rows in tables(found):
+        table = Table(*titles)
+        for cells in rows:
+            table.add_row(*cells)
+        Console().print(table)
+    print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    if failed := failures(found):
+        raise UserError("Without a result: " + "; ".join(failed))
 
 
 def print_scores(root: Path) -> None:

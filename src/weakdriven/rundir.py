@@ -13,7 +13,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -80,6 +80,8 @@ class Run:
     """Of several processes on one run, the first publishes; the others help with shared stages."""
     agree: Callable[[Any], Any] = lambda value: value
     """Wait for all processes of this run; gives every one the value of the first."""
+    siblings: Sequence[Path] = ()
+    """Other runs: a stage that one of them has finished under the same key is taken over, not computed again."""
 
     def stage(
         self,
@@ -121,7 +123,10 @@ class Run:
             return stage
         self.progress.begin(name, reason)
         begin = time.monotonic()
-        if not whole:
+        if not whole and (sibling := self._sibling(stage)):
+            if self.leads:
+                _take_over(sibling / name, home / "out")
+        elif not whole:
             facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
             self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
         if self.leads:
@@ -161,7 +166,12 @@ class Run:
         sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
         write_json(home / "out" / MANIFEST, manifest)
 
+    def _sibling(self, stage: Stage) -> Path | None:
+        return next((run for run in self.siblings if _key(run / stage.name) == stage.key), None)
+
     def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str]) -> str:
+        if _key(stage.path) != stage.key and (sibling := self._sibling(stage)):
+            return f"taken over from {sibling.name}"
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
             if old["key"] == stage.key:
@@ -356,6 +366,13 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def hardware() -> str:
+    """What computes: the GPUs, or the processor's kind and cores."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
 def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -369,6 +386,24 @@ def _publish(out: Path, target: Path) -> None:
         os.rename(target, old)
     os.rename(out, target)
     sync(target.parent)
+
+
+def _take_over(finished: Path, out: Path) -> None:
+    """The finished stage of another run as this one's: the same files under a second name where the disk can do that.
+
+    Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(finished, out, copy_function=_link, ignore=shutil.ignore_patterns(MANIFEST))
+    sync_tree(out)  # the manifest vouches for the rest, so it comes last
+    write_json(out / MANIFEST, read_json(finished / MANIFEST) | {"taken_from": str(finished)})
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        shutil.copy2(source, target)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -1,6 +1,6 @@
 """A recipe, from data to report: the order of everything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.stages import Model, Stages
-from weakdriven.pipeline.wmss import select, wmss
+from weakdriven.pipeline.wmss import first_strong, select, wmss
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
@@ -35,7 +35,7 @@ from weakdriven.rundir import (
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
     """Run what is not done yet; returns the report."""
-    carry_out(recipe, root, progress, all_stages)
+    carry_out(recipe, root, progress, all_stages, evaluates=True)
     return write_report(root)
 
 
@@ -73,12 +73,16 @@ def carry_out(
     work: Callable[[Stages], Any],
     processes: PartialState | None = None,
     *,
+    evaluates: bool = False,
     beside: bool = False,
+    siblings: Sequence[Path] = (),
 ) -> Any:
     """Run those stages of a recipe that `work` asks for and that are not done yet; returns what `work` does.
 
     Args:
+        evaluates: Benchmarks will be run, so that their files have to be there.
         beside: Nothing of a run that is there may change: no stage is trained or computed anew, no plan written.
+        siblings: Runs whose finished stages are taken over where they are the same.
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
@@ -88,7 +92,7 @@ def carry_out(
 
     with claimed(root, recipe.name) if leads else nullcontext():
         agree(None)  # the first process has made the folder
-        stages = bind(recipe, Run(root, recipe.seed, dry=True), processes=count, evaluates=work is all_stages)
+        stages = bind(recipe, Run(root, recipe.seed, dry=True, siblings=siblings), processes=count, evaluates=evaluates)
         work(stages)
         planned = stages.run.planned
         if beside:
@@ -96,7 +100,7 @@ def carry_out(
         if count > 1 or beside:
             refuse_training(planned)
         plan = whole_plan(stages, planned)
-        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree)
+        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, siblings=siblings)
         try:
             progress.plan(planned)
             stages.data()  # reads every row, so that a bad one is found before an older run here is touched
@@ -144,14 +148,24 @@ def refuse_changes(planned: list[Planned]) -> None:
 def all_stages(stages: Stages) -> list[Model]:
     """Every model of the recipe, trained and evaluated."""
     recipe, data = stages.recipe, stages.data()
-    if recipe.method == "wmss":
-        models = wmss(stages, data, recipe.joint.rounds)
-    else:
-        models = [stages.base, BASELINES[recipe.method](stages, data)]
+    models = method_models(stages, data, recipe.method)
     if recipe.lora and recipe.lora.output == "merged":
         stages.merged(models[-1])
-    models += [BASELINES[name](stages, data) for name in recipe.baselines]
-    for model in models:
-        for benchmark in recipe.eval.benchmarks:
-            stages.evaluation(model, benchmark)
+    models += [method_models(stages, data, name)[-1] for name in recipe.baselines]
+    evaluate_models(stages, models)
     return models
+
+
+def method_models(stages: Stages, data: Stage, method: str) -> list[Model]:
+    """What a method starts from and ends with: M0, M1 where it has one, its result."""
+    if method == "wmss":
+        return wmss(stages, data, stages.recipe.joint.rounds)
+    result = BASELINES[method](stages, data)
+    has_first = any(entry.name == "sft" for entry in stages.run.planned) or stages.given_strong
+    return [stages.base, *([first_strong(stages, data)] if has_first else []), result]
+
+
+def evaluate_models(stages: Stages, models: Sequence[Model]) -> None:
+    for model in models:
+        for benchmark in stages.recipe.eval.benchmarks:
+            stages.evaluation(model, benchmark)

@@ -32,6 +32,13 @@ def accuracy_rows(run: Path) -> list[dict[str, Any]]:
     return _accuracy(_read_scores(run, current, problems))
 
 
+def current_stages(run: Path) -> set[str]:
+    """Finished stages that belong to the recipe as it is now."""
+    manifests = _read_manifests(run, [])
+    found = _current(_read_plan(run, []), manifests)
+    return set(manifests) if found is None else found
+
+
 def load_run(run: Path) -> dict[str, Any]:
     """Everything the page needs from a run directory."""
     problems: list[str] = []

@@ -335,4 +335,6 @@ def train_joint(
             keep(causal_lm(model), settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
     made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
-    return fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))
+    counters = fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))
+    models = 2 if settings.weak == "joint" else 1
+    return counters | {"trained_tokens": models * counters["trained_tokens"]}  # each model learns from each token

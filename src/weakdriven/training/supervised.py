@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from peft import PeftModel
@@ -23,6 +24,9 @@ from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoin
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
+
+BLOCK = 10_000
+"""Rows that are in memory together where only their lengths are asked for."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,21 @@ def fit(trainer: Trainer) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     rows: Any = trainer.train_dataset
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
-    return {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
+    facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
+    return facts | {"trained_tokens": trained_tokens(rows)}
+
+
+def trained_tokens(rows: Dataset) -> int:
+    """Tokens that were read in training; a pair's prompt counts twice, because each of its completions follows it."""
+    times = {"input_ids": 1, "prompt_ids": 2, "chosen_ids": 1, "rejected_ids": 1}
+    names = [name for name in rows.column_names if name in times]
+    tokens, arrow = 0, rows.select_columns(names).with_format("arrow")
+    for begin in range(0, len(rows), BLOCK):  # a whole column of a large set, put in order, would not fit
+        block: Any = arrow[begin : begin + BLOCK]
+        tokens += sum(
+            times[name] * int(pc.call_function("list_value_length", [block[name]]).to_numpy().sum()) for name in names
+        )
+    return tokens
 
 
 def save_model(
