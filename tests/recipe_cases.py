@@ -1,4 +1,4 @@
-"""The smallest recipe, for tests of settings and of files."""
+"""The smallest recipe, for tests of settings and of files; names of those that ship."""
 
 from copy import deepcopy
 from typing import Any
@@ -7,6 +7,19 @@ from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import apply_override, parse_recipe
 
 MINIMAL = {"model": "some/model", "data": {"path": "rows.jsonl"}}
+
+BACKBONES = {
+    "qwen3-4b": "Qwen/Qwen3-4B-Base",
+    "qwen3-8b": "Qwen/Qwen3-8B-Base",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "gemma-3-4b": "google/gemma-3-4b-pt",
+}
+PAPER = [f"{backbone}-{domain}" for backbone in BACKBONES for domain in ("math", "code", "logic")]
+METHODS = ("sft", "neftune", "undial", "spin", "ssb")
+GREEDY = [f"{parent}-{method}" for parent in PAPER for method in METHODS]
+DPO = "qwen3-4b-math-dpo"
+ALONE = [*GREEDY, DPO]
+"""One method of the paper each, as an extension of the recipe that holds its backbone and domain."""
 
 
 def parse(*overrides: str) -> Recipe:

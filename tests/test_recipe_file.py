@@ -123,3 +123,125 @@ def test_an_override_into_a_value_is_refused(override: str, value: str):
 def test_an_override_with_a_broken_value_is_refused():
     with pytest.raises(UserError, match=re.escape("Override 'joint.rounds=[1': the value is not valid YAML.")):
         load_recipe("demo", ["joint.rounds=[1"])
+
+
+PARENT = """
+name: the-parent
+model: some/model
+data: {path: rows.jsonl, limit: 100}
+sft: {epochs: 2, learning_rate: 1e-4, adam_betas: [0.9, 0.95]}
+lora: {rank: 8}
+baselines: [sft, neftune]
+"""
+
+
+def test_a_recipe_that_extends_another_has_its_settings_and_a_name_of_its_own(tmp_path: Path):
+    write(tmp_path / "parent.yaml", PARENT)
+    child = load_recipe(write(tmp_path / "child.yaml", "extends: parent.yaml\n"))
+    assert child.name == "child"
+    assert child.model_copy(update={"name": "the-parent"}) == load_recipe(str(tmp_path / "parent.yaml"))
+    assert load_recipe(write(tmp_path / "child.yaml", "extends: parent.yaml\nname: mine\n")).name == "mine"
+
+
+def test_groups_are_merged_and_values_lists_and_null_replace(tmp_path: Path):
+    write(tmp_path / "parent.yaml", PARENT)
+    text = "extends: parent.yaml\nsft: {epochs: 3, adam_betas: [0.8, 0.9]}\nbaselines: [undial]\nlora: null\n"
+    child = load_recipe(write(tmp_path / "child.yaml", text + "joint: {rounds: 2}\n"))
+    assert (child.sft.epochs, child.sft.learning_rate, child.sft.adam_betas) == (3, 1e-4, (0.8, 0.9))
+    assert (child.baselines, child.lora, child.joint.rounds) == (["undial"], None, 2)
+    assert (child.data.path, child.data.limit) == ("rows.jsonl", 100)
+
+
+def test_groups_are_merged_at_any_depth(tmp_path: Path):
+    write(tmp_path / "parent.yaml", PARENT + "ssb: {epochs: 1, rollouts: {samples: 6, subsample: 10}}\n")
+    text = "extends: parent.yaml\nssb: {rollouts: {subsample: null}}\n"
+    ssb = load_recipe(write(tmp_path / "child.yaml", text)).ssb
+    assert (ssb.epochs, ssb.rollouts.samples, ssb.rollouts.subsample) == (1, 6, None)
+
+
+def test_the_command_line_stands_over_the_file_and_the_file_over_what_it_extends(tmp_path: Path):
+    write(tmp_path / "parent.yaml", PARENT)
+    child = write(tmp_path / "child.yaml", "extends: parent.yaml\nsft: {epochs: 3}\n")
+    changed = load_recipe(child, ["sft.epochs=4"])
+    assert (changed.sft.epochs, changed.sft.learning_rate) == (4, 1e-4)
+
+
+def test_a_chain_ends_at_a_shipped_recipe_and_paths_are_those_beside_each_file(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "middle.yaml", "extends: demo\nseed: 1\nsft: {epochs: 2}\n")
+    child = load_recipe(write(tmp_path / "sub/child.yaml", "extends: ../middle.yaml\nseed: 2\n"))
+    assert (child.name, child.seed, child.sft.epochs) == ("child", 2, 2)
+    assert child.sft.learning_rate == load_recipe("demo").sft.learning_rate
+    assert child.data.path == "embedded:arithmetic"
+
+
+def test_a_data_path_is_no_path_beside_the_recipe(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub/parent.yaml", PARENT)
+    assert load_recipe(write(tmp_path / "child.yaml", "extends: sub/parent.yaml\n")).data.path == "rows.jsonl"
+
+
+def test_a_file_may_extend_the_shipped_recipe_of_its_own_name(tmp_path: Path):
+    assert load_recipe(write(tmp_path / "demo.yaml", "extends: demo\nseed: 7\n")).seed == 7
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path: Path):
+    first = write(tmp_path / "first.yaml", "extends: second.yaml\n")
+    write(tmp_path / "second.yaml", "extends: ./third.yaml\n")
+    write(tmp_path / "third.yaml", "extends: second.yaml\n")
+    message = (
+        r"first\.yaml: second\.yaml extends \./third\.yaml extends second\.yaml, which is a circle; remove extends"
+    )
+    with pytest.raises(UserError, match=message):
+        load_recipe(first)
+    with pytest.raises(UserError, match=r"self\.yaml extends self\.yaml, which is a circle"):
+        load_recipe(write(tmp_path / "self.yaml", "extends: self.yaml\n"))
+
+
+def test_an_unknown_recipe_to_extend_is_answered_with_the_near_one(tmp_path: Path):
+    message = r"^qwen3-4b-mth \(which \S+child\.yaml extends\) is neither .* Did you mean qwen3-4b-math\?"
+    with pytest.raises(UserError, match=message):
+        load_recipe(write(tmp_path / "child.yaml", "extends: qwen3-4b-mth\n"))
+
+
+@pytest.mark.parametrize(
+    "parent, answer",
+    [
+        (None, ": there is no such recipe file"),
+        ("model: [1", " is not valid YAML: "),
+        ("- model\n", ": expected settings as `key: value` lines, found a list"),
+    ],
+)
+def test_a_file_to_extend_that_cannot_be_used_is_named_with_the_one_that_extends_it(
+    tmp_path: Path, parent: str | None, answer: str
+):
+    if parent:
+        write(tmp_path / "parent.yaml", parent)
+    with pytest.raises(
+        UserError, match=rf"^parent\.yaml \(which \S+child\.yaml extends\){re.escape(answer)}"
+    ) as caught:
+        load_recipe(write(tmp_path / "child.yaml", "extends: parent.yaml\n"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value, found", [("[demo]", '["demo"]'), ("7", "7"), ("", "null"), ("''", '""')])
+def test_what_is_extended_is_one_name(tmp_path: Path, value: str, found: str):
+    message = f"child.yaml: extends: expected the name of a shipped recipe or a .yaml file, found {found}."
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_recipe(write(tmp_path / "child.yaml", f"extends: {value}\n"))
+
+
+def test_a_wrong_setting_is_reported_with_every_file_it_may_stand_in(tmp_path: Path):
+    write(tmp_path / "parent.yaml", "extends: demo\nsft: {epoch: 2}\n")
+    message = (
+        r"child\.yaml \(which extends parent\.yaml, which extends demo\): sft\.epoch is not a setting\. Did you mean"
+    )
+    with pytest.raises(UserError, match=message):
+        load_recipe(write(tmp_path / "child.yaml", "extends: parent.yaml\n"))
+
+
+def test_extends_is_no_override_and_a_misspelt_one_is_answered_with_it(tmp_path: Path):
+    with pytest.raises(UserError, match=r"^demo with your overrides: extends is a key of recipe files; write it into"):
+        load_recipe("demo", ["extends=qwen3-4b-math"])
+    with pytest.raises(UserError, match=r"extend is not a setting\. Did you mean extends\?"):
+        load_recipe(write(tmp_path / "child.yaml", "extend: demo\n"))

@@ -9,20 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from recipe_cases import parse
+from recipe_cases import ALONE, BACKBONES, DPO, PAPER, parse
 from weakdriven.cli import app
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS
 from weakdriven.recipe_file import describe, load_recipe, parse_recipe, recipe_schema, shipped_recipes
 
 SHIPPED = shipped_recipes()
-BACKBONES = {
-    "qwen3-4b": "Qwen/Qwen3-4B-Base",
-    "qwen3-8b": "Qwen/Qwen3-8B-Base",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "gemma-3-4b": "google/gemma-3-4b-pt",
-}
-PAPER = [f"{backbone}-{domain}" for backbone in BACKBONES for domain in ("math", "code", "logic")]
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,8 +26,8 @@ def weakdriven(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("from weakdriven.cli import main; main()", *arguments)
 
 
-def test_the_demo_and_every_backbone_and_domain_of_the_paper_ship():
-    assert sorted(SHIPPED) == sorted(["demo", *PAPER])
+def test_the_demo_and_every_backbone_domain_and_method_of_the_paper_ship():
+    assert sorted(SHIPPED) == sorted(["demo", *PAPER, *ALONE])
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -51,7 +44,7 @@ def test_a_shipped_recipe_opens_with_the_schema_and_a_description(name: str):
     assert describe(SHIPPED[name]).endswith(".")
 
 
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", [*PAPER, *ALONE])
 def test_a_paper_recipe_is_described_in_one_short_line(name: str):
     assert len(describe(SHIPPED[name])) < 90
 
@@ -109,9 +102,17 @@ def test_the_shipped_schema_is_the_one_the_settings_give():
 
 def test_the_schema_explains_settings_and_forbids_others():
     schema = json.loads(recipe_schema())
-    assert schema["required"] == ["model", "data"]
     assert schema["additionalProperties"] is False
     assert "Paper: lambda." in schema["$defs"]["JointSettings"]["properties"]["strong_weight"]["description"]
+
+
+def test_the_schema_requires_a_model_and_data_only_where_no_recipe_is_extended():
+    schema = json.loads(recipe_schema())
+    assert schema["properties"]["extends"]["type"] == "string"
+    assert schema["if"] == {"not": {"required": ["extends"]}}
+    assert schema["then"] == {"required": ["model", "data"], "properties": {"data": {"required": ["path"]}}}
+    assert "required" not in schema
+    assert not [name for name, block in schema["$defs"].items() if "required" in block]
 
 
 @pytest.mark.parametrize("phase", ["sft", "joint"])
@@ -321,13 +322,21 @@ def test_required_settings_are_all_named_when_missing():
 def test_recipes_lists_each_shipped_recipe_with_its_description():
     result = CliRunner().invoke(app, ["recipes"])
     assert result.exit_code == 0
-    lines = [line.split(maxsplit=1) for line in result.output.splitlines()]
+    groups = [group.splitlines() for group in result.output.split("\n\n")]
+    lines = [line.split(maxsplit=1) for group in groups for line in group]
     assert lines == [[name, describe(path)] for name, path in SHIPPED.items()]
+    assert [group[0].split()[0] for group in groups] == sorted(["demo", *PAPER])
+    assert all(line.startswith("  ") == (place > 0) for group in groups for place, line in enumerate(group))
 
 
 def test_recipes_show_prints_the_file_of_a_shipped_recipe():
     result = CliRunner().invoke(app, ["recipes", "show", "demo"])
     assert (result.exit_code, result.output) == (0, SHIPPED["demo"].read_text(encoding="utf-8"))
+
+
+def test_recipes_show_whole_prints_every_setting_of_what_the_file_resolves_to():
+    result = CliRunner().invoke(app, ["recipes", "show", "--whole", DPO])
+    assert (result.exit_code, yaml.safe_load(result.output)) == (0, load_recipe(DPO).model_dump(mode="json"))
 
 
 def test_recipes_show_of_an_unknown_name_suggests_the_near_one():

@@ -14,7 +14,7 @@ from weakdriven.cli_data import data_app
 from weakdriven.cli_eval import eval_app
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import describe, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
 
 if TYPE_CHECKING:
     from weakdriven.pipeline.pairing import Separation
@@ -157,19 +157,29 @@ def select_pairing(
 
 @recipes_app.callback()
 def recipes(context: typer.Context) -> None:
-    """List the shipped recipes."""
+    """List the shipped recipes; those that extend another stand below it."""
     if context.invoked_subcommand is None:
-        for name, path in shipped_recipes().items():
-            print(f"{name:18} {describe(path)}")
+        shipped = shipped_recipes()
+        width = max(map(len, shipped)) + 3
+        for place, (name, path) in enumerate(shipped.items()):
+            below = extended(path) is not None
+            if place and not below:
+                print()
+            print(f"{'  ' * below + name:{width}} {describe(path)}")
 
 
 @recipes_app.command("show")
-def recipes_show(name: RecipeArgument) -> None:
+def recipes_show(
+    name: RecipeArgument,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Every setting, with what it extends and the defaults.")
+    ] = False,
+) -> None:
     """Print a recipe file."""
     shipped = shipped_recipes()
     path = shipped[name] if name in shipped else Path(name)
-    load_recipe(name)
-    print(path.read_text(encoding="utf-8"), end="")
+    recipe = load_recipe(name)
+    print(dump_recipe(recipe) if whole else path.read_text(encoding="utf-8"), end="")
 
 
 @recipes_app.command("schema")

@@ -1,4 +1,4 @@
-"""Recipes as files: YAML with dotted overrides, mistakes answered with what is allowed, a JSON Schema for editors."""
+"""Recipes as files: YAML that may extend another, dotted overrides, mistakes answered, a JSON Schema for editors."""
 
 import difflib
 import json
@@ -12,11 +12,14 @@ from pydantic import BaseModel, ValidationError
 from weakdriven.errors import UserError
 from weakdriven.recipe import Recipe
 
+EXTENDS = "extends"
+"""Key of a recipe file that names the recipe whose settings it starts from."""
+
 
 def shipped_recipes() -> dict[str, Path]:
-    """Name to file of the recipes in the package."""
+    """Name to file of the recipes in the package, by name, so that `x` stands before `x-sft`, which extends it."""
     folder = Path(str(resources.files("weakdriven"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def describe(path: Path) -> str:
@@ -25,36 +28,85 @@ def describe(path: Path) -> str:
     return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
 
 
+def extended(path: Path) -> Any:
+    """What a recipe file says that it extends; None if it stands alone."""
+    return _read(path, str(path)).get(EXTENDS)
+
+
 def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides."""
+    path = _find(source, source)
+    tree, bases = _over_its_bases(path, source)
+    tree.setdefault("name", path.stem)
+    for override in overrides or []:
+        apply_override(tree, override)
+    label = f"{source} ({', '.join(f'which extends {base}' for base in bases)})" if bases else source
+    return parse_recipe(tree, f"{label} with your overrides" if overrides else label)
+
+
+def _find(source: str, label: str, beside: Path | None = None) -> Path:
+    """The file of a recipe given as a name or a path; a relative path is looked up `beside` a folder, if given."""
     shipped = shipped_recipes()
     path = Path(source)
-    if path.suffix not in (".yaml", ".yml"):
-        if source not in shipped:
-            near = difflib.get_close_matches(source, shipped, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(
-                f"{source} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
-            )
-        path = shipped[source]
+    if path.suffix in (".yaml", ".yml"):
+        return path if beside is None else beside / path
+    if source not in shipped:
+        near = difflib.get_close_matches(source, shipped, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
+        )
+    return shipped[source]
+
+
+def _read(path: Path, label: str) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             tree = yaml.load(file, _StrictLoader)
     except FileNotFoundError:
         raise UserError(
-            f"{source}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
+            f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{source}: the recipe file cannot be read ({error}).") from error
+        raise UserError(f"{label}: the recipe file cannot be read ({error}).") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{label} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         found = "nothing" if tree is None else f"a {type(tree).__name__}"
-        raise UserError(f"{source}: expected settings as `key: value` lines, found {found}.")
-    tree.setdefault("name", path.stem)
-    for override in overrides or []:
-        apply_override(tree, override)
-    return parse_recipe(tree, f"{source} with your overrides" if overrides else source)
+        raise UserError(f"{label}: expected settings as `key: value` lines, found {found}.")
+    return tree
+
+
+def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Settings of a file laid over those of what it extends, that over its own base, and so on; and their names."""
+    tree, names, seen = _read(path, source), [source], [path.resolve()]
+    while EXTENDS in tree:
+        base = tree.pop(EXTENDS)
+        if not isinstance(base, str) or not base:
+            raise UserError(
+                f"{names[-1]}: {EXTENDS}: expected the name of a shipped recipe or a .yaml file, found "
+                f"{json.dumps(base, default=str)}."
+            )
+        label = f"{base} (which {names[-1]} extends)"
+        path = _find(base, label, beside=path.parent)
+        if path.resolve() in seen:
+            circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
+            raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
+        below = _read(path, label)
+        below.pop("name", None)  # a name is that of one file
+        tree = _laid_over(below, tree)
+        names.append(base)
+        seen.append(path.resolve())
+    return tree, names[1:]
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Groups of settings are merged; values and lists are replaced, also by null."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = below.get(key)
+        merged[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -110,8 +162,10 @@ def _number_like(value: Any) -> Any:
 def _explain(source: str, problem: Any) -> str:
     location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
     key = ".".join(location)
+    if location == [EXTENDS]:
+        return f"{source}: {EXTENDS} is a key of recipe files; write it into one, or name that recipe in place of this."
     if problem["type"] == "extra_forbidden":
-        allowed = list(_settings_at(location[:-1]).model_fields)
+        allowed = [*_settings_at(location[:-1]).model_fields, *([EXTENDS] if len(location) == 1 else [])]
         near = difflib.get_close_matches(location[-1], allowed, 1)
         prefix = "".join(part + "." for part in location[:-1])
         hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
@@ -144,7 +198,12 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def recipe_schema() -> str:
-    """JSON Schema of a recipe file, for editors."""
+    """JSON Schema of a recipe file, for editors; one that extends another may leave out what is required."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    described = "A shipped recipe's name, or a .yaml file relative to this one: its settings hold where this has none."
+    schema["properties"] = {EXTENDS: {"description": described, "type": "string"}, **schema["properties"]}
+    data = {"required": schema["$defs"]["DataSettings"].pop("required")}
+    schema["if"] = {"not": {"required": [EXTENDS]}}
+    schema["then"] = {"required": schema.pop("required"), "properties": {"data": data}}
     return json.dumps(schema, indent=2) + "\n"
