@@ -143,9 +143,9 @@ def caption(found: Row) -> str:
     seeds = len(found["seeds"])
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks)}, over {seeds} seed{'s' * (seeds != 1)}. "
-        f"Brackets: 95% bootstrap interval over seeds and problems. Difference: to {found['against']}, in points, the same seeds "
-        "and problems paired. p (items): other problems for these models; p (seeds): other trainings on these "
-        "problems, t-test. Neither is corrected for the number of methods."
+        f"Brackets: 95% bootstrap interval over seeds and problems. Difference: to {found['against']}, in points, "
+        "over the same seeds and problems. p (items): other problems for these models; p (seeds): other trainings on "
+        "these problems, t-test. Neither is corrected for the number of methods."
     )
 
 
