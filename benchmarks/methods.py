@@ -94,7 +94,7 @@ class Clock(TrainerCallback):
         setattr(owner, function, counted)
 
     def row(self) -> dict[str, Any]:
-        times = sorted(1000 * np.diff(self.begins)[self.dropped : self.steps])
+        times = sorted((1000 * np.diff(self.begins)[self.dropped : self.steps]).tolist())
         peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan")
         return {
             "median_ms": round(statistics.median(times), 2),
