@@ -4,6 +4,7 @@ R = rows of a tile, K = stored teacher logits of a token, V = vocabulary. Each f
 gradient is asked for, overwrites them with that of the row's loss; a `Shape` says what a head does to its raw logits.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -44,18 +45,27 @@ def adjusted_rows(
     """
     place_R1 = target_R[:, None]
     q_RV = capped(teacher_RV, *teacher_shape)
-    teacher_p_R = (q_RV.gather(1, place_R1)[:, 0] - q_RV.logsumexp(-1)).exp()
     q_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -strength, dtype=q_RV.dtype))
-    q_RV.sub_(q_RV.logsumexp(-1, keepdim=True)).exp_()
-    log_p_RV = _log_softmax_(capped(raw_RV, *shape))
+    q_RV = q_RV.log_softmax(-1)  # one kernel, where a log-sum-exp is four
+    teacher_p_R = _unadjusted(q_RV.gather(1, place_R1)[:, 0], strength)
+    q_RV.exp_()
+    log_p_RV = _finite(capped(raw_RV, *shape).log_softmax(-1))
     ce_R = -log_p_RV.gather(1, place_R1)[:, 0]
     soft_R = -(q_RV * log_p_RV).sum(-1)
     results = soft_R + ce_weight * ce_R, soft_R, ce_R, teacher_p_R, q_RV.gather(1, place_R1)[:, 0]
     if gradient:
-        by_z_RV = log_p_RV.exp_().mul_(1 + ce_weight).sub_(q_RV)
-        by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
-        _put(by_z_RV, raw_RV, shape)
+        by_z_RV = log_p_RV.exp_()
+        if ce_weight:
+            by_z_RV.mul_(1 + ce_weight)
+            by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
+        _put(by_z_RV, raw_RV, shape, less_RV=q_RV)
     return torch.stack(results, 1)
+
+
+def _unadjusted(log_q_R: Tensor, strength: float) -> Tensor:
+    """P(y) of the teacher from log q(y): 1 / P = exp(-strength) / q + 1 - exp(-strength), in which nothing cancels."""
+    rest = math.log(-math.expm1(-strength)) if strength else -math.inf
+    return (-torch.logaddexp(-strength - log_q_R, torch.full_like(log_q_R, rest))).exp()
 
 
 def noised_rows(
@@ -78,8 +88,8 @@ def noised_rows(
         absolute: The size of the noise only, so that it always lowers a logit.
     """
     place_R1 = target_R[:, None]
-    z_RV = capped(raw_RV, *shape)
-    clean_R = z_RV.logsumexp(-1) - z_RV.gather(1, place_R1)[:, 0]
+    z_RV = capped(raw_RV, *shape).log_softmax(-1)  # logits but for a number that all of a row share
+    clean_R = -z_RV.gather(1, place_R1)[:, 0]
 
     def noise(rows: slice, places: int) -> Tensor:
         normal_RP = standard_normal(seed, key_R[rows], places)
@@ -91,8 +101,8 @@ def noised_rows(
             z_RV[rows] += noise(rows, z_RV.shape[1])
     else:
         z_RV.scatter_add_(1, place_R1, noise(slice(None), 1))
-    log_p_RV = _log_softmax_(z_RV)
-    results = -log_p_RV.gather(1, place_R1)[:, 0], clean_R
+    log_p_RV = z_RV.log_softmax(-1)
+    results = -_finite(log_p_RV.gather(1, place_R1)[:, 0]), clean_R
     if gradient:
         by_z_RV = log_p_RV.exp_()
         by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -1, dtype=by_z_RV.dtype))
@@ -155,17 +165,18 @@ def distilled_rows(
     return torch.stack(results, 1)
 
 
-def _log_softmax_(z_RV: Tensor) -> Tensor:
-    """In place, and finite, so that a logit of minus infinity to which the target gives nothing adds 0 to the loss."""
-    return _finite(z_RV.sub_(z_RV.logsumexp(-1, keepdim=True)))
-
-
 def _finite(log_p: Tensor) -> Tensor:
+    """In place, so that a logit of minus infinity to which the target gives nothing adds 0 to the loss."""
     return log_p.clamp_min_(torch.finfo(log_p.dtype).min)
 
 
-def _put(by_z_RV: Tensor, raw_RV: Tensor, shape: Shape) -> None:
-    """The gradient by the raw logits, over them."""
+def _put(by_z_RV: Tensor, raw_RV: Tensor, shape: Shape, less_RV: Tensor | None = None) -> None:
+    """The gradient by the raw logits, over them; `less_RV` is first taken from that by the shaped ones."""
+    if less_RV is not None and shape == (1, 0):
+        torch.sub(by_z_RV, less_RV, out=raw_RV)  # rounded as it is written
+        return
+    if less_RV is not None:
+        by_z_RV.sub_(less_RV)
     if shape.cap:
         by_z_RV = by_raw(by_z_RV, capped(raw_RV, *shape), shape.scale, shape.cap)
     elif shape.scale != 1:
