@@ -419,3 +419,55 @@ def test_a_helper_with_other_inputs_stops(tmp_path):
     run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False))
     with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)
+
+
+def beside(root: Path, work: Work, *siblings: Path, settings=SETTINGS) -> Recorder:
+    recorder = Recorder()
+    Run(root, progress=recorder, siblings=siblings).stage("part/one", work, settings=settings, inputs=INPUTS)
+    return recorder
+
+
+def test_what_another_run_has_finished_under_the_same_key_is_taken_over(tmp_path):
+    mine, theirs, work = tmp_path / "mine", tmp_path / "theirs", Work()
+    stage(theirs, work)
+    assert beside(mine, work, tmp_path / "nothing", theirs).ran == {"part/one": "taken over from theirs"}
+    assert len(work.found) == 1 and manifest(mine)["taken_from"] == str(theirs / "part/one")
+    assert manifest(mine) == manifest(theirs) | {"taken_from": manifest(mine)["taken_from"]}
+    assert (mine / "part/one/result.txt").samefile(theirs / "part/one/result.txt")
+    assert beside(mine, work, theirs).skipped == ["part/one"]
+    assert beside(mine, work, theirs, settings={"a": 2}).ran and len(work.found) == 2, "another key is another result"
+    assert (theirs / "part/one/result.txt").read_text() == "result"
+
+
+def test_a_file_that_is_replaced_here_stays_what_it_was_there(tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    stage(theirs, Work())
+    beside(mine, Work(), theirs)
+    write_text(mine / "part/one/result.txt", "graded again")
+    assert (theirs / "part/one/result.txt").read_text() == "result"
+
+
+def test_without_hard_links_the_files_are_copied(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError("no hard links here")
+
+    stage(tmp_path / "theirs", Work())
+    monkeypatch.setattr(os, "link", refused)
+    beside(tmp_path / "mine", Work(), tmp_path / "theirs")
+    mine, theirs = (tmp_path / name / "part/one/result.txt" for name in ("mine", "theirs"))
+    assert mine.read_text() == theirs.read_text() and not mine.samefile(theirs)
+
+
+def test_a_kill_in_the_middle_of_taking_over_leaves_no_half_result(tmp_path, monkeypatch):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    stage(theirs, Work())
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "link", killed)
+        beside(mine, Work(), theirs)
+    assert not (mine / "part/one").exists()
+    assert beside(mine, Work(), theirs).ran == {"part/one": "taken over from theirs"}
+    assert (mine / "part/one/result.txt").read_text() == "result"

@@ -71,6 +71,7 @@ def compare(
     overrides: Overrides = None,
     methods: Annotated[str, typer.Option(help="Methods, with commas; sft_restart is always one.")] = COMPARED,
     seeds: Annotated[int, typer.Option(min=1, help="How many: the recipe's, and those after it.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Seeds that run at once; several GPUs are taken in turn.")] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -82,7 +83,7 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     progress = choose_progress(Console(), quiet=quiet)
-    root = compare_methods(recipe, overrides or [], output, progress, methods=names, seeds=seeds)
+    root = compare_methods(recipe, overrides or [], output, progress, methods=names, seeds=seeds, jobs=jobs)
     print_comparison(root)
 
 

@@ -46,7 +46,7 @@ class PlainProgress(Progress):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def plan(self, planned: list[Planned]) -> None:
-        self.count = len(planned)
+        self.count, self.place = len(planned), 0
 
     def begin(self, stage: str, reason: str) -> None:
         self.place += 1

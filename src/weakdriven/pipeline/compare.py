@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
 from weakdriven.pipeline.run import carry_out, evaluate_models, method_models
+from weakdriven.pipeline.side_by_side import side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
 from weakdriven.recipe_file import load_recipe
@@ -22,13 +23,21 @@ METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
 
 def compare_methods(
-    source: str, overrides: list[str], root: Path | None, progress: Progress, *, methods: list[str], seeds: int
+    source: str,
+    overrides: list[str],
+    root: Path | None,
+    progress: Progress,
+    *,
+    methods: list[str],
+    seeds: int,
+    jobs: int = 1,
 ) -> Path:
-    """Train and evaluate what is not done yet, seed by seed; returns the folder with the runs and the comparison.
+    """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
 
     Args:
         source: A recipe, as `load_recipe` takes it.
         seeds: How many: the recipe's, and those after it.
+        jobs: Seeds that run at once, each in a process of its own.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)
@@ -36,19 +45,64 @@ def compare_methods(
     if (root / RUN_FILE).exists():
         raise UserError(f"{root} is the directory of one run; give another --output for the comparison.")
     numbers = range(first.seed, first.seed + seeds)
-    runs = {number: recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
+    runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
+    options = {"root": root, "others": list(runs), "methods": methods}
+    if jobs > 1 and seeds > 1:  # what all seeds share comes first; they would compute it side by side
+        begin = {name: partial(run_seed, name, recipe, **options, shared=True) for name, recipe in [*runs.items()][:1]}
+        for _, result in side_by_side(begin, progress, jobs=jobs, logs=root / "logs"):
+            result()
     facts: dict[str, Any] = {"recipe": first.name, "seeds": {}, "methods": {}, "failed": {}}
     facts |= {"hardware": hardware(), "versions": library_versions()}
-    for number, recipe in runs.items():
-        folder = root / f"seed-{number}"
-        work = partial(one_by_one, methods=methods, facts=facts)
-        siblings = [root / f"seed-{other}" for other in numbers if other != number]
-        carry_out(recipe, folder, progress, work, evaluates=True, siblings=siblings)
-        write_report(folder)
-        facts["seeds"][str(number)] = folder.name
+    tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
+    errors = list[Exception]()
+    for name, result in side_by_side(tasks, progress, jobs=jobs, logs=root / "logs"):
+        try:
+            found = result()
+        except Exception as error:
+            if jobs == 1:
+                raise
+            errors.append(error)  # the others go on
+            continue
+        facts["seeds"][str(runs[name].seed)] = name
+        facts["methods"] = found["methods"]
+        for method, why in found["failed"].items():
+            facts["failed"].setdefault(method, {})[str(runs[name].seed)] = why
+        facts["seeds"] = dict(sorted(facts["seeds"].items()))
         write_json(root / COMPARE_FILE, facts)
         write_comparison(root)  # after each seed, so that there is something to look at
+    if errors:
+        raise errors[0]
     return root
+
+
+def run_seed(
+    name: str,
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    root: Path,
+    others: list[str],
+    methods: list[str],
+    shared: bool = False,
+) -> dict[str, Any]:
+    """All methods under one seed; returns what leads to each, and why one has no result.
+
+    Args:
+        shared: Only what other seeds can take over.
+    """
+    found: dict[str, Any] = {"methods": {}, "failed": {}}
+    work = before_training if shared else partial(one_by_one, methods=methods, found=found)
+    siblings = [root / other for other in others if other != name]
+    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings)
+    write_report(root / name)
+    return found
+
+
+def before_training(stages: Stages) -> None:
+    data = stages.data()
+    if stages.recipe.method == "wmss" and stages.recipe.selection.enabled:
+        stages.entropy(stages.base, data)
+    evaluate_models(stages, [stages.base])
 
 
 def known_methods(names: list[str]) -> list[str]:
@@ -71,17 +125,17 @@ def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
     return recipe
 
 
-def one_by_one(stages: Stages, *, methods: list[str], facts: dict[str, Any]) -> None:
+def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> None:
     """Every method trained and evaluated; one that cannot be leaves the others alone."""
     data = stages.data()
     for method in methods:
-        facts["methods"][method] = needs(stages, method)
+        found["methods"][method] = needs(stages, method)
         try:
             evaluate_models(stages, method_models(stages, data, method))
         except Exception as error:
             if stages.run.dry or (sentence := explain(error)) is None:
                 raise
-            facts["failed"].setdefault(method, {})[str(stages.recipe.seed)] = sentence
+            found["failed"][method] = sentence
             stages.run.progress.note(f"{method} has no result: {sentence}")
 
 

@@ -1,0 +1,153 @@
+"""All methods of the paper on the embedded model, cut down: one folder of runs, one table, shared stages once."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from conftest import Recorder
+from weakdriven.errors import UserError
+from weakdriven.pipeline.compare import compare_methods
+from weakdriven.report.comparison import write_comparison
+from weakdriven.rundir import read_json
+
+ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]
+# eight problems learned by heart, so that M1 writes right and wrong completions of them
+SMALL = ["data.limit=8", "eval.limit=24", "eval.max_new_tokens=48", "sft.epochs=40", "sft.batch_size=8"]
+SMALL += ["sft.micro_batch_size=8", "sft.learning_rate=3e-3", "joint.batch_size=4", "joint.micro_batch_size=4"]
+SMALL += [f"{name}.{one}" for name in ("spin", "dpo", "ssb") for one in ("batch_size=2", "micro_batch_size=2")]
+SMALL += [f"{name}.rollouts.max_new_tokens=64" for name in ("spin", "dpo", "ssb")]
+
+
+def compare(root, *overrides, methods=ALL, seeds=2):
+    recorder = Recorder()
+    compare_methods("demo", [*SMALL, *overrides], root, recorder, methods=methods, seeds=seeds)
+    return recorder, read_json(root / "comparison.json")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs") / "compared"
+    return root, *compare(root)
+
+
+def rows_of(found):
+    return {row["method"]: row for row in found["rows"]}
+
+
+def test_every_method_has_a_score_under_every_seed(compared):
+    _, _, found = compared
+    rows = rows_of(found)
+    assert list(rows) == ["base", "m1", "sft_restart", *(name for name in ALL if name != "sft_restart")]
+    assert not found["failed"] and all(row["seeds"] == ["42", "43"] for row in rows.values())
+    for row in rows.values():
+        low, high = row["interval"]
+        assert low <= row["score"] <= high and row["score"] == pytest.approx(sum(row["by_seed"]) / 2)
+
+
+def test_all_methods_are_tested_against_the_restart(compared):
+    rows = rows_of(compared[2])
+    assert "against" not in rows["sft_restart"]
+    for name, row in rows.items():
+        if name != "sft_restart":
+            against = row["against"]
+            assert against["seeds"] == ["42", "43"] and 0 < against["p_items"] <= 1
+            assert against["difference"] == pytest.approx(row["score"] - rows["sft_restart"]["score"])
+
+
+def test_stages_that_seeds_share_are_taken_over(compared):
+    root, recorder, _ = compared
+    assert recorder.ran["eval/base/arithmetic"] == recorder.ran["entropy/base"] == "taken over from seed-42"
+    assert recorder.ran["data"] == "taken over from seed-42" and recorder.ran["sft"] == "not run yet"
+    first, second = (read_json(root / seed / "sft/manifest.json") for seed in ("seed-42", "seed-43"))
+    assert first["key"] != second["key"]
+    assert (root / "seed-43/data/tokens.arrow").samefile(root / "seed-42/data/tokens.arrow")
+
+
+def test_a_method_costs_the_sum_of_what_leads_to_it(compared):
+    root, _, found = compared
+    rows = rows_of(found)
+    manifests = {
+        seed: {
+            path.parent.relative_to(root / seed).as_posix(): read_json(path)
+            for path in (root / seed).glob("**/manifest.json")
+        }
+        for seed in ("seed-42", "seed-43")
+    }
+    for name, stages in {
+        "spin": ["sft", "rollouts/sft/spin", "pairs/spin", "baselines/spin"],
+        "wmss": ["entropy/base", "sft", "entropy/sft", "round-1/active", "round-1/strong"],
+        "neftune": ["baselines/neftune"],
+    }.items():
+        assert sorted(found["methods"][name]["stages"]) == sorted(stages)
+        seconds = [sum(each[stage]["wall_seconds"] for stage in stages) for each in manifests.values()]
+        after = [sum(each[stage]["wall_seconds"] for stage in stages if stage != "sft") for each in manifests.values()]
+        assert rows[name]["seconds"] == pytest.approx(sum(seconds) / 2)
+        assert rows[name]["seconds_after_m1"] == pytest.approx(sum(after) / 2)
+    assert (
+        rows["sft"]["generated_tokens"] == 0 and rows["dpo"]["generated_tokens"] > rows["spin"]["generated_tokens"] > 0
+    )
+    lengths = [
+        sum(json.loads(line)["tokens"] for line in (root / seed / "rollouts/sft/spin/rollouts.jsonl").open())
+        for seed in manifests
+    ]
+    assert rows["spin"]["generated_tokens"] == sum(lengths) / 2
+    assert rows["sft"]["trained_tokens"] == pytest.approx(rows["m1"]["trained_tokens"] * 41 / 40)
+    active = manifests["seed-42"]["round-1/strong"]["counters"]
+    assert active["trained_tokens"] % 2 == 0 and rows["wmss"]["trained_tokens"] > rows["m1"]["trained_tokens"]
+
+
+def test_the_table_is_there_for_people_and_for_programs(compared):
+    root, _, found = compared
+    lines = list(csv.DictReader((root / "comparison.csv").open()))
+    assert [line["method"] for line in lines] == [row["method"] for row in found["rows"]]
+    assert [float(line["score"]) for line in lines] == [row["score"] for row in found["rows"]]
+    text = (root / "comparison.md").read_text()
+    assert "| wmss | 2 |" in text and "tokens generated" in text and "Without a result" not in text
+    assert all((root / seed / "report.html").is_file() for seed in ("seed-42", "seed-43"))
+    assert found["hardware"] and found["versions"]["torch"]
+
+
+def test_a_second_call_computes_nothing_and_a_further_seed_only_itself(compared, tmp_path):
+    root = tmp_path / "again"
+    shutil.copytree(compared[0], root)
+    recorder, found = compare(root)
+    assert recorder.ran == {} and rows_of(found)["spin"]["score"] == rows_of(compared[2])["spin"]["score"]
+    recorder, found = compare(root, methods=["sft"], seeds=3)
+    assert rows_of(found)["sft"]["seeds"] == ["42", "43", "44"] and "spin" not in rows_of(found)
+    assert {"sft", "baselines/sft", "baselines/sft_restart"} <= set(recorder.ran)
+
+
+def test_a_method_that_cannot_be_trained_leaves_the_others_alone_and_is_named(compared, tmp_path):
+    root = tmp_path / "failing"
+    shutil.copytree(compared[0], root)
+    # greedy rollouts of a prompt are alike, so none has a right and a wrong one
+    changed = ["dpo.rollouts.samples=1", "dpo.rollouts.temperature=0"]
+    recorder, found = compare(root, *changed, seeds=1)
+    rows = rows_of(found)
+    assert list(found["failed"]) == ["dpo"] and "Nothing is left of" in found["failed"]["dpo"]["42"]
+    assert rows["dpo"]["seeds"] == [] and "score" not in rows["dpo"] and rows["wmss"]["seeds"] == ["42"]
+    assert list(recorder.ran) == ["rollouts/sft/dpo", "pairs/dpo"]
+    assert "Without a result" in (root / "comparison.md").read_text()
+    write_comparison(root)  # from files alone
+
+
+@pytest.mark.parametrize(
+    "overrides, methods, answer",
+    [
+        ([], ["sfft"], "--methods: sfft is not a method. Did you mean sft?"),
+        (["eval.benchmarks=[]"], ["sft"], "demo: eval.benchmarks names none"),
+        (["undial.strength=-1"], ["undial"], "undial.strength: Input should be greater than or equal to 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_anything_runs(tmp_path, overrides, methods, answer):
+    with pytest.raises(UserError, match=answer):
+        compare_methods("demo", overrides, tmp_path / "runs", Recorder(), methods=methods, seeds=1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_folder_of_a_run_is_not_taken_for_a_comparison(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="is the directory of one run; give another --output"):
+        compare_methods("demo", [], tmp_path, Recorder(), methods=["sft"], seeds=1)
