@@ -70,7 +70,7 @@ class RolloutSettings(Settings):
     """Before that, leave only so many most probable tokens; unset: all."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of a completion; unset, what the shortest prompt leaves of `data.max_length`. A completion that is
-    longer than its own prompt leaves counts as cut."""
+    longer than its own prompt leaves counts as cut: wrong if its answer is, in no pair if that is right."""
     subsample: int | None = Field(default=None, ge=1)
     """Use only so many prompts, drawn at random by the seed; the paper took 20000. Unset: all."""
 

@@ -57,6 +57,8 @@ def test_dpo_goes_from_rollouts_over_pairs_to_a_model(dpo_run, learner):
         assert labels[pair["id"], pair["chosen_sample"]] and not labels[pair["id"], pair["rejected_sample"]]
     assert counters(root, "baselines/dpo")["steps"] == len(pairs) // 2 and moved(root, learner, "baselines/dpo")
     assert read_json(root / "baselines/dpo/manifest.json")["settings"]["beta"] == 0.1
+    files = {path.name for path in (root / "pairs/dpo").iterdir()}
+    assert files == {"pairs.jsonl", "pairs.arrow", "funnel.json", "manifest.json"}, "training leaves nothing there"
 
 
 def test_what_is_done_is_skipped_and_a_training_setting_asks_nothing_again(dpo_run, learner, tmp_path, says):
@@ -160,6 +162,7 @@ def test_samples_that_all_equal_the_data_are_an_error_before_training(learner, t
     says(lambda request: by_seed[request.seed])
     with pytest.raises(UserError, match=r"the sample is the data's completion: 8 .*earlier checkpoint"):
         run(tmp_path / "run", learner, "spin")
+    assert not (tmp_path / "run/pairs").exists() and not (tmp_path / "run/baselines").exists()
 
 
 def test_a_seeded_draw_of_prompts_is_asked_in_their_order(learner, tmp_path, says):

@@ -79,7 +79,9 @@ def test_ssb_goes_from_attempts_over_hints_and_stored_logits_to_a_student(talks,
         want = (logits / 1.5).logsumexp(-1)
         torch.testing.assert_close(torch.tensor(row["teacher_lse"]), want, atol=1e-3, rtol=1e-3)
     found = counters(root, "targets/ssb")
-    assert 0 < found["coverage_at_temperature"] <= found["coverage"] <= 1 and found["right"] == 7
+    assert 0 < found["coverage_at_temperature"] <= found["coverage"] <= 1
+    assert found | {"replies": 8, "right": 7, "kept": 7} == found
+    assert found["tokens"] == sum(int((row["labels"] != -100).sum()) for row in targets)
     trained = counters(root, "baselines/ssb")
     ours, theirs = load_file(root / "baselines/ssb/model.safetensors"), base.state_dict()
     assert trained["steps"] == 2 and any(not torch.equal(ours[name], theirs[name]) for name in ours)
@@ -223,6 +225,14 @@ def test_accumulated_micro_batches_give_the_loss_of_one(tmp_path, monkeypatch):
     whole = trainer.compute_loss(trainer.model, Collator(0)(rows), num_items_in_batch=items)
     parts = [trainer.compute_loss(trainer.model, Collator(0)([row]), num_items_in_batch=items) for row in rows]
     torch.testing.assert_close(sum(parts), whole)
+
+
+def test_logits_of_a_teacher_with_another_vocabulary_are_refused(tmp_path, monkeypatch):
+    rows = token_rows_with(tiny_model(seed=1, vocab_size=96), k=20)
+    model = add_adapter(tiny_model(seed=2), lora_config(LoraSettings(rank=4, alpha=4)), seed=0)
+    trainer = trainer_of(model, rows, SsbSettings(batch_size=2, micro_batch_size=2), tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"names token \d\d, and the head has 64 rows\. Use a model with"):
+        trainer.compute_loss(trainer.model, Collator(0)(rows))
 
 
 def test_defaults_are_those_of_the_paper():

@@ -19,7 +19,7 @@ from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe_baselines import PreferenceSettings
 from weakdriven.rundir import EXAMPLES, FUNNEL, Stage, append_jsonl, read_jsonl, write_json
-from weakdriven.training.preference import COLUMNS, train_preference
+from weakdriven.training.preference import COLUMNS, SIDES, train_preference
 from weakdriven.training.supervised import Phase
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"
@@ -66,7 +66,7 @@ def pair_stage(stages: Stages, name: str, data: Stage, rollouts: Stage, make: Ma
                 append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
                 writer.write_batch(pa.RecordBatch.from_pylist([row for _, row in batch], SCHEMA))
                 for _, row in batch:
-                    tokens = {f"{side}_tokens": len(row[f"{side}_ids"]) for side in ("chosen", "rejected")}
+                    tokens = {f"{side}_tokens": len(row[f"{side}_ids"]) for side in SIDES}
                     counted.update(pairs=1, truncated=int(row["truncated"]), **tokens)
         funnel = tally.funnel.then(fitting)
         write_json(out / FUNNEL, {**funnel.to_json(), "rollouts": tally.rollouts})
