@@ -34,7 +34,7 @@ def learner(tmp_path_factory):
 
 
 class Says:
-    """An engine that answers each request with what `text` gives for its place, and stops at `limit`."""
+    """An engine that answers each request with the text, or the completion, that `text` gives, and stops at `limit`."""
 
     def __init__(self, text, limit=None):
         self.text, self.limit, self.asked = text, limit, 0
@@ -42,7 +42,8 @@ class Says:
     def complete(self, requests, sampling, on_done):
         self.asked += len(requests)
         for place, request in list(enumerate(requests))[: self.limit]:
-            on_done({place: Completion(self.text(request), 5, "stop")})
+            said = self.text(request)
+            on_done({place: said if isinstance(said, Completion) else Completion(said, 5, "stop")})
 
 
 @pytest.fixture

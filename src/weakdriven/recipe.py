@@ -253,9 +253,9 @@ class Recipe(Settings):
 
     `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 goes on with a fresh optimizer, as in WMSS.
     `sft_active`: M1 on the rows that WMSS trains on. `sft_compute`: SFT for the compute of WMSS. `uniform_active`: WMSS
-    on as many rows drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`:
-    see there. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a frozen
-    weak model."""
+    on as many rows drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`,
+    `spin`, `dpo`, `ssb`: see there. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint
+    training, with a frozen weak model."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
 

@@ -1,8 +1,9 @@
 """Settings of the baselines: a block of a recipe for each that has any."""
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from weakdriven.settings import Settings, TrainSettings
 
@@ -69,7 +70,7 @@ class RolloutSettings(Settings):
     """Before that, leave only so many most probable tokens; unset: all."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of a completion; unset, what the shortest prompt leaves of `data.max_length`. A completion that is
-    longer than its own prompt leaves counts as cut."""
+    longer than its own prompt leaves counts as cut: wrong if its answer is, in no pair if that is right."""
     subsample: int | None = Field(default=None, ge=1)
     """Use only so many prompts, drawn at random by the seed; the paper took 20000. Unset: all."""
 
@@ -118,7 +119,19 @@ class SpinSettings(PreferenceSettings):
 
     iterations: int = Field(default=1, ge=1)
     """Each samples anew from the model that the last one gave, which is also its reference."""
+    mix_previous: bool = False
+    """From the second iteration on, train on the pairs of the one before as well, as the authors' code does."""
     rollouts: SpinRolloutSettings = SpinRolloutSettings()
+
+
+HINT_FIELDS = ("problem", "right", "wrong", "ending")
+HINT_NAMES = ", ".join(f"{{{name}}}" for name in HINT_FIELDS)
+HINT_FIELD = re.compile(r"(?P<latex>\\[A-Za-z]+(?:\{\w*\})*|[\^_])?\{(?P<name>[A-Za-z]\w+)\}")
+"""A word in braces; after a command, as in LaTeX, it is one of ours only if it has its name."""
+
+
+def is_unknown(field: re.Match[str]) -> bool:
+    return field["latex"] is None and field["name"] not in HINT_FIELDS
 
 
 class SsbTeacherSettings(Settings):
@@ -163,8 +176,24 @@ class SsbSettings(TrainSettings):
     """The stored probabilities are made to add up to 1; false: they stay as they are, and the sum is partial."""
     student_support: Literal["full", "topk"] = "full"
     """`topk` compares over the stored tokens alone, also on the student's side."""
+    hint: str | None = None
+    """What the teacher is asked, in words of your own: {problem} and {right} or {wrong} (the attempts), perhaps
+    {ending} (how the domain's answers end). Other braces stay as they are. For models with too few positions for our
+    wording, for instance."""
     rollouts: SsbRolloutSettings = SsbRolloutSettings()
     teacher: SsbTeacherSettings = SsbTeacherSettings()
+
+    @field_validator("hint")
+    @classmethod
+    def _hint_shows_an_attempt(cls, value: str | None) -> str | None:
+        found = {match["name"] for match in HINT_FIELD.finditer(value or "")}
+        if unknown := sorted(match["name"] for match in HINT_FIELD.finditer(value or "") if is_unknown(match)):
+            raise ValueError(f"{{{unknown[0]}}} is no field of a hint; there are {HINT_NAMES}")
+        if value is not None and not ("problem" in found and found & {"right", "wrong"}):
+            raise ValueError(
+                f"a hint needs {{problem}} and at least one of {{right}} and {{wrong}}, found {value!r:.80}"
+            )
+        return value
 
     @model_validator(mode="after")
     def _some_loss(self) -> "SsbSettings":

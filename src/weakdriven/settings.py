@@ -23,7 +23,7 @@ class TrainSettings(Settings):
     epochs: int = Field(default=1, ge=1)
     """Passes over the data of this phase."""
     learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     batch_size: int = Field(default=512, ge=1)
     """Examples per optimizer step, over all devices and accumulated micro-batches."""
     micro_batch_size: int = Field(default=1, ge=1)
@@ -38,11 +38,12 @@ class TrainSettings(Settings):
     """Decoupled weight decay of AdamW."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of AdamW's two running means."""
-    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8"] = "adamw"
-    """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao).
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8", "rmsprop"] = "adamw"
+    """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao);
+    or `rmsprop`, SPIN's own: torch's, whose decay of 0.99 is fixed and whose weight decay is added to the gradient.
 
-    Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` loses it. The
-    others round it up or down by chance, so that it is kept on average."""
+    Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` and `rmsprop`
+    lose it. The others round it up or down by chance, so that it is kept on average."""
     gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
     """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
     attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
@@ -68,4 +69,10 @@ class TrainSettings(Settings):
                 f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}; "
                 "choose a micro_batch_size that divides it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _betas_have_an_adam(self) -> "TrainSettings":
+        if self.optimizer == "rmsprop" and self.adam_betas != (0.9, 0.999):
+            raise ValueError("adam_betas are of AdamW, but optimizer is rmsprop; remove one of them")
         return self

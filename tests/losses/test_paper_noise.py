@@ -59,6 +59,8 @@ def test_numbers_of_the_fixture_are_the_published_ones(sign, noise, monkeypatch)
     assert loss.item() == near(0.0917560) and statistics.noised_loss.item() == near(0.0917560)
     assert statistics.clean_loss.item() == near(0.0721724)
     assert trained.grad[0].tolist() == near([-0.087672, 0.058323, 0.021456, 0.007893])
+    noised = torch.tensor([3.75, 1, 0, -1]).softmax(0) - F.one_hot(FIRST[0], 4)
+    assert trained.grad[0].tolist() == near(noised.tolist())
 
 
 @every_chunk

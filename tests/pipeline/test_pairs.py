@@ -1,19 +1,25 @@
 """Which rollouts become pairs, which do not and why, and what SSB's teacher is asked."""
 
+import json
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from helpers import embedded_tokenizer
+from recipe_cases import parse
 from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.answers import BAD_GOLD, FAILED
 from weakdriven.generate import Sampling
 from weakdriven.generate.requests import Completion
 from weakdriven.generate.samples import Ask
+from weakdriven.pipeline import pairs
 from weakdriven.pipeline.distil import Judge
-from weakdriven.pipeline.pairs import Pair, Reply, dpo_pairs, hinted, hinted_prompts, spin_pairs, trace_pairs
+from weakdriven.pipeline.pairs import Pair, Reply, Tally, hinted, hinted_prompts, with_rollouts
 from weakdriven.pipeline.rollouts import Rollout, Rollouts, as_fault, as_label
 from weakdriven.pipeline.verify import BAD_TESTS, NO_ANSWER_FOUND, VERIFIER_TIMEOUT, Checks, Fault, verifier
 from weakdriven.rundir import read_jsonl
@@ -30,6 +36,22 @@ def labelled(id, labels):
     """True is right, False wrong, None a verifier that took too long."""
     faults = {True: None, False: WRONG, None: Fault(VERIFIER_TIMEOUT)}
     return [rollout(id, sample, faults[label]) for sample, label in enumerate(labels)]
+
+
+def example(id="a", completion="real", **more):
+    return Example(id, [{"role": "user", "content": f"{id}?"}], completion, **more)
+
+
+def all_pairs(make, rollouts, **options):
+    """What a maker of pairs gives and counts, where all examples have the same completion."""
+    examples, tally = map(example, dict.fromkeys(one.row["id"] for one in rollouts)), Tally()
+    made = list(make(with_rollouts(examples, rollouts), tally, **options))
+    return SimpleNamespace(pairs=made, funnel=tally.funnel, counts=dict(tally.rollouts), prompts=tally.prompts)
+
+
+dpo_pairs, trace_pairs, spin_pairs = (
+    partial(all_pairs, make) for make in (pairs.dpo_pairs, pairs.trace_pairs, pairs.spin_pairs)
+)
 
 
 def samples(paired):
@@ -152,12 +174,7 @@ def test_labels_hold_the_answer_of_a_wrong_completion(tmp_path):
     assert as_fault(old) == Fault("wrong answer")
 
 
-def example(id="a", completion="real", **more):
-    return Example(id, [{"role": "user", "content": f"{id}?"}], completion, **more)
-
-
 def test_a_spin_pair_is_the_data_against_the_models_own_sample():
-    examples = {id: example(id) for id in "abcdefg"}
     own = [
         rollout("a", 0, WRONG),
         rollout("b", 0, text="real"),
@@ -167,7 +184,7 @@ def test_a_spin_pair_is_the_data_against_the_models_own_sample():
         rollout("f", 0, text="rea", finish="length"),
         rollout("g", 0, text="real "),
     ]
-    paired = spin_pairs(examples, own, ["<|im_end|>", "<|endoftext|>"])
+    paired = spin_pairs(own, end_tokens=["<|im_end|>", "<|endoftext|>"])
     assert [(pair.id, pair.rejected) for pair in paired.pairs] == [
         ("a", Reply("a-0", True, 0)),
         ("d", Reply("", True, 0)),
@@ -176,15 +193,17 @@ def test_a_spin_pair_is_the_data_against_the_models_own_sample():
     ]
     assert all(pair.chosen == Reply("real", True, None) for pair in paired.pairs)
     assert dropped(paired.funnel) == {"the sample is the data's completion": 2, "empty and cut off": 1}
-    assert paired.counts == {"rollouts": 7, "cut": 2}
+    assert paired.counts == {"rollouts": 7, "cut": 2} and paired.prompts == 7
+    both = spin_pairs([rollout("a", 0), rollout("a", 1, text="real"), rollout("a", 2)])
+    assert samples(both) == [("a", None, 0), ("a", None, 2)] and both.prompts == 1, "each sample may be a pair"
 
 
 def test_only_samples_that_equal_the_data_are_an_error():
     with pytest.raises(UserError, match=r"of 2 prompts; the sample is the data's completion: 2 .*higher temperature"):
-        spin_pairs({id: example(id) for id in "ab"}, [rollout("a", 0, text="real"), rollout("b", 0, text="real")])
+        spin_pairs([rollout("a", 0, text="real"), rollout("b", 0, text="real")])
 
 
-TRACES = Pair("a", Reply("so {5} \\boxed{5}", True, 3), Reply("so \\boxed{3}", False, 1))
+TRACES = Pair(example("a"), Reply("so {5} \\boxed{5}", True, 3), Reply("so \\boxed{3}", False, 1))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +213,7 @@ TRACES = Pair("a", Reply("so {5} \\boxed{5}", True, 3), Reply("so \\boxed{3}", F
 def test_the_hint_shows_both_traces_and_asks_for_the_ending_of_the_domain(own, whole, ending):
     first = {"role": "system", "content": "Be kind."}
     asked = Example("a", [first, {"role": "user", "content": "2+3?"}], "real", domain=own)
-    hint = hinted(asked, TRACES, whole)
+    hint = hinted(replace(TRACES, example=asked), whole)
     text = hint.prompt[1]["content"]
     assert hint.prompt[0] == first and hint.completion == "" and text.endswith(ending)
     assert text.startswith("2+3?\n") and "Never mention" in text
@@ -207,11 +226,58 @@ def test_a_hint_that_is_too_long_is_dropped_and_counted_never_cut():
     def length(one):
         return len(renderer.tokenizer(renderer.prompt(one.prompt), add_special_tokens=False)["input_ids"])
 
-    examples, long = {id: example(id) for id in "ab"}, Pair("b", Reply("long " * 200), Reply("x"))
-    limit = length(hinted(examples["a"], TRACES, "math"))
+    long, funnel = Pair(example("b"), Reply("long " * 200), Reply("x")), Funnel()
+    limit = length(hinted(TRACES, "math"))
     options = {"domain": "math", "max_prompt_tokens": limit}
-    asked, funnel = hinted_prompts([TRACES, long], examples, length, **options)
-    assert [one.id for one in asked] == ["a"] and dropped(funnel) == {"hinted prompt too long": 1}
-    assert asked == [hinted(examples["a"], TRACES, "math")]
-    with pytest.raises(UserError, match=r"of 1 prompts; hinted prompt too long: 1 .*max_prompt_tokens"):
-        hinted_prompts([long], examples, length, **options)
+    asked = list(hinted_prompts([TRACES, long], length, funnel, **options))
+    assert asked == [(TRACES, hinted(TRACES, "math"))] and dropped(funnel) == {"hinted prompt too long": 1}
+    with pytest.raises(
+        UserError, match=r"of 1 prompts; hinted prompt too long: 1 .*max_prompt_tokens .*a shorter ssb\.hint"
+    ):
+        list(hinted_prompts([long], length, Funnel(), **options))
+
+
+OWN = "Q: {problem}\nGood: {right}\nBad: {wrong}\n{ending} Write $x^{2}$, {n} and \\frac{one}{two} as \\boxed{}."
+
+
+def test_a_hint_of_ones_own_has_its_fields_filled_once_and_keeps_all_other_braces():
+    asked = Example("a", [{"role": "user", "content": "2+3 {right}?"}], "real", domain="math")
+    pair = Pair(asked, Reply("so {wrong} \\boxed{5}"), Reply("so \\1 {ending}"))
+    text = hinted(pair, "math", parse(f"ssb.hint={json.dumps(OWN)}").ssb.hint).prompt[0]["content"]
+    assert text == (
+        "Q: 2+3 {right}?\nGood: so {wrong} \\boxed{5}\nBad: so \\1 {ending}\nEnd with the final answer in \\boxed{}. "
+        "Write $x^{2}$, {n} and \\frac{one}{two} as \\boxed{}."
+    )
+
+
+@pytest.mark.parametrize(
+    "hint, message",
+    [
+        ("{problem} only", r"ssb\.hint: .*needs \{problem\} and at least one of \{right\} and \{wrong\}, found"),
+        ("{right} {wrong}", r"needs \{problem\} and at least one"),
+        ("", r"needs \{problem\} and at least one"),
+        (
+            "{problem} {right} {gold}",
+            r"\{gold\} is no field of a hint; there are \{problem\}, \{right\}, \{wrong\}, \{end",
+        ),
+    ],
+)
+def test_a_hint_without_its_fields_or_with_others_is_refused_at_load_time(hint, message):
+    with pytest.raises(UserError, match=message):
+        parse(f"ssb.hint={json.dumps(hint)}")
+
+
+def test_prompts_are_read_one_at_a_time_and_those_that_were_not_asked_are_passed_over():
+    read = []
+
+    def reading(rows, name):
+        for one in rows:
+            read.append(name(one))
+            yield one
+
+    examples = reading(map(example, "abcd"), lambda one: one.id)
+    rollouts = reading([one for id in "bcd" for one in labelled(id, [True, False])], lambda one: one.row["text"])
+    made = pairs.dpo_pairs(with_rollouts(examples, rollouts), Tally())
+    assert next(made).example == example("b")
+    assert read == ["b-0", "a", "b", "b-1", "c-0"], "no further than to where the next prompt begins"
+    assert [pair.id for pair in made] == ["c", "d"]

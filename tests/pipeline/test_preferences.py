@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 
 import rollout_cases
 from conftest import run_small, small_recipe
-from helpers import demo_examples
+from helpers import demo_examples, embedded_tokenizer
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.generate.requests import request_seed
-from weakdriven.pipeline import rollout_stage as rolling
+from weakdriven.pipeline import preferences
 from weakdriven.rundir import read_json, read_jsonl
 
 learner, says = rollout_cases.learner, rollout_cases.says
@@ -55,6 +57,8 @@ def test_dpo_goes_from_rollouts_over_pairs_to_a_model(dpo_run, learner):
         assert labels[pair["id"], pair["chosen_sample"]] and not labels[pair["id"], pair["rejected_sample"]]
     assert counters(root, "baselines/dpo")["steps"] == len(pairs) // 2 and moved(root, learner, "baselines/dpo")
     assert read_json(root / "baselines/dpo/manifest.json")["settings"]["beta"] == 0.1
+    files = {path.name for path in (root / "pairs/dpo").iterdir()}
+    assert files == {"pairs.jsonl", "pairs.arrow", "funnel.json", "manifest.json"}, "training leaves nothing there"
 
 
 def test_what_is_done_is_skipped_and_a_training_setting_asks_nothing_again(dpo_run, learner, tmp_path, says):
@@ -83,6 +87,46 @@ def test_spin_prefers_the_data_and_starts_each_iteration_from_the_last(learner, 
     first = next(read_jsonl(root / "baselines/spin-2/metrics.jsonl"))
     assert first["loss"] == pytest.approx(0.693147, abs=1e-5), "its reference is where it starts"
     assert moved(root, root / "baselines/spin", "baselines/spin-2")
+
+
+def test_spin_may_train_on_the_pairs_of_the_iteration_before_too(learner, tmp_path, says):
+    says(lambda request: f"no {request.seed % 1000}")
+    root, rates = tmp_path / "run", ["spin.learning_rate=1e-5", "spin.optimizer=rmsprop"]
+    run(root, learner, "spin", *rates, "spin.iterations=3", "spin.mix_previous=true")
+    assert [counters(root, f"baselines/{name}")["rows"] for name in ("spin", "spin-2", "spin-3")] == [8, 16, 16]
+    manifests = {name: read_json(root / name / "manifest.json") for name in ("baselines/spin-3", "pairs/spin-2")}
+    inputs = manifests["baselines/spin-3"]["inputs"]
+    assert inputs["previous_pairs"] == manifests["pairs/spin-2"]["key"] != inputs["pairs"]
+    assert manifests["baselines/spin-3"]["settings"]["optimizer"] == "rmsprop"
+    first = next(read_jsonl(root / "baselines/spin-3/metrics.jsonl"))
+    assert first["loss"] == pytest.approx(0.693147, abs=1e-5), "all pairs have the start of the iteration as reference"
+    plain = run(root, learner, "spin", *rates, "spin.iterations=2")
+    assert list(plain.ran) == ["baselines/spin-2"], "the first iteration has no other before it"
+    assert counters(root, "baselines/spin-2")["rows"] == 8
+
+
+def test_the_list_of_pairs_is_that_of_what_is_trained_on_in_batches_of_any_size(learner, tmp_path, says, monkeypatch):
+    renderer, examples = Renderer(embedded_tokenizer(), "math", "plain"), demo_examples(8)
+    longest = max(len(renderer.tokenizer(renderer.prompt(one.prompt))["input_ids"]) for one in examples) + 4
+    late = {request_seed(42, one.id, 0): one.completion + " indeed" for one in examples[::2]}
+    says(lambda request: late.get(request.seed, "no"))
+    found = []
+    for size in (1000, 3):
+        monkeypatch.setattr(preferences, "BATCH", size)
+        root = tmp_path / str(size)
+        run(root, learner, "spin", f"data.max_length={longest}", "spin.rollouts.max_new_tokens=4")
+        tokens = load_tokens(root / "pairs/spin/pairs.arrow").to_list()
+        listed = list(read_jsonl(root / "pairs/spin/pairs.jsonl"))
+        kept = [one.id for one in examples[1::2]]
+        assert [row["id"] for row in tokens] == [row["id"] for row in listed] == kept
+        funnel = read_json(root / "pairs/spin/funnel.json")
+        assert (funnel["kept"], funnel["dropped"]["no different tokens"]["rows"]) == (4, 4)
+        counted = counters(root, "pairs/spin")
+        sizes = {f"{side}_tokens": sum(len(row[f"{side}_ids"]) for row in tokens) for side in ("chosen", "rejected")}
+        expected = {"prompts": 8, "pairs": 4, "dropped": 4, "truncated": 4, "rollouts": 8, "cut": 0, **sizes}
+        assert counted == expected
+        found.append((tokens, listed, funnel, counted))
+    assert found[0] == found[1]
 
 
 def test_a_killed_rollout_stage_asks_for_the_rest_only(learner, tmp_path, says):
@@ -118,6 +162,7 @@ def test_samples_that_all_equal_the_data_are_an_error_before_training(learner, t
     says(lambda request: by_seed[request.seed])
     with pytest.raises(UserError, match=r"the sample is the data's completion: 8 .*earlier checkpoint"):
         run(tmp_path / "run", learner, "spin")
+    assert not (tmp_path / "run/pairs").exists() and not (tmp_path / "run/baselines").exists()
 
 
 def test_a_seeded_draw_of_prompts_is_asked_in_their_order(learner, tmp_path, says):
@@ -139,20 +184,6 @@ def test_rows_without_answers_cannot_be_verified_and_need_not_be_for_spin(learne
         run(tmp_path / "dpo", learner, "dpo", f"data.path={tmp_path / 'rows.jsonl'}")
     run(tmp_path / "spin", learner, "spin", f"data.path={tmp_path / 'rows.jsonl'}")
     assert counters(tmp_path / "spin", "pairs/spin")["pairs"] == 4
-
-
-def test_a_completion_longer_than_what_may_be_learned_is_as_good_as_cut(learner, tmp_path, says):
-    says(lambda request: "\\boxed{-1}")
-    with pytest.raises(UserError, match="no right rollout: 8"):
-        run(tmp_path / "run", learner, "dpo", "data.max_length=256")
-    one = demo_examples(1)[0]
-    row = {"id": one.id, "sample": 0, "text": f"\\boxed{{{one.gold}}}", "tokens": 9, "finish": "stop"}
-    stages = type("Stages", (), {"recipe": small_recipe()})
-    reasons = [
-        [fault and fault.reason for fault in rolling.judged(stages, {one.id: one}, {one.id: room}, [row])]
-        for room in (None, 9, 8)
-    ]
-    assert reasons == [[None], [None], ["cut off"]]
 
 
 def test_baselines_beside_wmss_start_from_its_m1_and_are_evaluated_like_its_models(learner, tmp_path):
@@ -187,9 +218,10 @@ def test_a_server_that_cannot_be_started_is_refused_before_anything_runs(learner
     [
         ("dpo.rollouts.temperature=0", "all 4 samples would be the same"),
         ("dpo.rollouts.sampels=2", "samples"),
-        ("spin.beta=0", "beta"),
+        ("spin.beta=0", r"spin\.beta: Input should be greater than 0, found 0"),
+        ("dpo.beta=-0.1", r"dpo\.beta: Input should be greater than 0, found -0\.1"),
         ("dpo.rollouts.top_k=0", "top_k"),
-        ("baselines=[dpo]", "among the baselines too"),
+        ("baselines=[dpo]", "stands in baselines too"),
     ],
 )
 def test_wrong_settings_are_refused(override, message):

@@ -1,5 +1,7 @@
 """SSB through a recipe: attempts, hints, verified replies, stored logits, a student; and what it cannot do."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -77,7 +79,9 @@ def test_ssb_goes_from_attempts_over_hints_and_stored_logits_to_a_student(talks,
         want = (logits / 1.5).logsumexp(-1)
         torch.testing.assert_close(torch.tensor(row["teacher_lse"]), want, atol=1e-3, rtol=1e-3)
     found = counters(root, "targets/ssb")
-    assert 0 < found["coverage_at_temperature"] <= found["coverage"] <= 1 and found["right"] == 7
+    assert 0 < found["coverage_at_temperature"] <= found["coverage"] <= 1
+    assert found | {"replies": 8, "right": 7, "kept": 7} == found
+    assert found["tokens"] == sum(int((row["labels"] != -100).sum()) for row in targets)
     trained = counters(root, "baselines/ssb")
     ours, theirs = load_file(root / "baselines/ssb/model.safetensors"), base.state_dict()
     assert trained["steps"] == 2 and any(not torch.equal(ours[name], theirs[name]) for name in ours)
@@ -88,6 +92,39 @@ def test_ssb_goes_from_attempts_over_hints_and_stored_logits_to_a_student(talks,
     assert run(root).ran == {}
     again = run(root, "ssb.kd_weight=0.25")
     assert list(again.ran) == ["baselines/ssb"] and talks.asked == asked
+
+
+def test_a_hint_in_other_words_asks_the_teacher_anew_and_only_that(talks, tmp_path):
+    root, hint = tmp_path / "run", "Q: {problem} Good: {right}\nBad: {wrong} Use \\boxed{}."
+    run(root)
+    assert "hint" not in read_json(root / "hints/ssb/manifest.json")["settings"]
+    recorder = run(root, f"ssb.hint={json.dumps(hint)}")
+    assert list(recorder.ran) == ["hints/ssb", "rollouts/base/ssb-hinted", "targets/ssb", "baselines/ssb"]
+    one, row = demo_examples(1)[0], next(read_jsonl(root / "hints/ssb/examples.jsonl"))
+    problem = one.prompt[-1]["content"]
+    asked = f"Q: {problem} Good: \\boxed{{{one.gold}}}\nBad: \\boxed{{-1}} Use \\boxed{{}}."
+    assert row["prompt"][-1]["content"] == asked
+    assert read_json(root / "hints/ssb/manifest.json")["settings"]["hint"] == hint
+
+
+def test_hints_that_are_too_long_are_counted_and_listed_nowhere(says, tmp_path):
+    examples = demo_examples(8)
+    texts = {request_seed(request_seed(42, "turn", 1), one.id, 0): one.completion for one in examples}
+    for one in examples:
+        texts[request_seed(42, one.id, 0)] = ("so " * 90 if one in examples[:3] else "") + f"\\boxed{{{one.gold}}}"
+    says(lambda request: texts.get(request.seed, "no"))
+    renderer = Renderer(embedded_tokenizer(), "math", "plain")
+    hint = "{problem} {right}"
+    short = [renderer.prompt([{"role": "user", "content": one.prompt[-1]["content"] + " " * 60}]) for one in examples]
+    limit = max(len(renderer.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in short)
+    root = tmp_path / "run"
+    run(root, f"ssb.hint={json.dumps(hint)}", f"ssb.teacher.max_prompt_tokens={limit}")
+    found = counters(root, "hints/ssb")
+    assert found | {"prompts": 8, "mixed": 8, "hints": 5, "too_long": 3, "no_answer": 24} == found
+    kept = [one.id for one in examples[3:]]
+    for file in ("examples.jsonl", "pairs.jsonl"):
+        assert [row["id"] for row in read_jsonl(root / "hints/ssb" / file)] == kept
+    assert read_json(root / "hints/ssb/funnel.json")["dropped"]["hinted prompt too long"]["rows"] == 3
 
 
 def test_with_lora_the_student_is_an_adapter_and_may_go_on_from_m1(talks, tmp_path):
@@ -188,6 +225,14 @@ def test_accumulated_micro_batches_give_the_loss_of_one(tmp_path, monkeypatch):
     whole = trainer.compute_loss(trainer.model, Collator(0)(rows), num_items_in_batch=items)
     parts = [trainer.compute_loss(trainer.model, Collator(0)([row]), num_items_in_batch=items) for row in rows]
     torch.testing.assert_close(sum(parts), whole)
+
+
+def test_logits_of_a_teacher_with_another_vocabulary_are_refused(tmp_path, monkeypatch):
+    rows = token_rows_with(tiny_model(seed=1, vocab_size=96), k=20)
+    model = add_adapter(tiny_model(seed=2), lora_config(LoraSettings(rank=4, alpha=4)), seed=0)
+    trainer = trainer_of(model, rows, SsbSettings(batch_size=2, micro_batch_size=2), tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"names token \d\d, and the head has 64 rows\. Use a model with"):
+        trainer.compute_loss(trainer.model, Collator(0)(rows))
 
 
 def test_defaults_are_those_of_the_paper():

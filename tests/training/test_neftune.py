@@ -84,6 +84,8 @@ def test_gaussian_noise_is_not_divided_by_the_width():
     noise = EmbeddingNoise(1.0, "gaussian").draw(16, (16, 4096), torch.Generator().manual_seed(0))
     assert noise.std().item() == pytest.approx(0.25, rel=0.02)
     assert noise.std().item() / (5 / (3 * 16 * 4096) ** 0.5) == pytest.approx((3 * 4096) ** 0.5 / 5, rel=0.02)
+    noise = EmbeddingNoise(1.0, "gaussian").draw(64, (64, 2560), torch.Generator().manual_seed(0))
+    assert noise.std().item() / (5 / (3 * 64 * 2560) ** 0.5) == pytest.approx(17.5, rel=0.02), "times that of NEFTune"
 
 
 def test_each_row_has_noise_of_its_own_length_and_none_on_its_padding():

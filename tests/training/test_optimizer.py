@@ -57,7 +57,7 @@ def test_updates_smaller_than_the_spacing_of_bf16_are_lost_only_by_plain_adamw(n
     assert state.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", *SLOW])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "rmsprop", *SLOW])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, work):
     settings = TrainSettings(**SMALL, optimizer=name, learning_rate=2e-3, save_steps=2)
     whole, resumed = wide_model(), wide_model()
@@ -90,6 +90,12 @@ def test_a_missing_package_or_compiler_is_told_before_anything_is_computed(name,
     with pytest.raises(UserError, match=rf"sft.optimizer: {name} needs torchao, .*; pip install 'weakdriven\[cuda\]'"):
         check_optimizer("sft.optimizer", name)
     check_optimizer("sft.optimizer", "adamw")
+    check_optimizer("sft.optimizer", "rmsprop")
+
+
+def test_rmsprop_has_no_betas():
+    with pytest.raises(ValueError, match="adam_betas are of AdamW, but optimizer is rmsprop; remove one of them"):
+        TrainSettings(optimizer="rmsprop", adam_betas=[0.9, 0.95])
 
 
 def test_fp8_on_a_gpu_that_has_none_is_told_before_anything_is_computed(monkeypatch):

@@ -1,6 +1,7 @@
 """DPO through TRL on our own tokens: loss and log-probabilities as they should be, and a reference asked once."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from datasets import Dataset
 
 from helpers import demo_examples, embedded_tokenizer, tiny_model, weights
+from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, tokenize
 from weakdriven.errors import UserError
@@ -18,6 +20,7 @@ from weakdriven.pipeline.pairs import Pair, Reply, pair_rows
 from weakdriven.recipe import DataSettings, LoraSettings, Recipe
 from weakdriven.rundir import METRICS, Progress, read_jsonl
 from weakdriven.settings import TrainSettings
+from weakdriven.training import preference
 from weakdriven.training.callbacks import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.preference import COLUMNS, REFERENCE, PreferenceTrainer, preference_arguments, train_preference
@@ -48,16 +51,19 @@ def renderer():
 
 def demo_pairs(count):
     """The data's completion against a shorter one that was cut."""
-    examples = demo_examples(count)
-    return {one.id: one for one in examples}, [
-        Pair(one.id, Reply(one.completion), Reply(f"{one.completion[: 4 + n]} no", n % 2 == 0, 0))
-        for n, one in enumerate(examples)
+    return [
+        Pair(one, Reply(one.completion), Reply(f"{one.completion[: 4 + n]} no", n % 2 == 0, 0))
+        for n, one in enumerate(demo_examples(count))
     ]
 
 
 def demo_rows(count):
-    examples, pairs = demo_pairs(count)
-    return Dataset.from_list(pair_rows(pairs, examples, renderer(), max_length=512)[0])
+    return Dataset.from_list(token_pairs(demo_pairs(count))[0])
+
+
+def token_pairs(pairs, max_length=512):
+    funnel = Funnel()
+    return [row for _, row in pair_rows(pairs, renderer(), funnel, max_length=max_length)], funnel
 
 
 def demo_model():
@@ -150,17 +156,18 @@ def test_the_demo_model_starts_at_log_2_with_our_own_log_probabilities(work):
         "rewards/chosen",
         "rewards/rejected",
         "rewards/accuracies",
+        "rewards/margins",
         "logps/chosen",
         "logps/rejected",
     } <= first.keys()
 
 
 def test_tokens_are_those_of_sft_and_only_what_ended_has_an_end():
-    examples, pairs = demo_pairs(4)
-    rows, funnel = pair_rows(pairs, examples, renderer(), max_length=512)
+    pairs = demo_pairs(4)
+    rows, funnel = token_pairs(pairs)
     end = renderer().tokenizer(renderer().end_of_turn, add_special_tokens=False)["input_ids"]
     for row, pair in zip(rows, pairs, strict=True):
-        expected = tokenize(examples[pair.id], renderer())
+        expected = tokenize(pair.example, renderer())
         assert row["prompt_ids"] + row["chosen_ids"] == expected["input_ids"]
         assert [IGNORE] * len(row["prompt_ids"]) + row["chosen_ids"] == expected["labels"]
         assert (row["rejected_ids"][-len(end) :] == end) is pair.rejected.ended
@@ -168,15 +175,15 @@ def test_tokens_are_those_of_sft_and_only_what_ended_has_an_end():
 
 
 def test_pairs_that_do_not_fit_or_differ_too_late_are_dropped():
-    examples, [pair, *_] = demo_pairs(1)
-    whole = pair_rows([pair], examples, renderer(), max_length=512)[0][0]
+    [pair] = demo_pairs(1)
+    [whole], _ = token_pairs([pair])
     prompt = len(whole["prompt_ids"])
-    [row], _ = pair_rows([pair], examples, renderer(), max_length=prompt + len(whole["chosen_ids"]) - 1)
+    [row], _ = token_pairs([pair], prompt + len(whole["chosen_ids"]) - 1)
     assert row["chosen_ids"] == whole["chosen_ids"][:-1] and row["truncated"]
     with pytest.raises(UserError, match=r"no different tokens: 1 .*max_length"):
-        pair_rows([pair], examples, renderer(), max_length=prompt + 1)
+        token_pairs([pair], prompt + 1)
     with pytest.raises(UserError, match="prompt too long: 1"):
-        pair_rows([pair], examples, renderer(), max_length=prompt)
+        token_pairs([pair], prompt)
 
 
 def test_micro_batches_of_any_size_give_the_same_loss(work):
@@ -237,3 +244,32 @@ def test_an_adapter_is_its_own_reference_and_stays_the_only_one(work):
 def test_a_beta_that_holds_nothing_is_refused(beta, work):
     with pytest.raises(UserError, match="beta is"):
         train(tiny_model(), demo_rows(4), work, beta=beta)
+
+
+def test_a_pair_of_equal_completions_has_the_loss_log_2_and_teaches_nothing(work):
+    ids = {"prompt_ids": [1, 2], "chosen_ids": [5, 6], "rejected_ids": [5, 6]}
+    model = tiny_model(vocab_size=4096)
+    trainer = trainer_of(model, Dataset.from_list([ids] * 4), work)
+    loss = trainer.compute_loss(model, trainer.data_collator(list(trainer.train_dataset)))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.6931472, abs=1e-6)
+    assert all(weight.grad is None or weight.grad.abs().max() < 1e-6 for weight in model.parameters())
+
+
+def test_spins_own_optimizer_is_that_of_torch_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
+    fit, made = preference.fit, []
+    monkeypatch.setattr(preference, "fit", lambda trainer: (made.append(trainer), fit(trainer))[1])
+    whole, again, rows = demo_model(), demo_model(), demo_rows(8)
+    options = {"optimizer": "rmsprop", "epochs": 2, "learning_rate": 1e-5, "weight_decay": 0.1}
+    train(whole, rows, work.with_name("whole"), **options)
+    [trainer] = made
+    optimizer = trainer.optimizer.optimizer
+    assert type(optimizer) is torch.optim.RMSprop
+    assert {group["alpha"] for group in optimizer.param_groups} == {0.99}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.1, 0.0}
+    assert len(optimizer.state) == len(list(whole.parameters()))
+    train(demo_model(), rows, work, **options)
+    shutil.rmtree(work / "checkpoints" / "checkpoint-4")
+    train(again, rows, work, **options)
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+    assert not torch.equal(weights(again)["lm_head.weight"], weights(demo_model())["lm_head.weight"])

@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
 
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
@@ -14,6 +15,10 @@ from weakdriven.errors import UserError
 from weakdriven.eval.answers import BAD_GOLD
 from weakdriven.pipeline.rollouts import Rollout
 from weakdriven.pipeline.verify import NO_ANSWER_FOUND
+from weakdriven.recipe_baselines import HINT_FIELDS
+
+Asked = tuple[Example, list[Rollout]]
+"""A prompt and what was sampled for it."""
 
 NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
 SAME_TEXT, SAME_AS_DATA, EMPTY = "both are the same text", "the sample is the data's completion", "empty and cut off"
@@ -27,7 +32,10 @@ SPIN_ADVICE = (
     "at a higher temperature, or take rows that it has not learned."
 )
 LENGTH_ADVICE = "Raise data.max_length, which prompt and completion share."
-HINT_ADVICE = "Raise the teacher's max_prompt_tokens, or take rollouts with fewer new tokens."
+HINT_ADVICE = (
+    "Raise ssb.teacher.max_prompt_tokens as far as the model has positions, take rollouts with fewer new tokens, or "
+    "give a shorter ssb.hint."
+)
 ENDINGS = {
     "math": "End with the final answer in \\boxed{}.",
     "code": "End with the whole program as one Python code block.",
@@ -66,9 +74,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Pair:
-    id: str
+    example: Example
     chosen: Reply
     rejected: Reply
+
+    @property
+    def id(self) -> str:
+        return self.example.id
 
     def as_row(self) -> dict[str, Any]:
         """For pairs.jsonl; the texts stand in rollouts.jsonl and in the data."""
@@ -82,52 +94,71 @@ class Pair:
         }
 
 
-class Paired(NamedTuple):
-    pairs: list[Pair]
-    funnel: Funnel
-    """Of prompts."""
-    counts: dict[str, int]
-    """Of rollouts: all, cut at the token budget, and where they are judged, undecided and without an answer."""
+@dataclass
+class Tally:
+    """What came of prompts and their rollouts; whole once the pairs are exhausted."""
+
+    funnel: Funnel = field(default_factory=Funnel)
+    """Of prompts; for SPIN, whose every sample may be a pair, of samples."""
+    prompts: int = 0
+    rollouts: Counter[str] = field(default_factory=Counter)
+    """All, cut at the token budget, and where they are judged, undecided and without an answer."""
+
+    def add(self, tried: Sequence[Rollout], *, judged: bool) -> None:
+        self.prompts += 1
+        self.rollouts.update(rollouts=len(tried), cut=sum(one.row["finish"] == "length" for one in tried))
+        if judged:
+            faults = [one.fault.reason for one in tried if one.fault is not None]
+            undecided = sum(one.undecided for one in tried)
+            self.rollouts.update(undecided=undecided, no_answer=faults.count(NO_ANSWER_FOUND))
 
 
-def dpo_pairs(rollouts: Iterable[Rollout]) -> Paired:
+def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> Iterator[Asked]:
+    """Each prompt that was asked, with its rollouts in sampling order; one at a time, for the files may be large.
+
+    Args:
+        examples: Those that were asked and perhaps others, in the order in which they were asked.
+        rollouts: Those of a prompt stand together.
+    """
+    examples = iter(examples)
+    for id, tried in groupby(rollouts, key=lambda one: one.row["id"]):
+        example = next(one for one in examples if one.id == id)
+        yield example, sorted(tried, key=lambda one: one.row["sample"])
+
+
+def dpo_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
     """The first right and the first wrong rollout of each prompt, in sampling order; undecided ones are neither."""
-    return mixed_pairs(rollouts, lambda wrong: wrong[0])
+    return mixed_pairs(asked, tally, lambda wrong: wrong[0])
 
 
-def trace_pairs(rollouts: Iterable[Rollout]) -> Paired:
+def trace_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
     """For SSB: the first right rollout of each prompt, and the first with the most frequent wrong answer."""
-    return mixed_pairs(rollouts, most_frequent)
+    return mixed_pairs(asked, tally, most_frequent)
 
 
-def mixed_pairs(rollouts: Iterable[Rollout], pick: Callable[[list[Rollout]], Rollout]) -> Paired:
-    """A pair of each prompt that has right and wrong rollouts.
+def mixed_pairs(asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollout]], Rollout]) -> Iterator[Pair]:
+    """A pair of each prompt that has right and wrong rollouts; none at all is an error.
 
     Args:
         pick: Takes the wrong ones, in sampling order.
     """
-    pairs, funnel, by_prompt = list[Pair](), Funnel(), grouped(rollouts)
-    for id, tried in by_prompt.items():
+    funnel = tally.funnel
+    for example, tried in asked:
+        tally.add(tried, judged=True)
         right = [one for one in tried if one.fault is None]
         wrong = [one for one in tried if one.fault is not None and not one.undecided]
         reasons = Counter(one.fault.reason if one.fault else "right" for one in tried)
         detail = ", ".join(f"{reason} {times}" for reason, times in reasons.most_common())
         if reasons[BAD_GOLD]:
-            funnel.drop(BAD_GOLD, id, detail)
+            funnel.drop(BAD_GOLD, example.id, detail)
         elif not right or not wrong:
-            funnel.drop(NONE_RIGHT if wrong else NONE_WRONG if right else UNDECIDED, id, detail)
+            funnel.drop(NONE_RIGHT if wrong else NONE_WRONG if right else UNDECIDED, example.id, detail)
         elif (chosen := right[0]).row["text"] == (rejected := pick(wrong)).row["text"]:
-            funnel.drop(SAME_TEXT, id, f"samples {chosen.row['sample']} and {rejected.row['sample']}")
+            funnel.drop(SAME_TEXT, example.id, f"samples {chosen.row['sample']} and {rejected.row['sample']}")
         else:
-            pairs.append(Pair(id, reply(chosen), reply(rejected)))
             funnel.keep()
+            yield Pair(example, reply(chosen), reply(rejected))
     refuse_none(funnel, MIXED_ADVICE)
-    judged = [one for tried in by_prompt.values() for one in tried]
-    counts = {
-        "undecided": sum(one.undecided for one in judged),
-        "no_answer": sum(one.fault is not None and one.fault.reason == NO_ANSWER_FOUND for one in judged),
-    }
-    return Paired(pairs, funnel, sizes(judged) | counts)
 
 
 def most_frequent(wrong: list[Rollout]) -> Rollout:
@@ -138,100 +169,87 @@ def most_frequent(wrong: list[Rollout]) -> Rollout:
     return wrong[max(range(len(wrong)), key=lambda place: times[answers[place]])]  # the first of equals
 
 
-def spin_pairs(examples: Mapping[str, Example], rollouts: Iterable[Rollout], end_tokens: Sequence[str] = ()) -> Paired:
-    """The data's completion against the model's own sample; verdicts are not looked at.
+def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] = ()) -> Iterator[Pair]:
+    """The data's completion against each of the model's own samples; verdicts are not looked at.
 
     Args:
         end_tokens: What an engine or the data may have left at the end of a text.
     """
-    pairs, funnel, by_prompt = list[Pair](), Funnel(), grouped(rollouts)
-    samples = [one for tried in by_prompt.values() for one in tried]
-    for one in samples:
-        id, real, own = one.row["id"], examples[one.row["id"]].completion, reply(one)
-        own = replace(own, text=without_end(own.text, end_tokens))
-        if own.text == without_end(real, end_tokens):
-            funnel.drop(SAME_AS_DATA, id)
-        elif not own.text and not own.ended:
-            funnel.drop(EMPTY, id)
-        else:
-            pairs.append(Pair(id, Reply(real), own))
-            funnel.keep()
+    funnel = tally.funnel
+    for example, tried in asked:
+        tally.add(tried, judged=False)
+        for own in map(reply, tried):
+            own = replace(own, text=without_end(own.text, end_tokens))
+            if own.text == without_end(example.completion, end_tokens):
+                funnel.drop(SAME_AS_DATA, example.id)
+            elif not own.text and not own.ended:
+                funnel.drop(EMPTY, example.id)
+            else:
+                funnel.keep()
+                yield Pair(example, Reply(example.completion), own)
     refuse_none(funnel, SPIN_ADVICE)
-    return Paired(pairs, funnel, sizes(samples))
 
 
 def pair_rows(
-    pairs: Iterable[Pair], examples: Mapping[str, Example], renderer: Renderer, *, max_length: int
-) -> tuple[list[dict[str, Any]], Funnel]:
+    pairs: Iterable[Pair], renderer: Renderer, funnel: Funnel, *, max_length: int
+) -> Iterator[tuple[Pair, dict[str, Any]]]:
     """Pairs as a preference trainer takes them; those that teach nothing at this length are dropped."""
-    rows, funnel = list[dict[str, Any]](), Funnel()
     for pair in pairs:
         chosen, rejected = ((side.text, side.ended) for side in (pair.chosen, pair.rejected))
-        row = tokenize_pair(examples[pair.id], chosen, rejected, renderer, max_length)
+        row = tokenize_pair(pair.example, chosen, rejected, renderer, max_length)
         if len(row["prompt_ids"]) >= max_length:
             funnel.drop(NO_ROOM, pair.id, f"{len(row['prompt_ids'])} tokens of {max_length}")
         elif row["chosen_ids"] == row["rejected_ids"]:
             funnel.drop(SAME_TOKENS, pair.id, "the completions differ only after max_length")
         else:
-            rows.append(row)
             funnel.keep()
+            yield pair, row
     refuse_none(funnel, LENGTH_ADVICE)
-    return rows, funnel
 
 
 def hinted_prompts(
     pairs: Iterable[Pair],
-    examples: Mapping[str, Example],
     prompt_tokens: Callable[[Example], int],
+    funnel: Funnel,
     *,
     domain: str,
     max_prompt_tokens: int,
-) -> tuple[list[Example], Funnel]:
+    template: str | None = None,
+) -> Iterator[tuple[Pair, Example]]:
     """The problems as SSB's teacher is asked them; a hint that leaves no room is dropped and never cut.
 
     Args:
         prompt_tokens: Length of an example's rendered prompt.
         domain: Of examples that name none.
+        template: Another wording of the hint (`ssb.hint`).
     """
-    asked, funnel = list[Example](), Funnel()
     for pair in pairs:
-        example = hinted(examples[pair.id], pair, domain)
+        example = hinted(pair, domain, template)
         if (length := prompt_tokens(example)) > max_prompt_tokens:
             funnel.drop(TOO_LONG, pair.id, f"{length} tokens of {max_prompt_tokens}")
         else:
-            asked.append(example)
             funnel.keep()
+            yield pair, example
     refuse_none(funnel, HINT_ADVICE)
-    return asked, funnel
 
 
-def hinted(example: Example, pair: Pair, domain: str) -> Example:
+def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
     """The example with a right and a wrong trace in its last question, and nothing to learn yet."""
-    *before, question = example.prompt
-    text = HINTED.format(
-        problem=question["content"],
-        right=pair.chosen.text.strip(),
-        wrong=pair.rejected.text.strip(),
-        ending=ENDINGS[example.domain or domain],
-    )
-    return replace(example, prompt=[*before, question | {"content": text}], completion="")
-
-
-def grouped(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
-    """Rollouts of each prompt, in sampling order."""
-    found: dict[str, list[Rollout]] = {}
-    for one in rollouts:
-        found.setdefault(one.row["id"], []).append(one)
-    return {id: sorted(tried, key=lambda one: one.row["sample"]) for id, tried in found.items()}
+    *before, question = pair.example.prompt
+    words = {
+        "problem": question["content"],
+        "right": pair.chosen.text.strip(),
+        "wrong": pair.rejected.text.strip(),
+        "ending": ENDINGS[pair.example.domain or domain],
+    }
+    # only these, and each once: traces are full of braces
+    text = re.sub(rf"\{{({'|'.join(HINT_FIELDS)})\}}", lambda found: words[found[1]], template or HINTED)
+    return replace(pair.example, prompt=[*before, question | {"content": text}], completion="")
 
 
 def reply(rollout: Rollout) -> Reply:
     row = rollout.row
     return Reply(row["text"], row["finish"] == "stop", row["sample"])
-
-
-def sizes(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    return {"rollouts": len(rollouts), "cut": sum(one.row["finish"] == "length" for one in rollouts)}
 
 
 def without_end(text: str, end_tokens: Sequence[str]) -> str:

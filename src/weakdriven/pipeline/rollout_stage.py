@@ -14,11 +14,21 @@ from weakdriven.generate import Sampling
 from weakdriven.generate.requests import request_seed
 from weakdriven.generate.samples import Ask, Row
 from weakdriven.models.load import positions
-from weakdriven.pipeline.distil import BLOCK, UNIT_TESTS, Judge, rendered
-from weakdriven.pipeline.rollouts import LABELS, NOT_VERIFIED, ROLLOUTS, Rollout, Rollouts, as_fault, as_label
+from weakdriven.pipeline.distil import BLOCK, UNIT_TESTS, rendered, written
+from weakdriven.pipeline.rollouts import (
+    LABELS,
+    NOT_VERIFIED,
+    REFUSED,
+    RIGHT_BUT_CUT,
+    ROLLOUTS,
+    Rollout,
+    Rollouts,
+    as_fault,
+    as_label,
+)
 from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.unit_tests import unit_tests_of
-from weakdriven.pipeline.verify import Checks, Fault, verifier
+from weakdriven.pipeline.verify import Candidate, Checks, Fault, verifier
 from weakdriven.recipe_baselines import RolloutSettings
 from weakdriven.rundir import EXAMPLES, Stage, append_jsonl, digest, read_jsonl
 
@@ -50,15 +60,17 @@ def rollout_stage(
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
-        asked = {example.id: rendered(stages.renderer, stages.recipe.data.domain, example) for example in examples}
+        ask = partial(rendered, stages.renderer, stages.recipe.data.domain)
+        lengths = [len(ask(example)[0]) for example in examples]
         whole = None if max_prompt_tokens else stages.recipe.data.max_length
-        sampling = sampling_of(stages, settings, [len(ids) for ids, _ in asked.values()], whole)
-        longest = max(len(ids) for ids, _ in asked.values()) + sampling.max_new_tokens
+        sampling = sampling_of(stages, settings, lengths, whole)
+        longest = max(lengths) + sampling.max_new_tokens
         counters: dict[str, int] = dict.fromkeys(COUNTS, 0)
         total = len(examples) * settings.samples
         try:
             for begin in range(0, len(examples), BLOCK):
                 block = {example.id: example for example in examples[begin : begin + BLOCK]}
+                asked = {id: ask(example) for id, example in block.items()}
                 rooms = {id: None if whole is None else whole - len(asked[id][0]) for id in block}
                 rollouts = Rollouts(
                     work / f"{begin // BLOCK:05d}",
@@ -92,8 +104,12 @@ def rollout_stage(
 def chosen_prompts(
     stages: Stages, prompts: Stage, settings: RolloutSettings, *, verified: bool
 ) -> tuple[list[Example], int]:
-    """Those that can be verified, if they are to be, or a seeded draw of them in their order; and how many cannot."""
-    examples = [Example.from_row(row) for row in read_jsonl(prompts.path / EXAMPLES)]
+    """Those that can be verified, if they are to be, or a seeded draw of them in their order; and how many cannot.
+
+    Without the data's completions, which are long and not asked for.
+    """
+    rows = read_jsonl(prompts.path / EXAMPLES)
+    examples = [replace(Example.from_row(row), completion="") for row in rows]
     total = len(examples)
     if verified:
         domain = stages.recipe.data.domain
@@ -136,15 +152,32 @@ def sampling_of(stages: Stages, settings: RolloutSettings, lengths: list[int], w
 def judged(
     stages: Stages, examples: dict[str, Example], rooms: dict[str, int | None], rows: list[Row]
 ) -> list[Fault | None]:
-    """The fault of each completion; one that is longer than what may be learned is as good as cut."""
+    """The fault of each completion: its answer alone decides, in whatever form it is written.
+
+    One that was cut, or is longer than what may be learned, is wrong if its answer is wrong or missing. If the answer
+    is right it is neither: preferred it would teach not to end, rejected it would teach away from the answer.
+    """
     settings, style = stages.recipe.eval, stages.recipe.data.style
-    verify = verifier(Checks(unsafe=settings.unsafe, python=settings.code_python))
-    faults = Judge(lambda example: example, verify).faults(examples, rows, style=style)
-    for place, row in enumerate(rows):
-        room = rooms[row["id"]]
-        if room is not None and row["finish"] == "stop" and row["tokens"] > room:
-            faults[place] = Fault("cut off", f"{row['tokens']} tokens, and data.max_length leaves {room}")
-    return faults
+    candidates = []
+    for row in rows:
+        example = examples[row["id"]]
+        learned = replace(example, completion=written(row, style))
+        candidates.append(Candidate(learned, example.meta.get(UNIT_TESTS, {})))
+    faults = verifier(Checks(unsafe=settings.unsafe, python=settings.code_python))(candidates)
+    return [cut_fault(row, rooms[row["id"]], fault) for row, fault in zip(rows, faults, strict=True)]
+
+
+def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
+    """What is said of a completion beside the verdict on its answer."""
+    if row["finish"] not in ("stop", "length"):
+        return Fault(REFUSED, row["finish"])
+    if fault is not None:
+        return fault
+    if row["finish"] == "length":
+        return Fault(RIGHT_BUT_CUT, f"after {row['tokens']} tokens")
+    if room is not None and row["tokens"] > room:
+        return Fault(RIGHT_BUT_CUT, f"{row['tokens']} tokens, and data.max_length leaves {room}")
+    return None
 
 
 def not_judged(rows: list[Row]) -> list[Fault | None]:

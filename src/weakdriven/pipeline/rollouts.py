@@ -17,9 +17,10 @@ from weakdriven.pipeline.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.rundir import append_jsonl, salvage_jsonl
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
-NOT_VERIFIED = "not verified"
-UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED)
-"""Faults of the verifier or the row, not of the model, or nobody asked: neither right nor wrong."""
+NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
+UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED)
+"""Faults of the verifier, the row, the token budget or a server, not of the model, or nobody asked: neither right nor
+wrong."""
 Judged = Callable[[list[Row]], list[Fault | None]]
 """The fault of each completion, None for those that are right."""
 

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.losses.distil import TopLogits, top_logits
@@ -19,14 +18,14 @@ from weakdriven.models.load import positions
 from weakdriven.models.scan import plan_batches
 from weakdriven.pipeline.distil import rendered
 from weakdriven.pipeline.loader import Loader
-from weakdriven.pipeline.pairs import hinted_prompts, refuse_none, trace_pairs
-from weakdriven.pipeline.preferences import PAIRS
+from weakdriven.pipeline.pairs import Tally, hinted_prompts, refuse_none, trace_pairs, with_rollouts
+from weakdriven.pipeline.preferences import PAIRS, batches, examples_of
 from weakdriven.pipeline.rollout_stage import read_rollouts, rollout_stage
 from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe import LoraSettings
 from weakdriven.recipe_baselines import RolloutSettings
-from weakdriven.rundir import EXAMPLES, FUNNEL, Stage, read_jsonl, write_json, write_jsonl
+from weakdriven.rundir import EXAMPLES, FUNNEL, MANIFEST, Stage, append_jsonl, read_json, write_json
 from weakdriven.training.ssb import STORED, stored, train_student
 from weakdriven.training.supervised import Phase
 
@@ -78,25 +77,28 @@ def hint_limit(stages: Stages) -> int:
 
 def hint_stage(stages: Stages, data: Stage, attempts: Stage) -> Stage:
     """The problems with a right and a wrong attempt in the question, for the teacher."""
-    domain, limit = stages.recipe.data.domain, hint_limit(stages)
+    domain, limit, template = stages.recipe.data.domain, hint_limit(stages), stages.recipe.ssb.hint
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        traces = trace_pairs(read_rollouts(attempts))
-        examples = examples_of(data, {pair.id for pair in traces.pairs})
-        asked, fitting = hinted_prompts(
-            traces.pairs,
-            examples,
+        tally, fitting = Tally(), Funnel()
+        hints = hinted_prompts(
+            trace_pairs(with_rollouts(examples_of(data), read_rollouts(attempts)), tally),
             lambda example: len(rendered(stages.renderer, domain, example)[0]),
+            fitting,
             domain=domain,
             max_prompt_tokens=limit,
+            template=template,
         )
-        write_jsonl(out / EXAMPLES, (example.as_row() for example in asked))
-        write_jsonl(out / PAIRS, (pair.as_row() for pair in traces.pairs))
-        write_json(out / FUNNEL, {**traces.funnel.then(fitting).to_json(), "rollouts": traces.counts})
-        return {"prompts": traces.funnel.seen, "mixed": traces.funnel.kept, "hints": len(asked), **traces.counts}
+        for batch in batches(hints, BLOCK):
+            append_jsonl(out / EXAMPLES, (example.as_row() for _, example in batch))
+            append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
+        write_json(out / FUNNEL, {**tally.funnel.then(fitting).to_json(), "rollouts": tally.rollouts})
+        too_long = sum(fitting.dropped.values())
+        counted = {"prompts": tally.prompts, "mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": too_long}
+        return {**counted, **tally.rollouts}
 
-    inputs = keys(data=data, attempts=attempts)
-    return stages.run.stage("hints/ssb", compute, settings={"max_prompt_tokens": limit}, inputs=inputs)
+    settings = {"max_prompt_tokens": limit} | ({"hint": template} if template else {})
+    return stages.run.stage("hints/ssb", compute, settings=settings, inputs=keys(data=data, attempts=attempts))
 
 
 def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
@@ -104,24 +106,24 @@ def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replie
     recipe, settings = stages.recipe, stages.recipe.ssb
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        rows, funnel = reply_rows(stages, data, hints, replies)
-        write_json(out / FUNNEL, funnel.to_json())
-        network: Any = None
-        for begin in range(0, len(rows), BLOCK):
-            part = work / f"{begin // BLOCK:05d}.arrow"
+        funnel, network, tokens = Funnel(), None, 0
+        right = read_json(replies.path / MANIFEST)["counters"]["right"]
+        for number, block in enumerate(batches(reply_rows(stages, data, hints, replies, funnel), BLOCK)):
+            part = work / f"{number:05d}.arrow"
             if not part.exists():
                 network = stages.loader.load(start, train=False, scan=True) if network is None else network
-                block = with_logits(network, rows[begin : begin + BLOCK], stages)
-                write_rows(part.with_suffix(".part"), [pa.RecordBatch.from_pylist(block, SCHEMA)])
+                written = pa.RecordBatch.from_pylist(with_logits(network, block, stages), SCHEMA)
+                write_rows(part.with_suffix(".part"), [written])
                 part.with_suffix(".part").rename(part)
-            stages.run.progress.update(min(begin + BLOCK, len(rows)), len(rows))
+            tokens += sum(row["reply"] for row in block)
+            stages.run.progress.update(funnel.kept, right)
         del network
         gc.collect()
+        write_json(out / FUNNEL, funnel.to_json())
         write_rows(out / TARGETS, read_rows(sorted(work.glob("*.arrow"))))
         whole = load_tokens(out / TARGETS).select_columns(["coverage", "coverage_at_temperature"])
         coverage = {name: float(np.mean(whole[name])) for name in whole.column_names}
-        tokens = sum(row["reply"] for row in rows)
-        return {"replies": funnel.seen, "right": len(rows), "tokens": tokens, **coverage}
+        return {"replies": funnel.seen, "right": right, "kept": funnel.kept, "tokens": tokens, **coverage}
 
     return stages.run.stage(
         "targets/ssb",
@@ -132,30 +134,26 @@ def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replie
     )
 
 
-def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage) -> tuple[list[Row], Funnel]:
+def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage, funnel: Funnel) -> Iterator[Row]:
     """Tokens of each right reply after the plain prompt and after the hinted one; none is an error."""
     tokenizer, recipe = stages.renderer.tokenizer, stages.recipe
-    found, funnel, rows = list(read_rollouts(replies)), Funnel(), list[Row]()
-    ids = {rollout.row["id"] for rollout in found}
-    plain, hinted = (examples_of(stage, ids) for stage in (data, hints))
-    for rollout in found:
-        id, fault = rollout.row["id"], rollout.fault
+    asked, plain = with_rollouts(examples_of(hints), read_rollouts(replies)), examples_of(data)
+    for hinted, [rollout] in asked:
+        id, fault = hinted.id, rollout.fault
         if fault is not None:
             funnel.drop(fault.reason, id, fault.detail)
             continue
-        prompt, hint = (rendered(stages.renderer, recipe.data.domain, one[id])[0] for one in (plain, hinted))
+        example = next(one for one in plain if one.id == id)
+        prompt, hint = (rendered(stages.renderer, recipe.data.domain, one)[0] for one in (example, hinted))
         reply: Any = tokenizer(rollout.row["text"] + stages.renderer.end_of_turn, add_special_tokens=False)
         reply = list(reply["input_ids"])
         if (length := len(prompt) + len(reply)) > recipe.data.max_length:
             funnel.drop("reply too long", id, f"{length} tokens of {recipe.data.max_length}")
             continue
         labels = [IGNORE] * len(prompt) + reply
-        rows.append(
-            {"id": id, "input_ids": prompt + reply, "labels": labels, "hinted": hint + reply, "reply": len(reply)}
-        )
         funnel.keep()
+        yield {"id": id, "input_ids": prompt + reply, "labels": labels, "hinted": hint + reply, "reply": len(reply)}
     refuse_none(funnel, REPLY_ADVICE)
-    return rows, funnel
 
 
 @torch.no_grad()
@@ -211,11 +209,6 @@ def student(stages: Stages, start: Model, targets: Stage) -> Model:
     losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
     also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
     return stages._model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
-
-
-def examples_of(stage: Stage, ids: set[str]) -> dict[str, Example]:
-    rows = (row for row in read_jsonl(stage.path / EXAMPLES) if row["id"] in ids)
-    return {row["id"]: Example.from_row(row) for row in rows}
 
 
 def write_rows(path: Path, batches: Any) -> None:

@@ -61,7 +61,7 @@ def training_arguments(
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
         max_grad_norm=settings.max_grad_norm,
-        optim="adamw_torch_8bit" if eight_bit else "adamw_torch_fused",
+        optim={"adamw_8bit": "adamw_torch_8bit", "rmsprop": "rmsprop"}.get(settings.optimizer, "adamw_torch_fused"),
         optim_args="bf16_stochastic_round=True" if eight_bit and recipe.precision == "bf16" else None,
         gradient_checkpointing=bool(settings.gradient_checkpointing),
         activation_offloading=settings.activation_offloading,

@@ -25,7 +25,7 @@ def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer
 
 def check_optimizer(key: str, optimizer: str) -> None:
     """Refuse an optimizer that lacks its package, its kind of GPU or, since torchao compiles its step, a compiler."""
-    if optimizer == "adamw":
+    if optimizer in ("adamw", "rmsprop"):
         return
     if find_spec("torchao") is None:
         raise UserError(f"{key}: {optimizer} needs torchao, which is not installed; pip install 'weakdriven[cuda]'.")

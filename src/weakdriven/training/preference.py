@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch.utils.data import DataLoader
@@ -20,8 +21,22 @@ from weakdriven.rundir import append_jsonl, digest, salvage_jsonl
 from weakdriven.settings import TrainSettings
 from weakdriven.training.supervised import Phase, fit
 
-COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
+SIDES = ("chosen", "rejected")
+COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
 REFERENCE = "reference.jsonl"
+
+
+class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
+    """Pairs with what the reference gives them, kept apart: a new column would be a copy of all pairs on the disk."""
+
+    def __init__(self, pairs: Dataset, reference: dict[str, list[float]]):
+        self.pairs, self.reference = pairs, reference
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self.pairs[place] | {name: values[place] for name, values in self.reference.items()}
 
 
 class PreferenceTrainer(DPOTrainer):
@@ -64,9 +79,7 @@ class PreferenceTrainer(DPOTrainer):
             if self.accelerator.is_main_process:
                 append_jsonl(self.reference, new)
         self.accelerator.wait_for_everyone()
-        for side in ("chosen", "rejected"):
-            dataset = dataset.add_column(f"ref_{side}_logps", [known[key][side] for key in keys])
-        return dataset
+        return Referenced(dataset, {f"ref_{side}_logps": [known[key][side] for key in keys] for side in SIDES})
 
 
 def train_preference(
