@@ -208,7 +208,10 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
             "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', "
             'found "some".',
         ),
-        ("sft.optimizer=sgd", "sft.optimizer: Input should be 'adamw', 'adamw_bf16', 'adamw_8bit' or 'adamw_fp8', "),
+        (
+            "sft.optimizer=sgd",
+            "sft.optimizer: Input should be 'adamw', 'adamw_bf16', 'adamw_8bit', 'adamw_fp8' or 'rmsprop', ",
+        ),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
         ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
         ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
