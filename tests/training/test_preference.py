@@ -258,7 +258,7 @@ def test_a_pair_of_equal_completions_has_the_loss_log_2_and_teaches_nothing(work
 
 def test_spins_own_optimizer_is_that_of_torch_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
     fit, made = preference.fit, []
-    monkeypatch.setattr(preference, "fit", lambda trainer: (made.append(trainer), fit(trainer))[1])
+    monkeypatch.setattr(preference, "fit", lambda trainer, rows: (made.append(trainer), fit(trainer, rows))[1])
     whole, again, rows = demo_model(), demo_model(), demo_rows(8)
     options = {"optimizer": "rmsprop", "epochs": 2, "learning_rate": 1e-5, "weight_decay": 0.1}
     train(whole, rows, work.with_name("whole"), **options)

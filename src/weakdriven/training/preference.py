@@ -105,7 +105,7 @@ def train_preference(
     made["args"] = preference_arguments(made["args"], beta=beta)
     trainer = PreferenceTrainer(model, processing_class=tokenizer, reference=phase.work / REFERENCE, **made)
     trainer.optimizer_cls_and_kwargs = optimizer  # upstream's signature has no place for it
-    return fit(trainer)
+    return fit(trainer, made["train_dataset"])
 
 
 def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.compute as pc
 import torch
@@ -94,8 +94,12 @@ def train_supervised(
         return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
 
 
-def fit(trainer: Trainer) -> dict[str, Any]:
-    """Train to the end from the last complete checkpoint, if there is one."""
+def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
+    """Train to the end from the last complete checkpoint, if there is one; returns counters.
+
+    Args:
+        rows: What is trained on, where the trainer holds it in another form.
+    """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     checkpoint = last_complete_checkpoint(folder)
@@ -103,7 +107,8 @@ def fit(trainer: Trainer) -> dict[str, Any]:
         if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
             shutil.rmtree(leftover)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    rows: Any = trainer.train_dataset
+    if rows is None:
+        rows = cast(Dataset, trainer.train_dataset)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return facts | {"trained_tokens": trained_tokens(rows)}
