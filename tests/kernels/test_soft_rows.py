@@ -243,3 +243,15 @@ def test_a_loss_over_many_tiles_is_that_of_torch_rows(device):
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-3)
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert (one.float() - other.float()).norm() < 0.01 * one.float().norm()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_a_gpu)])
+def test_nobody_waits_for_the_device(device):
+    states, head = torch.randn(300, 16, device=device), torch.randn(1000, 16, device=device, requires_grad=True)
+    target = torch.randint(1000, (300,), device=device)
+    adjusted_logit_loss(states, head, states, head, target, ignored=False)[0].backward()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        adjusted_logit_loss(states, head, states, head, target, ignored=False)[0].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -254,3 +254,14 @@ def test_a_compiled_caller_gets_the_same_loss():
     loss = torch.compile(mean, backend="eager")(trained)
     loss.backward()
     assert loss.item() == near(2 * 0.8242138) and trained.grad[0, 0].item() == near(-2 * 0.322046)
+
+
+@pytest.mark.parametrize("T", [1, 13])
+def test_targets_that_are_all_supervised_need_not_be_looked_through(T):
+    case = masked((T, 3, 5, 33))
+    kept = case.target_T != IGNORE
+    hidden, weight, _, teacher, teacher_weight, _ = case.tensors
+    want = adjusted_logit_loss(hidden, weight, teacher, teacher_weight, case.target_T)
+    inputs = hidden[kept], weight, teacher[kept], teacher_weight, case.target_T[kept]
+    got = adjusted_logit_loss(*inputs, ignored=False)
+    assert torch.equal(got[0], want[0]) and all(torch.equal(a, b) for a, b in zip(got[1], want[1], strict=True))

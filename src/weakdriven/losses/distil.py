@@ -63,6 +63,7 @@ def topk_distillation(
     renormalize: bool = True,
     support: Support = "full",
     scale: float | None = None,
+    ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, DistilStatistics]:
     """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB; METHODS 6).
@@ -77,6 +78,7 @@ def topk_distillation(
         renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
         support: `topk`: P is the softmax over the stored tokens alone.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
         implementation: `triton` (CUDA) or `chunked` (plain torch).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
@@ -93,7 +95,7 @@ def topk_distillation(
     refuse_shapes(hidden_TD, head, target_T)
     _refuse_stored(teacher_ids_TK, teacher_logits_TK, teacher_lse_T, len(target_T), len(head.weight_VD))
     target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T = supervised(
-        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T
+        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T, ignored=ignored
     )
 
     def fill(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:

@@ -90,10 +90,16 @@ class _TiledLoss(torch.autograd.Function):
 _apply: Any = torch.compiler.disable(_TiledLoss.apply)  # a loop over tiles, and nothing that a compiler could gain on
 
 
-def supervised(target_T: Tensor, *per_token: Tensor) -> tuple[Tensor, ...]:
-    """The tensors without the tokens whose target is ignored: a copy only where there is something to leave out."""
-    kept_T = target_T != IGNORE
+def supervised(target_T: Tensor, *per_token: Tensor, ignored: bool = True) -> tuple[Tensor, ...]:
+    """The tensors without the tokens whose target is ignored: a copy only where there is something to leave out.
+
+    Args:
+        ignored: Whether there may be such tokens. The answer is worth a wait for the GPU where nobody knows.
+    """
     tensors = target_T, *per_token
+    if not ignored:
+        return tensors
+    kept_T = target_T != IGNORE
     return tensors if kept_T.all() else tuple(x[kept_T] for x in tensors)
 
 

@@ -62,6 +62,7 @@ def adjusted_logit_loss(
     ce_weight: float = 0.0,
     vocabulary: int | None = None,
     scale: float | None = None,
+    ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, AdjustedStatistics]:
     """Mean cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (UNDIAL; METHODS 3).
@@ -76,6 +77,7 @@ def adjusted_logit_loss(
         vocabulary: Tokens of the one tokenizer that serves both; needed where the heads are padded differently, which
             are then compared over their common rows.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
         implementation: `triton` (CUDA) or `chunked` (plain torch).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
@@ -91,7 +93,7 @@ def adjusted_logit_loss(
     rows = min(len(head.weight_VD), len(teacher.weight_VD))
     refuse_other_vocabulary(head, teacher, vocabulary)
     head, teacher = first_rows(head, rows), first_rows(teacher, rows)
-    target_T, hidden_TD, teacher_TE = supervised(target_T, hidden_TD, teacher_TE.detach())
+    target_T, hidden_TD, teacher_TE = supervised(target_T, hidden_TD, teacher_TE.detach(), ignored=ignored)
     bias_V = None if teacher.bias_V is None else teacher.bias_V.detach()
     branch = Branch(teacher_TE, teacher.weight_VD.detach(), bias_V, [False] * 3)
 
@@ -134,6 +136,7 @@ def noised_cross_entropy(
     seed: int = 0,
     key_T: Tensor | None = None,
     scale: float | None = None,
+    ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, NoiseStatistics]:
     """Mean cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (METHODS 3, `paper_noise`).
@@ -148,6 +151,7 @@ def noised_cross_entropy(
         seed: Give each step another one, or each token another key.
         key_T: An integer that tells a token from all others with this seed; None: its place among those given here.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
         implementation: `triton` (CUDA) or `chunked` (plain torch, which makes all noise of the site `logits`).
 
     >>> logits, first = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([0])
@@ -167,7 +171,7 @@ def noised_cross_entropy(
             f"There are {len(target_T)} targets, {len(length_T)} lengths and {len(key_T)} keys; expected one of each "
             "for every token."
         )
-    target_T, hidden_TD, length_T, key_T = supervised(target_T, hidden_TD, length_T, key_T)
+    target_T, hidden_TD, length_T, key_T = supervised(target_T, hidden_TD, length_T, key_T, ignored=ignored)
     tokens = len(target_T)
     if sigma == 0:
         scale = 1 / max(tokens, 1) if scale is None else scale
