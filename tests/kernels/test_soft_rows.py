@@ -79,7 +79,8 @@ def assert_rows(device, fill, dense, raw, *inputs, push=1.0, **options):
     torch.testing.assert_close(mine.cpu().double(), by_raw, rtol=max(rounding, 1e-5), atol=atol)
     kept = raw.to(device, copy=True)
     alone = fill(kept, *[x.clone() for x in place], gradient=False, triton=True, **options)
-    assert torch.equal(kept.cpu(), raw) and torch.equal(alone, results)
+    assert torch.equal(kept.cpu(), raw)
+    torch.testing.assert_close(alone, results, rtol=1e-6, atol=1e-6)  # another kernel, and perhaps other fusions
 
 
 def assert_adjusted(device, raw, teacher, target, strength=1.0, ce_weight=0.5, shape=PLAIN, teacher_shape=PLAIN):
