@@ -124,9 +124,8 @@ def test_any_chunk_equals_float64(rows, shape, chunk):
     "options", [{}, {"renormalize": False}, {"support": "topk"}, {"support": "topk", "renormalize": False}], ids=str
 )
 @pytest.mark.parametrize("temperature", [1.0, 1.5])
-@every_rows
-def test_any_choice_and_dtype_equals_float64(rows, temperature, options, dtype):
-    weights = {"kd_weight": 0.8, "ce_weight": 0.3, "implementation": rows}
+def test_any_choice_and_dtype_equals_float64(temperature, options, dtype):
+    weights = {"kd_weight": 0.8, "ce_weight": 0.3}
     assert_same(masked(SHAPE, dtype=dtype), *definition(6, temperature, **weights, **options))
 
 

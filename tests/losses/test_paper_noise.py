@@ -74,9 +74,14 @@ def test_any_chunk_equals_float64(rows, sign, site, chunk):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @every_site
 @every_head
+def test_any_head_and_dtype_equals_float64(options, site, dtype):
+    assert_same(masked(SHAPE, dtype=dtype, **options), *definition(site))
+
+
+@every_head
 @every_rows
-def test_any_head_and_dtype_equals_float64(rows, options, site, dtype):
-    assert_same(masked(SHAPE, dtype=dtype, **options), *definition(site, rows=rows))
+def test_any_rows_serve_any_head(rows, options):
+    assert_same(masked(SHAPE, dtype=torch.bfloat16, **options), *definition(rows=rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
