@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loss_cases import Problem, Watch, problem
+from loss_cases import CUDA, Problem, Watch, problem
 from weakdriven.losses import distil, tiled_loss
 from weakdriven.losses import tiles as tiling
 from weakdriven.losses.head import Head
@@ -29,6 +29,8 @@ HEADS = [
 ]
 every_head = pytest.mark.parametrize("options", HEADS, ids=["plain", "bias", "scale", "cap", "cap-scale"])
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+ROWS = ["chunked", pytest.param("triton", marks=pytest.mark.skipif(CUDA, reason="with CUDA, Triton compiles"))]
+every_rows = pytest.mark.parametrize("rows", ROWS)
 every_chunk = pytest.mark.parametrize("chunk", [1, 3, 1024])
 Fused = Callable[[Tensor, Head, Tensor, Head, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 Dense = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]

@@ -16,6 +16,7 @@ from soft_cases import (
     chunks,
     every_chunk,
     every_head,
+    every_rows,
     every_shape,
     heads,
     logits,
@@ -80,8 +81,9 @@ def definition(k, temperature=1.5, stored_dtype=None, **options):
         (2, {"kd_weight": 1, "ce_weight": 0, "support": "topk"}, 0.2147060, 2.25 * 0.2147060),
     ],
 )
-def test_numbers_of_the_fixture_are_the_published_ones(k, options, kl, loss):
-    got, statistics, _ = solve(k, **options)
+@every_rows
+def test_numbers_of_the_fixture_are_the_published_ones(rows, k, options, kl, loss):
+    got, statistics, _ = solve(k, implementation=rows, **options)
     assert got == near(loss)
     assert statistics.kd_loss.item() == near(kl)
     assert statistics.true_loss.item() == near(0.6754903)
@@ -112,8 +114,9 @@ def test_all_logits_stored_are_the_full_divergence(temperature, support, renorma
 
 @every_chunk
 @every_shape
-def test_any_chunk_equals_float64(shape, chunk):
-    assert_same(masked(shape), *definition(min(shape[3], 5)), chunk=chunk)
+@every_rows
+def test_any_chunk_equals_float64(rows, shape, chunk):
+    assert_same(masked(shape), *definition(min(shape[3], 5), implementation=rows), chunk=chunk)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -127,13 +130,15 @@ def test_any_choice_and_dtype_equals_float64(temperature, options, dtype):
 
 
 @every_head
-def test_any_head_equals_float64(options):
-    assert_same(masked(SHAPE, **options), *definition(6))
+@every_rows
+def test_any_head_equals_float64(rows, options):
+    assert_same(masked(SHAPE, **options), *definition(6, implementation=rows))
 
 
 @pytest.mark.parametrize("kd_weight, ce_weight", [(1, 0), (0, 1), (0, 0)])
-def test_either_term_may_be_left_out(kd_weight, ce_weight):
-    assert_same(masked(SHAPE), *definition(6, kd_weight=kd_weight, ce_weight=ce_weight))
+@every_rows
+def test_either_term_may_be_left_out(rows, kd_weight, ce_weight):
+    assert_same(masked(SHAPE), *definition(6, kd_weight=kd_weight, ce_weight=ce_weight, implementation=rows))
 
 
 def test_logits_may_be_stored_in_bfloat16():
@@ -150,20 +155,24 @@ def test_cross_entropy_alone_is_that_of_sft():
 
 
 @pytest.mark.parametrize("support", ["full", "topk"])
-def test_a_model_equal_to_its_teacher_learns_nothing_from_it(support):
+@every_rows
+def test_a_model_equal_to_its_teacher_learns_nothing_from_it(rows, support):
     case = masked(SHAPE)
     hidden, weight = (x.detach().requires_grad_() for x in case.tensors[:2])
     stored = top_logits(hidden, weight, k=33)[:3]
-    loss, _ = topk_distillation(hidden, weight, case.target_T, *stored, support=support, ce_weight=0)
+    loss, _ = topk_distillation(
+        hidden, weight, case.target_T, *stored, support=support, ce_weight=0, implementation=rows
+    )
     loss.backward()
     assert loss.item() == near(0) and hidden.grad.abs().max() < 1e-6 and weight.grad.abs().max() < 1e-6
 
 
-def test_a_logit_of_minus_infinity_counts_for_nothing():
+@every_rows
+def test_a_logit_of_minus_infinity_counts_for_nothing(rows):
     head = Head(torch.cat([EYE, torch.zeros(1, 4)]), torch.tensor([0, 0, 0, 0, -torch.inf]))
     stored = top_logits(torch.tensor([STRONG]), head, k=5)[:3]
     trained = logits(WEAK)
-    loss, _ = topk_distillation(trained, head, FIRST, *stored)
+    loss, _ = topk_distillation(trained, head, FIRST, *stored, implementation=rows)
     loss.backward()
     assert loss.item() == near(0.6812730) and trained.grad.isfinite().all()
 

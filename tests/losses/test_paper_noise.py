@@ -13,6 +13,7 @@ from soft_cases import (
     chunks,
     every_chunk,
     every_head,
+    every_rows,
     logits,
     masked,
     near,
@@ -31,12 +32,12 @@ def lengths(target_T):
     return torch.arange(len(target_T)) % 5 + 1
 
 
-def definition(site="target_logit", sign="signed", sigma=1.5, seed=3):
+def definition(site="target_logit", sign="signed", sigma=1.5, seed=3, rows="auto"):
     """For problems of `SHAPE`."""
     kept_T = masked(SHAPE).target_T != IGNORE
 
     def fused(hidden, head, _, __, target):
-        options = {"sigma": sigma, "site": site, "sign": sign, "seed": seed}
+        options = {"sigma": sigma, "site": site, "sign": sign, "seed": seed, "implementation": rows}
         return noised_cross_entropy(hidden, head, target, lengths(target), **options)
 
     def dense(z_TV, _, target_T):
@@ -51,10 +52,11 @@ def definition(site="target_logit", sign="signed", sigma=1.5, seed=3):
 
 
 @pytest.mark.parametrize("sign, noise", [("signed", 0.5), ("abs", 0.5), ("abs", -0.5)])
-def test_numbers_of_the_fixture_are_the_published_ones(sign, noise, monkeypatch):
+@every_rows
+def test_numbers_of_the_fixture_are_the_published_ones(rows, sign, noise, monkeypatch):
     monkeypatch.setattr(soft_rows, "standard_normal", lambda _, keys, places: torch.full((len(keys), places), noise))
     trained = logits(STRONG)
-    loss, statistics = noised_cross_entropy(trained, EYE, FIRST, torch.tensor([4]), sign=sign)
+    loss, statistics = noised_cross_entropy(trained, EYE, FIRST, torch.tensor([4]), sign=sign, implementation=rows)
     loss.backward()
     assert loss.item() == near(0.0917560) and statistics.noised_loss.item() == near(0.0917560)
     assert statistics.clean_loss.item() == near(0.0721724)
@@ -66,8 +68,9 @@ def test_numbers_of_the_fixture_are_the_published_ones(sign, noise, monkeypatch)
 @every_chunk
 @every_site
 @every_sign
-def test_any_chunk_equals_float64(sign, site, chunk):
-    assert_same(masked(SHAPE), *definition(site, sign), chunk=chunk)
+@every_rows
+def test_any_chunk_equals_float64(rows, sign, site, chunk):
+    assert_same(masked(SHAPE), *definition(site, sign, rows=rows), chunk=chunk)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -75,6 +78,12 @@ def test_any_chunk_equals_float64(sign, site, chunk):
 @every_head
 def test_any_head_and_dtype_equals_float64(options, site, dtype):
     assert_same(masked(SHAPE, dtype=dtype, **options), *definition(site))
+
+
+@every_head
+@every_rows
+def test_any_rows_serve_any_head(rows, options):
+    assert_same(masked(SHAPE, dtype=torch.bfloat16, **options), *definition(rows=rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

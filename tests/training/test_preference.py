@@ -1,5 +1,6 @@
 """DPO through TRL on our own tokens: loss and log-probabilities as they should be, and a reference asked once."""
 
+import hashlib
 import math
 import shutil
 from types import SimpleNamespace
@@ -82,6 +83,16 @@ def trainer_of(model, rows, work):
     del made["optimizer_cls_and_kwargs"]
     made["args"] = preference_arguments(made["args"], beta=0.1)
     return PreferenceTrainer(model, processing_class=embedded_tokenizer(), reference=work / REFERENCE, **made)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_weights_are_not_hashed_for_a_cache_that_is_not_there(work, adapter):
+    model = add_adapter(demo_model(), lora_config(LoraSettings(rank=2)), seed=0) if adapter else demo_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = trainer_of(model, demo_rows(2), work)
+    assert trainer._precompute_model_hash == hashlib.sha256().hexdigest()
+    after = trainer.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def logged(work):

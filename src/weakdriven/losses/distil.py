@@ -14,7 +14,7 @@ from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import NO_GRADIENT, capped
 from weakdriven.losses.soft_rows import Shape, distilled_rows
 from weakdriven.losses.tiled_loss import refuse_negative, refuse_shapes, supervised, tiled_loss
-from weakdriven.losses.tiles import tile_rows
+from weakdriven.losses.tiles import TiledImplementation, tile_rows, tiles_in_triton
 
 Support = Literal["full", "topk"]
 
@@ -63,6 +63,8 @@ def topk_distillation(
     renormalize: bool = True,
     support: Support = "full",
     scale: float | None = None,
+    ignored: bool = True,
+    implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, DistilStatistics]:
     """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB; METHODS 6).
 
@@ -71,10 +73,13 @@ def topk_distillation(
 
     Args:
         head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
+        teacher_ids_TK: Of each token, all different.
         teacher_lse_T: Log-sum-exp of all the teacher's logits over this same temperature.
         renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
         support: `topk`: P is the softmax over the stored tokens alone.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
+        implementation: `triton` (CUDA) or `chunked` (plain torch).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
     >>> top = top_logits(teacher, torch.eye(4), k=2, temperature=1.5)
@@ -82,6 +87,7 @@ def topk_distillation(
     0.931709
     """
     refuse_negative(kd_weight=kd_weight, ce_weight=ce_weight)
+    triton = tiles_in_triton(implementation, hidden_TD)
     _refuse_temperature(temperature)
     if support not in get_args(Support):
         raise UserError(f"support is {support!r}; expected one of {', '.join(get_args(Support))}.")
@@ -89,7 +95,7 @@ def topk_distillation(
     refuse_shapes(hidden_TD, head, target_T)
     _refuse_stored(teacher_ids_TK, teacher_logits_TK, teacher_lse_T, len(target_T), len(head.weight_VD))
     target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T = supervised(
-        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T
+        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T, ignored=ignored
     )
 
     def fill(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
@@ -106,10 +112,11 @@ def topk_distillation(
             whole_vocabulary=support == "full",
             shape=Shape.of(head),
             gradient=gradient,
+            triton=triton,
         )
 
-    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=4, scale=scale)
-    return loss, DistilStatistics(sums_C.new_tensor(len(target_T)), *sums_C[1:].unbind())
+    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=4, scale=scale, triton=triton)
+    return loss, DistilStatistics(sums_C.new_full((), len(target_T)), *sums_C[1:].unbind())
 
 
 @torch.no_grad()

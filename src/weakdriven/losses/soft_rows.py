@@ -1,10 +1,9 @@
-"""Rows of logits to loss, statistics and gradient for the baselines, in plain torch; a kernel could stand in for each.
+"""Rows of logits to loss, statistics and gradient for the baselines: in plain torch, or by `kernels/soft_rows.py`.
 
 R = rows of a tile, K = stored teacher logits of a token, V = vocabulary. Each function takes raw logits and, where a
 gradient is asked for, overwrites them with that of the row's loss; a `Shape` says what a head does to its raw logits.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -38,34 +37,31 @@ def adjusted_rows(
     shape: Shape,
     teacher_shape: Shape,
     gradient: bool,
+    triton: bool = False,
 ) -> Tensor:
     """Loss, cross-entropy with the adjusted teacher and with the target, teacher's P(y), q(y); teacher is overwritten.
 
     q = softmax(z_teacher - strength * onehot(y)), loss = -sum_k q_k log P(k) - ce_weight * log P(y).
     """
+    if triton:
+        from weakdriven.kernels import soft_rows
+
+        options = {"strength": strength, "ce_weight": ce_weight, "shape": shape, "teacher_shape": teacher_shape}
+        return soft_rows.adjusted_rows(raw_RV, teacher_RV, target_R, gradient=gradient, **options)
     place_R1 = target_R[:, None]
     q_RV = capped(teacher_RV, *teacher_shape)
+    teacher_p_R = (q_RV.gather(1, place_R1)[:, 0] - q_RV.logsumexp(-1)).exp()
     q_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -strength, dtype=q_RV.dtype))
-    q_RV = q_RV.log_softmax(-1)  # one kernel, where a log-sum-exp is four
-    teacher_p_R = _unadjusted(q_RV.gather(1, place_R1)[:, 0], strength)
-    q_RV.exp_()
-    log_p_RV = _finite(capped(raw_RV, *shape).log_softmax(-1))
+    q_RV.sub_(q_RV.logsumexp(-1, keepdim=True)).exp_()
+    log_p_RV = _log_softmax_(capped(raw_RV, *shape))
     ce_R = -log_p_RV.gather(1, place_R1)[:, 0]
     soft_R = -(q_RV * log_p_RV).sum(-1)
     results = soft_R + ce_weight * ce_R, soft_R, ce_R, teacher_p_R, q_RV.gather(1, place_R1)[:, 0]
     if gradient:
-        by_z_RV = log_p_RV.exp_()
-        if ce_weight:
-            by_z_RV.mul_(1 + ce_weight)
-            by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
-        _put(by_z_RV, raw_RV, shape, less_RV=q_RV)
+        by_z_RV = log_p_RV.exp_().mul_(1 + ce_weight).sub_(q_RV)
+        by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
+        _put(by_z_RV, raw_RV, shape)
     return torch.stack(results, 1)
-
-
-def _unadjusted(log_q_R: Tensor, strength: float) -> Tensor:
-    """P(y) of the teacher from log q(y): 1 / P = exp(-strength) / q + 1 - exp(-strength), in which nothing cancels."""
-    rest = math.log(-math.expm1(-strength)) if strength else -math.inf
-    return (-torch.logaddexp(-strength - log_q_R, torch.full_like(log_q_R, rest))).exp()
 
 
 def noised_rows(
@@ -79,6 +75,7 @@ def noised_rows(
     absolute: bool,
     shape: Shape,
     gradient: bool,
+    triton: bool = False,
 ) -> Tensor:
     """Cross-entropy of the logits minus noise, and that without noise.
 
@@ -86,23 +83,28 @@ def noised_rows(
         deviation_R: Standard deviation of a token's noise.
         everywhere: Noise on all logits, not only on that of the target.
         absolute: The size of the noise only, so that it always lowers a logit.
+        triton: For noise on the target alone.
     """
-    place_R1 = target_R[:, None]
-    z_RV = capped(raw_RV, *shape).log_softmax(-1)  # logits but for a number that all of a row share
-    clean_R = -z_RV.gather(1, place_R1)[:, 0]
 
     def noise(rows: slice, places: int) -> Tensor:
         normal_RP = standard_normal(seed, key_R[rows], places)
-        return (normal_RP.abs_() if absolute else normal_RP).mul_(-deviation_R[rows, None]).to(z_RV.dtype)
+        return (normal_RP.abs_() if absolute else normal_RP).mul_(-deviation_R[rows, None])
 
+    if triton and not everywhere:
+        from weakdriven.kernels import soft_rows
+
+        return soft_rows.noised_rows(raw_RV, target_R, noise(slice(None), 1)[:, 0], shape=shape, gradient=gradient)
+    place_R1 = target_R[:, None]
+    z_RV = capped(raw_RV, *shape)
+    clean_R = z_RV.logsumexp(-1) - z_RV.gather(1, place_R1)[:, 0]
     if everywhere:
         for begin in range(0, len(z_RV), NOISE_ROWS):
             rows = slice(begin, begin + NOISE_ROWS)
             z_RV[rows] += noise(rows, z_RV.shape[1])
     else:
-        z_RV.scatter_add_(1, place_R1, noise(slice(None), 1))
-    log_p_RV = z_RV.log_softmax(-1)
-    results = -_finite(log_p_RV.gather(1, place_R1)[:, 0]), clean_R
+        z_RV.scatter_add_(1, place_R1, noise(slice(None), 1).to(z_RV.dtype))
+    log_p_RV = _log_softmax_(z_RV)
+    results = -log_p_RV.gather(1, place_R1)[:, 0], clean_R
     if gradient:
         by_z_RV = log_p_RV.exp_()
         by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -1, dtype=by_z_RV.dtype))
@@ -124,59 +126,74 @@ def distilled_rows(
     whole_vocabulary: bool,
     shape: Shape,
     gradient: bool,
+    triton: bool = False,
 ) -> Tensor:
     """Loss, KL(q || P) at the temperature, cross-entropy with the target, and the teacher's probability that is stored.
 
     loss = kd_weight * temperature**2 * KL + ce_weight * CE; the logits are read for both at once.
     """
     place_R1, ids_RK = target_R[:, None], teacher_ids_RK.long()
-    z_RV = capped(raw_RV, *shape)
-    lse_R1 = z_RV.logsumexp(-1, keepdim=True)
-    ce_R = (lse_R1 - z_RV.gather(1, place_R1))[:, 0]
+    z_RK = capped(raw_RV.gather(1, ids_RK), *shape)  # before the kernel writes over them
 
-    log_q_RK = teacher_logits_RK.to(z_RV.dtype) / temperature
+    log_q_RK = teacher_logits_RK.to(z_RK.dtype) / temperature
     stored_R1 = log_q_RK.logsumexp(-1, keepdim=True)
-    teacher_lse_R1 = teacher_lse_R[:, None].to(z_RV.dtype)
+    teacher_lse_R1 = teacher_lse_R[:, None].to(z_RK.dtype)
     log_q_RK -= stored_R1 if renormalize else teacher_lse_R1
     q_RK = log_q_RK.exp()
+    push = kd_weight * temperature  # temperature**2 of the loss, over the temperature that divides the logits
+    pushed_R1 = push * q_RK.sum(-1, keepdim=True)  # the sum is 1 unless q is a part of a distribution
 
-    log_p_RK = z_RV.gather(1, ids_RK) / temperature
-    if whole_vocabulary:
-        tempered_lse_R1 = lse_R1 if temperature == 1 else (z_RV / temperature).logsumexp(-1, keepdim=True)
+    z_RV = None
+    if triton:
+        from weakdriven.kernels import soft_rows
+
+        options = {"temperature": temperature, "ce_weight": ce_weight, "tempered": whole_vocabulary, "shape": shape}
+        found_R3 = soft_rows.tempered_rows(raw_RV, target_R, pushed_R1[:, 0], gradient=gradient, **options)
+        ce_R, lse_R1, tempered_lse_R1 = found_R3[:, 0].to(z_RK.dtype), found_R3[:, 1:2], found_R3[:, 2:]
     else:
-        tempered_lse_R1 = log_p_RK.logsumexp(-1, keepdim=True)
-    log_p_RK -= tempered_lse_R1
+        z_RV = capped(raw_RV, *shape)
+        lse_R1 = z_RV.logsumexp(-1, keepdim=True)
+        ce_R = (lse_R1 - z_RV.gather(1, place_R1))[:, 0]
+        tempered_lse_R1 = lse_R1
+        if whole_vocabulary and temperature != 1:
+            tempered_lse_R1 = (z_RV / temperature).logsumexp(-1, keepdim=True)
+
+    log_p_RK = z_RK / temperature
+    log_p_RK -= tempered_lse_R1 if whole_vocabulary else log_p_RK.logsumexp(-1, keepdim=True)
+    p_RK = log_p_RK.exp()
     kl_R = (torch.xlogy(q_RK, q_RK) - q_RK * _finite(log_p_RK)).sum(-1)
     loss_R = kd_weight * temperature**2 * kl_R + ce_weight * ce_R
     results = loss_R, kl_R, ce_R, (stored_R1 - teacher_lse_R1).exp()[:, 0]
     if not gradient:
         return torch.stack(results, 1)
 
-    push = kd_weight * temperature  # temperature**2 of the loss, over the temperature that divides the logits
-    mass_R1 = q_RK.sum(-1, keepdim=True)  # 1 unless q is a part of a distribution
+    if z_RV is None:  # the kernel wrote what all logits get; the stored ones get theirs anew, so as to be rounded once
+        by_z_RK = ((z_RK - lse_R1).exp_() - (ids_RK == place_R1).to(z_RK.dtype)).mul_(ce_weight)
+        by_z_RK += pushed_R1 * p_RK - push * q_RK
+        raw_RV.scatter_(1, ids_RK, by_raw(by_z_RK, z_RK, *shape).to(raw_RV.dtype))
+        return torch.stack(results, 1)
     by_z_RV = (z_RV - lse_R1).exp_().mul_(ce_weight)
     by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
     if whole_vocabulary:
-        by_z_RV.addcmul_((z_RV / temperature).sub_(tempered_lse_R1).exp_(), mass_R1, value=push)
+        by_z_RV.addcmul_((z_RV / temperature).sub_(tempered_lse_R1).exp_(), pushed_R1)
         by_z_RV.scatter_add_(1, ids_RK, -push * q_RK)
     else:
-        by_z_RV.scatter_add_(1, ids_RK, push * (mass_R1 * log_p_RK.exp() - q_RK))
+        by_z_RV.scatter_add_(1, ids_RK, pushed_R1 * p_RK - push * q_RK)
     _put(by_z_RV, raw_RV, shape)
     return torch.stack(results, 1)
 
 
+def _log_softmax_(z_RV: Tensor) -> Tensor:
+    """In place, and finite, so that a logit of minus infinity to which the target gives nothing adds 0 to the loss."""
+    return _finite(z_RV.sub_(z_RV.logsumexp(-1, keepdim=True)))
+
+
 def _finite(log_p: Tensor) -> Tensor:
-    """In place, so that a logit of minus infinity to which the target gives nothing adds 0 to the loss."""
     return log_p.clamp_min_(torch.finfo(log_p.dtype).min)
 
 
-def _put(by_z_RV: Tensor, raw_RV: Tensor, shape: Shape, less_RV: Tensor | None = None) -> None:
-    """The gradient by the raw logits, over them; `less_RV` is first taken from that by the shaped ones."""
-    if less_RV is not None and shape == (1, 0):
-        torch.sub(by_z_RV, less_RV, out=raw_RV)  # rounded as it is written
-        return
-    if less_RV is not None:
-        by_z_RV.sub_(less_RV)
+def _put(by_z_RV: Tensor, raw_RV: Tensor, shape: Shape) -> None:
+    """The gradient by the raw logits, over them."""
     if shape.cap:
         by_z_RV = by_raw(by_z_RV, capped(raw_RV, *shape), shape.scale, shape.cap)
     elif shape.scale != 1:

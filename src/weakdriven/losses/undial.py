@@ -15,6 +15,7 @@ from weakdriven.losses.head import Head, as_head, first_rows
 from weakdriven.losses.mixed_ce import mixed_cross_entropy_with_statistics
 from weakdriven.losses.soft_rows import Shape, adjusted_rows, noised_rows
 from weakdriven.losses.tiled_loss import refuse_negative, refuse_shapes, supervised, tiled_loss
+from weakdriven.losses.tiles import TiledImplementation, tiles_in_triton
 
 Site = Literal["target_logit", "logits"]
 Sign = Literal["signed", "abs"]
@@ -61,6 +62,8 @@ def adjusted_logit_loss(
     ce_weight: float = 0.0,
     vocabulary: int | None = None,
     scale: float | None = None,
+    ignored: bool = True,
+    implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, AdjustedStatistics]:
     """Mean cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (UNDIAL; METHODS 3).
 
@@ -74,6 +77,8 @@ def adjusted_logit_loss(
         vocabulary: Tokens of the one tokenizer that serves both; needed where the heads are padded differently, which
             are then compared over their common rows.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
+        implementation: `triton` (CUDA) or `chunked` (plain torch).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
     >>> loss, _ = adjusted_logit_loss(trained, torch.eye(4), teacher, torch.eye(4), torch.tensor([0]))
@@ -81,13 +86,14 @@ def adjusted_logit_loss(
     0.824214
     """
     refuse_negative(strength=strength, ce_weight=ce_weight)
+    triton = tiles_in_triton(implementation, hidden_TD)
     head, teacher = as_head(head_VD), as_head(teacher_head_VE)
     refuse_shapes(hidden_TD, head, target_T)
     refuse_shapes(teacher_TE, teacher, target_T, "The teacher's hidden states")
     rows = min(len(head.weight_VD), len(teacher.weight_VD))
     refuse_other_vocabulary(head, teacher, vocabulary)
     head, teacher = first_rows(head, rows), first_rows(teacher, rows)
-    target_T, hidden_TD, teacher_TE = supervised(target_T, hidden_TD, teacher_TE.detach())
+    target_T, hidden_TD, teacher_TE = supervised(target_T, hidden_TD, teacher_TE.detach(), ignored=ignored)
     bias_V = None if teacher.bias_V is None else teacher.bias_V.detach()
     branch = Branch(teacher_TE, teacher.weight_VD.detach(), bias_V, [False] * 3)
 
@@ -101,10 +107,11 @@ def adjusted_logit_loss(
             shape=Shape.of(head),
             teacher_shape=Shape.of(teacher),
             gradient=gradient,
+            triton=triton,
         )
 
-    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=5, scale=scale)
-    return loss, AdjustedStatistics(sums_C.new_tensor(len(target_T)), *sums_C[1:].unbind())
+    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=5, scale=scale, triton=triton, pair=True)
+    return loss, AdjustedStatistics(sums_C.new_full((), len(target_T)), *sums_C[1:].unbind())
 
 
 def refuse_other_vocabulary(head: Head, teacher: Head, vocabulary: int | None = None) -> None:
@@ -129,6 +136,8 @@ def noised_cross_entropy(
     seed: int = 0,
     key_T: Tensor | None = None,
     scale: float | None = None,
+    ignored: bool = True,
+    implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, NoiseStatistics]:
     """Mean cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (METHODS 3, `paper_noise`).
 
@@ -142,12 +151,15 @@ def noised_cross_entropy(
         seed: Give each step another one, or each token another key.
         key_T: An integer that tells a token from all others with this seed; None: its place among those given here.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
+        implementation: `triton` (CUDA) or `chunked` (plain torch, which makes all noise of the site `logits`).
 
     >>> logits, first = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([0])
     >>> round(noised_cross_entropy(logits, torch.eye(4), first, torch.tensor([4]), sigma=0)[0].item(), 5)
     0.07217
     """
     refuse_negative(sigma=sigma)
+    triton = tiles_in_triton(implementation, hidden_TD) and site == "target_logit"
     for name, value, known in (("site", site, get_args(Site)), ("sign", sign, get_args(Sign))):
         if value not in known:
             raise UserError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
@@ -159,13 +171,13 @@ def noised_cross_entropy(
             f"There are {len(target_T)} targets, {len(length_T)} lengths and {len(key_T)} keys; expected one of each "
             "for every token."
         )
-    target_T, hidden_TD, length_T, key_T = supervised(target_T, hidden_TD, length_T, key_T)
+    target_T, hidden_TD, length_T, key_T = supervised(target_T, hidden_TD, length_T, key_T, ignored=ignored)
     tokens = len(target_T)
     if sigma == 0:
         scale = 1 / max(tokens, 1) if scale is None else scale
-        options = {"strong_weight": 1.0, "scale": scale, "statistics": False}
+        options = {"strong_weight": 1.0, "scale": scale, "statistics": False, "implementation": implementation}
         loss, plain = mixed_cross_entropy_with_statistics(hidden_TD, head, None, head, target_T, **options)
-        return loss, NoiseStatistics(plain.mixed_loss.new_tensor(tokens), plain.mixed_loss, plain.mixed_loss)
+        return loss, NoiseStatistics(plain.mixed_loss.new_full((), tokens), plain.mixed_loss, plain.mixed_loss)
     deviation_T = sigma / length_T.float().sqrt()
 
     def fill(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
@@ -179,7 +191,8 @@ def noised_cross_entropy(
             absolute=sign == "abs",
             shape=Shape.of(head),
             gradient=gradient,
+            triton=triton,
         )
 
-    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=2, scale=scale)
-    return loss, NoiseStatistics(sums_C.new_tensor(tokens), *sums_C.unbind())
+    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=2, scale=scale, triton=triton)
+    return loss, NoiseStatistics(sums_C.new_full((), tokens), *sums_C.unbind())

@@ -52,8 +52,11 @@ class PreferenceTrainer(DPOTrainer):
 
     def __init__(self, *args: Any, reference: Path, **kwargs: Any):
         self.reference = reference
-        super().__init__(*args, **kwargs)
-        model: Any = self.model
+        model: Any = args[0] if args else kwargs["model"]
+        # upstream hashes all weights to name its cache, which is not used here; of no weights that takes no time
+        with model.register_state_dict_post_hook(lambda _, state, *__: state.clear()):
+            super().__init__(*args, **kwargs)
+        model = self.model
         if isinstance(model, PeftModel) and "ref" in model.peft_config:
             model.delete_adapter("ref")  # upstream's copy of the adapter; it has been asked
 

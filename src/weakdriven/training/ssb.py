@@ -89,21 +89,24 @@ class SsbTrainer(SFTTrainer):
     ) -> Any:
         network, settings = self.accelerator.unwrap_model(model), self.settings
         target_BL = targets(inputs["labels"])
-        learned_BL = target_BL != IGNORE
+        # both wait for the GPU, so they stand before the model is asked and it has something to do
+        place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
+        scale = None if num_items_in_batch is None else 1 / max(float(num_items_in_batch), 1.0)
         asked = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with self.accelerator.autocast():  # else only a call of the whole model would get it
-            hidden_TD = hidden_states(network, {**asked, "use_cache": False})[:, :-1][learned_BL]
+            hidden_BLD = hidden_states(network, {**asked, "use_cache": False})[:, :-1]
             loss, sums = topk_distillation(
-                hidden_TD,
+                hidden_BLD.flatten(0, 1).index_select(0, place),
                 head(network),
-                target_BL[learned_BL],
+                target_BL.flatten().index_select(0, place),
                 *(inputs[name] for name in STORED),
                 temperature=settings.temperature,
                 kd_weight=settings.kd_weight,
                 ce_weight=settings.ce_weight,
                 renormalize=settings.renormalize,
                 support=settings.student_support,
-                scale=None if num_items_in_batch is None else 1 / max(float(num_items_in_batch), 1.0),
+                scale=scale,
+                ignored=False,
             )
         found = {name: value.detach() for name, value in sums._asdict().items()}
         found["num_tokens"] = inputs["attention_mask"].sum()

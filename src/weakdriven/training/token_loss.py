@@ -51,7 +51,12 @@ class ScaledLogits:
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         loss, sums = scaled_cross_entropy(
-            tokens.hidden_TD, tokens.head, tokens.target_T, strong_weight=self.strong_weight, scale=tokens.scale
+            tokens.hidden_TD,
+            tokens.head,
+            tokens.target_T,
+            strong_weight=self.strong_weight,
+            scale=tokens.scale,
+            ignored=False,
         )
         return loss, {"scaled_loss": sums.mixed_loss, "scaled_probability": sums.mixed_probability}
 
@@ -74,6 +79,7 @@ class AdjustedLogits:
             strength=self.strength,
             ce_weight=self.ce_weight,
             scale=tokens.scale,
+            ignored=False,
         )
         return loss, {name: value for name, value in sums._asdict().items() if name != "tokens"}
 
@@ -100,6 +106,7 @@ class NoisedLogits:
             seed=int(drawn[0] >> 1),
             key_T=tokens.key_T,
             scale=tokens.scale,
+            ignored=False,
         )
         return loss, {"noised_loss": sums.noised_loss, "clean_loss": sums.clean_loss}
 
@@ -136,14 +143,17 @@ class TokenLossTrainer(SFTTrainer):
         with self.accelerator.autocast():  # else only a call of the whole model would get it
             tokens = self._tokens(self.accelerator.unwrap_model(model), inputs, num_items_in_batch)
             loss, sums = self.token_loss(tokens)
-        sums |= {"tokens": torch.tensor(float(len(tokens.target_T)), device=loss.device)}
+        # filled on the device: a copy of a number would have to be waited for
+        sums |= {"tokens": torch.full((), float(len(tokens.target_T)), device=loss.device)}
         sums |= {"num_tokens": inputs["attention_mask"].sum()}
         self._sums = {name: value.detach() + self._sums.get(name, 0) for name, value in sums.items()}
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def _tokens(self, model: Any, inputs: dict[str, Any], items: Any) -> Tokens:
         target_BL, mask_BL = targets(inputs["labels"]), inputs["attention_mask"]
+        # both wait for the GPU, so they stand before the models are asked and it has something to do
         place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
+        scale = 1 / max(float(len(place) if items is None else items), 1.0)
         row, column = place // target_BL.shape[1], place % target_BL.shape[1]
 
         def supervised(model: Any) -> Tensor:
@@ -159,7 +169,7 @@ class TokenLossTrainer(SFTTrainer):
             length_T=mask_BL.sum(1)[row],
             key_T=((row + self._first_row(len(mask_BL))) << 32) + mask_BL.cumsum(1)[row, column],
             step=self.state.global_step,
-            scale=1 / max(float(len(place) if items is None else items), 1.0),
+            scale=scale,
             teacher_TE=teacher_TE,
             teacher_head=None if self.teacher is None else head(self.teacher),
         )
