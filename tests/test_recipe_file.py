@@ -245,3 +245,10 @@ def test_extends_is_no_override_and_a_misspelt_one_is_answered_with_it(tmp_path:
         load_recipe("demo", ["extends=qwen3-4b-math"])
     with pytest.raises(UserError, match=r"extend is not a setting\. Did you mean extends\?"):
         load_recipe(write(tmp_path / "child.yaml", "extend: demo\n"))
+
+
+def test_an_override_of_what_an_alias_repeats_leaves_the_other_places_alone(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: m\ndata: {path: rows.jsonl}\nspin: &pairs {rollouts: {top_p: 0.9}}\ndpo: *pairs\n")
+    recipe = load_recipe(str(file), ["spin.iterations=2", "spin.rollouts.top_p=0.8"])
+    assert (recipe.spin.iterations, recipe.spin.rollouts.top_p, recipe.dpo.rollouts.top_p) == (2, 0.8, 0.9)

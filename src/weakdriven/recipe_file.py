@@ -74,7 +74,14 @@ def _read(path: Path, label: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         found = "nothing" if tree is None else f"a {type(tree).__name__}"
         raise UserError(f"{label}: expected settings as `key: value` lines, found {found}.")
-    return tree
+    return _unshared(tree)
+
+
+def _unshared(value: Any) -> Any:
+    """What an alias repeats stands for itself, so that an override of one place leaves the others alone."""
+    if isinstance(value, dict):
+        return {key: _unshared(each) for key, each in value.items()}
+    return [_unshared(each) for each in value] if isinstance(value, list) else value
 
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:

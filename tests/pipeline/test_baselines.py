@@ -162,7 +162,7 @@ def test_a_baseline_is_evaluated_under_its_name(tmp_path):
     changes = ["data.limit=16", "eval.limit=2", "eval.max_new_tokens=4", "method=sft_restart", "baselines=[neftune]"]
     recorder = run_small(tmp_path / "run", *changes)
     asked = [name for name in recorder.ran if name.startswith("eval/")]
-    assert asked == [f"eval/{name}/arithmetic" for name in ("base", "baseline-sft_restart", "baseline-neftune")]
+    assert asked == [f"eval/{name}/arithmetic" for name in ("base", "sft", "baseline-sft_restart", "baseline-neftune")]
     assert (tmp_path / "run/report.html").is_file()
 
 

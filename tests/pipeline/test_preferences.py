@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer
+from recipe_cases import parse
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
@@ -230,7 +231,7 @@ def test_wrong_settings_are_refused(override, message):
 
 
 def test_defaults_are_those_of_the_methods():
-    recipe = small_recipe()
+    recipe = parse()
     shared = {"top_p": 1.0, "max_new_tokens": None, "subsample": None}
     assert recipe.spin.rollouts.model_dump() == shared | {"samples": 1, "temperature": 1.0, "top_k": None}
     assert recipe.dpo.rollouts.model_dump() == shared | {"samples": 4, "temperature": 0.8, "top_k": None}

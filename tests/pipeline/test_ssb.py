@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer, tiny_model
+from recipe_cases import parse
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
@@ -32,7 +33,12 @@ SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps
 
 
 def run(root, *overrides):
-    settings = [f"ssb.{one}" for one in SMALL] + ["method=ssb", "baselines=[]", "eval.benchmarks=[]", "data.limit=8"]
+    settings = [f"ssb.{one}" for one in (*SMALL, "start=base", "hint=null")] + [
+        "method=ssb",
+        "baselines=[]",
+        "eval.benchmarks=[]",
+        "data.limit=8",
+    ]
     return run_small(root, *settings, *overrides)
 
 
@@ -236,7 +242,7 @@ def test_logits_of_a_teacher_with_another_vocabulary_are_refused(tmp_path, monke
 
 
 def test_defaults_are_those_of_the_paper():
-    recipe = small_recipe()
+    recipe = parse()
     rolled = {"samples": 4, "temperature": 0.8, "top_p": 1.0, "top_k": 50, "max_new_tokens": None, "subsample": None}
     assert recipe.ssb.rollouts.model_dump() == rolled
     assert (recipe.ssb.teacher.temperature, recipe.ssb.teacher.top_k) == (0.4, 50)
