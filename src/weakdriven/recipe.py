@@ -331,6 +331,16 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _samples_have_seeds(self) -> "Recipe":
+        for name in ("spin", "dpo", "ssb"):
+            sampled = getattr(self, name).rollouts.temperature > 0
+            if self.eval.batching == "continuous" and sampled and name in (self.method, *self.baselines):
+                raise ValueError(
+                    f"eval.batching is continuous, which cannot seed each sample, and {name} draws some; use auto"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _bf16_state_has_bf16_weights(self) -> "Recipe":
         for name in ("sft", "joint", "dpo", "spin", "ssb"):
             if getattr(self, name).optimizer != "adamw_bf16":

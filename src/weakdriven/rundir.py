@@ -53,6 +53,8 @@ class Planned:
     key: str
     reason: str
     """Why it has to run; empty when it is done."""
+    inputs: dict[str, str] = field(default_factory=dict, compare=False)
+    """Name and key of what it reads."""
 
 
 class Progress:
@@ -80,6 +82,8 @@ class Run:
     """Of several processes on one run, the first publishes; the others help with shared stages."""
     agree: Callable[[Any], Any] = lambda value: value
     """Wait for all processes of this run; gives every one the value of the first."""
+    failed: dict[str, BaseException] = field(default_factory=dict)
+    """Stages that ended with an error: who asks for one again gets the same error, not what an older run left there."""
     siblings: Sequence[Path] = ()
     """Other runs: a stage that one of them has finished under the same key is taken over, not computed again."""
 
@@ -103,10 +107,12 @@ class Run:
         """
         settings = json.loads(json.dumps(settings))
         stage = Stage(name, self.root / name, digest({"settings": settings, "inputs": inputs}))
+        if name in self.failed:
+            raise self.failed[name]
         if name in (entry.name for entry in self.planned):
             return stage  # a later round reads what an earlier one has computed
         reason = self._why(stage, settings, inputs)
-        self.planned.append(Planned(name, stage.key, reason))
+        self.planned.append(Planned(name, stage.key, reason, inputs))
         if self.dry:
             return stage
         home = work_folder(self.root, name)
@@ -128,7 +134,11 @@ class Run:
                 _take_over(sibling / name, home / "out")
         elif not whole:
             facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
-            self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
+            try:
+                self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
+            except BaseException as error:
+                self.failed[name] = error
+                raise
         if self.leads:
             _publish(home / "out", stage.path)
             shutil.rmtree(home, ignore_errors=True)

@@ -72,6 +72,7 @@ def test_students_quantiles_give_a_p_value_of_a_twentieth(freedom, quantile):
 
 def test_one_seed_and_equal_differences_have_no_t_test():
     assert t_test(np.array([0.3])) is None and t_test(np.array([0.3, 0.3])) is None
+    assert t_test(np.array([0.1 + 0.2, 0.3, 0.3])) is None, "rounding is no difference"
 
 
 def test_other_problems_cannot_be_compared():

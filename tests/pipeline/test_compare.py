@@ -6,11 +6,14 @@ import shutil
 
 import pytest
 
-from conftest import Recorder
+from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
-from weakdriven.pipeline.compare import compare_methods
+from weakdriven.pipeline.bind import bind
+from weakdriven.pipeline.compare import compare_methods, needs
+from weakdriven.pipeline.stages import Stages
 from weakdriven.report.comparison import write_comparison
-from weakdriven.rundir import read_json
+from weakdriven.rundir import Run, read_json, read_jsonl
+from weakdriven.training.token_loss import Variant
 
 ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]
 # eight problems learned by heart, so that M1 writes right and wrong completions of them
@@ -96,8 +99,66 @@ def test_a_method_costs_the_sum_of_what_leads_to_it(compared):
     ]
     assert rows["spin"]["generated_tokens"] == sum(lengths) / 2
     assert rows["sft"]["trained_tokens"] == pytest.approx(rows["m1"]["trained_tokens"] * 26 / 25)
-    active = manifests["seed-42"]["round-1/strong"]["counters"]
-    assert active["trained_tokens"] % 2 == 0 and rows["wmss"]["trained_tokens"] > rows["m1"]["trained_tokens"]
+    last = list(read_jsonl(root / "seed-42/round-1/strong/metrics.jsonl"))[-1]
+    joint = manifests["seed-42"]["round-1/strong"]["counters"]["trained_tokens"]
+    assert joint == 2 * last["num_tokens"], "each of the two models learns from each token"
+
+
+def test_what_was_computed_to_know_a_budget_is_no_cost_of_who_trains_for_so_long(tmp_path):
+    recipe = small_recipe("baselines=[sft_compute,sft_active]")
+    stages = bind(recipe, Run(tmp_path / "run", recipe.seed, dry=True))
+    assert needs(stages, "sft_compute")["stages"] == ["baselines/sft_compute"]
+    active = ["sft", "entropy/base", "entropy/sft", "round-1/active", "baselines/sft_active"]
+    assert sorted(needs(stages, "sft_active")["stages"]) == sorted(active)
+
+
+def test_a_shared_stage_that_fails_fails_every_method_that_needs_it_and_no_older_one_is_used(
+    compared, tmp_path, monkeypatch
+):
+    root = tmp_path / "failing"
+    shutil.copytree(compared[0], root)
+    trained = Stages.supervised
+
+    def out_of_memory(self, name, *args, **kwargs):
+        if name == "sft":
+            kwargs["variant"] = Variant({"changed": True}, loss=refuses)  # another key, and an error while it trains
+        return trained(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(Stages, "supervised", out_of_memory)
+    _, found = compare(root, methods=["sft", "neftune", "undial", "spin"], seeds=1)
+    assert set(found["failed"]) == {"sft_restart", "undial", "spin"}
+    assert {why["42"] for why in found["failed"].values()} == {"no memory left"}
+    rows = rows_of(found)
+    assert [name for name, row in rows.items() if row["seeds"]] == ["base", "sft", "neftune"]
+
+
+def refuses(tokens):
+    raise UserError("no memory left")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["lora.rank=4", "lora.output=merged", "precision=bf16-mixed"],
+        ["selection.enabled=false"],
+        ["joint.rounds=2"],
+    ],
+)
+def test_other_recipes_are_compared_too(tmp_path, overrides):
+    quick = ["data.limit=8", "eval.limit=4", "eval.max_new_tokens=8", "sft.epochs=1"]
+    _, found = compare(tmp_path / "runs", *quick, *overrides, methods=["sft", "wmss"], seeds=1)
+    assert not found["failed"] and rows_of(found)["wmss"]["seeds"] == ["42"]
+    run = tmp_path / "runs/seed-42"
+    plan = read_json(run / "plan.json")
+    assert all((run / name / "manifest.json").is_file() for name in plan), "nothing that is planned is left out"
+
+
+def test_a_given_m1_is_shown_and_costs_nothing(compared, tmp_path):
+    given = f"sft.model={compared[0] / 'seed-42/sft'}"
+    _, found = compare(tmp_path / "runs", given, methods=["undial"], seeds=1)
+    rows = rows_of(found)
+    assert rows["m1"]["seeds"] == ["42"] and rows["m1"]["seconds"] is None
+    assert rows["undial"]["seconds"] == rows["undial"]["seconds_after_m1"]
 
 
 def test_the_table_is_there_for_people_and_for_programs(compared):
@@ -116,9 +177,11 @@ def test_a_second_call_computes_nothing_and_a_further_seed_only_itself(compared,
     shutil.copytree(compared[0], root)
     recorder, found = compare(root)
     assert recorder.ran == {} and rows_of(found)["spin"]["score"] == rows_of(compared[2])["spin"]["score"]
+    before = {path: path.stat().st_mtime_ns for path in root.glob("seed-4[23]/**/manifest.json")}
     recorder, found = compare(root, methods=["sft"], seeds=3)
     assert rows_of(found)["sft"]["seeds"] == ["42", "43", "44"] and "spin" not in rows_of(found)
     assert {"sft", "baselines/sft", "baselines/sft_restart"} <= set(recorder.ran)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 def test_a_method_that_cannot_be_trained_leaves_the_others_alone_and_is_named(compared, tmp_path):

@@ -198,3 +198,37 @@ def test_files_that_decide_nothing_are_no_part_of_a_model(model):
     (model / "built.json").unlink()
     torch.save({}, model / "optimizer.pt")
     assert keys(f"sft.model={model}") == before
+
+
+BASELINES = "baselines=[sft,neftune,dpo,spin,ssb,sft_compute]"
+
+
+@pytest.mark.parametrize(
+    "override, touched",
+    [
+        ("dpo.beta=0.2", {"baselines/dpo"}),
+        ("dpo.rollouts.top_k=5", {"rollouts/sft/dpo", "pairs/dpo", "baselines/dpo"}),
+        ("ssb.temperature=2.0", {"targets/ssb", "baselines/ssb"}),
+        ("ssb.kd_weight=0.7", {"baselines/ssb"}),
+        ("neftune.alpha=1.0", {"baselines/neftune"}),
+        ("neftune.length=padded", {"baselines/neftune"}),
+        ("spin.micro_batch_size=8", set()),
+        ("sft.micro_batch_size=8", set()),
+    ],
+)
+def test_a_baselines_setting_touches_its_own_stages_alone(override, touched):
+    found = changed(keys(BASELINES), keys(BASELINES, override))
+    assert {name for name in found if not name.startswith("eval/")} == touched
+
+
+def test_how_programs_are_run_decides_labels_and_so_what_is_learned_from_them():
+    found = changed(keys(BASELINES), keys(BASELINES, "eval.unsafe=true"))
+    asked = {name for name in found if name.startswith("rollouts/")}
+    assert asked == {"rollouts/sft/dpo", "rollouts/sft/ssb", "rollouts/sft/ssb-hinted"}, "SPIN verifies nothing"
+    assert {"baselines/dpo", "baselines/ssb"} < found and "baselines/spin" not in found
+
+
+def test_noise_by_the_padded_length_depends_on_the_micro_batch():
+    padded = [BASELINES, "neftune.length=padded"]
+    found = changed(keys(*padded), keys(*padded, "sft.micro_batch_size=8"))
+    assert {name for name in found if not name.startswith("eval/")} == {"baselines/neftune"}

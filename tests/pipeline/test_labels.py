@@ -72,7 +72,7 @@ def test_a_run_pairs_what_ended_and_counts_the_rest(learner, tmp_path, says):
         return right if sample == 3 else "\\boxed{-1}"
 
     says(text)
-    root, train = tmp_path / "run", ["dpo.batch_size=8", "dpo.gradient_checkpointing=false"]
+    root, train = tmp_path / "run", ["dpo.batch_size=8", "dpo.micro_batch_size=8", "dpo.gradient_checkpointing=false"]
     small = ["data.limit=8", f"sft.model={learner}", "baselines=[]", "eval.benchmarks=[]"]
     run_small(root, "method=dpo", "dpo.rollouts.max_new_tokens=64", *train, *small)
     rolled = read_json(root / "rollouts/sft/dpo/manifest.json")["counters"]

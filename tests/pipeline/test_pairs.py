@@ -122,7 +122,7 @@ def test_a_cut_completion_has_no_end():
 def test_no_prompt_with_both_is_an_error_that_says_why(make):
     rollouts = [*labelled("a", [True, True]), *labelled("b", [True]), *labelled("c", [False, False])]
     with pytest.raises(
-        UserError, match=r"of 3 prompts; no wrong rollout: 2 \(first: 'a'\), no right rollout: 1 .*more"
+        UserError, match=r"of 3 prompts; no wrong rollout: 2 \(first: 'a', right 2\), no right rollout: 1 .*more"
     ):
         make(rollouts)
     with pytest.raises(UserError, match="of 0 prompts; there are none"):
@@ -199,7 +199,7 @@ def test_a_spin_pair_is_the_data_against_the_models_own_sample():
 
 
 def test_only_samples_that_equal_the_data_are_an_error():
-    with pytest.raises(UserError, match=r"of 2 prompts; the sample is the data's completion: 2 .*higher temperature"):
+    with pytest.raises(UserError, match=r"of 2 samples; the sample is the data's completion: 2 .*higher temperature"):
         spin_pairs([rollout("a", 0, text="real"), rollout("b", 0, text="real")])
 
 

@@ -107,9 +107,14 @@ def check_task(task: Task, positions: int | None = None) -> None:
         )
     check_items(task.benchmark, task.items, python=task.grading.get("python"))
     if BENCHMARKS[task.benchmark].kind == "code":
-        interpreter(task.grading["python"])
-        if not task.grading["unsafe"] and isolation() == "none":
-            raise UserError(no_isolation())
+        check_sandbox(**task.grading)
+
+
+def check_sandbox(*, python: str | None, unsafe: bool) -> None:
+    """Refuse to run generated programs where they cannot be isolated, or with an interpreter that is not there."""
+    interpreter(python)
+    if not unsafe and isolation() == "none":
+        raise UserError(no_isolation())
 
 
 def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list[int]], limit: int) -> None:

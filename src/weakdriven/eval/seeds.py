@@ -97,7 +97,7 @@ def t_test(values_S: NDArray[np.float64]) -> float | None:
     >>> round(t_test(np.array([1.0, 2.0, 3.0])), 4)
     0.0742
     """
-    if len(values_S) < 2 or np.ptp(values_S) == 0:
+    if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # rounding apart
         return None
     freedom = len(values_S) - 1
     t = abs(values_S.mean()) / (values_S.std(ddof=1) / math.sqrt(len(values_S)))

@@ -1,10 +1,12 @@
-"""What WMSS is compared with: one short function each, whose result is baselines/NAME.
+"""What WMSS is compared with: one short function each, whose result is baselines/NAME (of SPIN's second
+iteration baselines/spin-2, and so on).
 
 What starts from the base trains with the settings of `sft` for all the epochs that WMSS has; what goes on from M1
 trains with those of `joint`, in as many rounds, each with a fresh optimizer and schedule.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from weakdriven.pipeline.controls import uniform_draw, wmss_budget
 from weakdriven.pipeline.preferences import dpo, spin
@@ -68,8 +70,11 @@ def scaled_ce(stages: Stages, data: Stage) -> Model:
 def neftune(stages: Stages, data: Stage) -> Model:
     """SFT with noise on the embeddings (Jain et al., 2023)."""
     settings = stages.recipe.neftune
+    words: dict[str, Any] = {"neftune": settings.model_dump(mode="json")}
+    if settings.length == "padded":  # the width of a micro-batch decides the noise
+        words["micro_batch_size"] = stages.recipe.sft.micro_batch_size
     noise = EmbeddingNoise(settings.alpha, length="padded" if settings.length == "padded" else "true")
-    return from_base(stages, data, "neftune", Variant({"neftune": settings.model_dump(mode="json")}, noise=noise))
+    return from_base(stages, data, "neftune", Variant(words, noise=noise))
 
 
 def undial(stages: Stages, data: Stage) -> Model:

@@ -8,7 +8,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
-from weakdriven.eval.run import check_task
+from weakdriven.eval.run import check_sandbox, check_task
 from weakdriven.generate.serve import check_python
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
@@ -74,6 +74,8 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     stages = Stages(recipe, run, base, strong, renderer)
     if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         refuse_unservable(recipe)
+    if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
+        check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     if evaluates and recipe.eval.benchmarks:
         for benchmark in recipe.eval.benchmarks:
             check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))

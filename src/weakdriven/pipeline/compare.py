@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
-from weakdriven.pipeline.run import carry_out, evaluate_models, method_models
+from weakdriven.pipeline.run import carry_out, evaluate_models, method_models, planned_for
 from weakdriven.pipeline.side_by_side import side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
-from weakdriven.rundir import RUN_FILE, Progress, Run, hardware, library_versions, write_json
+from weakdriven.rundir import RUN_FILE, Progress, hardware, library_versions, write_json
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
@@ -52,26 +52,27 @@ def compare_methods(
         for _, result in side_by_side(begin, progress, jobs=jobs, logs=root / "logs"):
             result()
     facts: dict[str, Any] = {"recipe": first.name, "seeds": {}, "methods": {}, "failed": {}}
-    facts |= {"hardware": hardware(), "versions": library_versions()}
+    facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
-    errors = list[Exception]()
     for name, result in side_by_side(tasks, progress, jobs=jobs, logs=root / "logs"):
+        seed = str(runs[name].seed)
         try:
             found = result()
         except Exception as error:
             if jobs == 1:
                 raise
-            errors.append(error)  # the others go on
-            continue
-        facts["seeds"][str(runs[name].seed)] = name
-        facts["methods"] = found["methods"]
+            why = explain(error) or f"{type(error).__name__}: {error}"
+            found = {"failed": dict.fromkeys(methods, f"{why} See logs/{name}.log.")}  # the other seeds go on
+        else:
+            facts["methods"] = found["methods"]
+            facts["seeds"] = dict(sorted({**facts["seeds"], seed: name}.items()))
         for method, why in found["failed"].items():
-            facts["failed"].setdefault(method, {})[str(runs[name].seed)] = why
-        facts["seeds"] = dict(sorted(facts["seeds"].items()))
-        write_json(root / COMPARE_FILE, facts)
-        write_comparison(root)  # after each seed, so that there is something to look at
-    if errors:
-        raise errors[0]
+            facts["failed"].setdefault(method, {})[seed] = why
+        if facts["seeds"]:
+            write_json(root / COMPARE_FILE, facts)
+            write_comparison(root)  # after each seed, so that there is something to look at
+    if not facts["seeds"]:
+        raise UserError(next(iter(facts["failed"][methods[0]].values())))
     return root
 
 
@@ -91,18 +92,21 @@ def run_seed(
         shared: Only what other seeds can take over.
     """
     found: dict[str, Any] = {"methods": {}, "failed": {}}
-    work = before_training if shared else partial(one_by_one, methods=methods, found=found)
+    work = partial(before_training, methods=methods) if shared else partial(one_by_one, methods=methods, found=found)
     siblings = [root / other for other in others if other != name]
     carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings)
     write_report(root / name)
     return found
 
 
-def before_training(stages: Stages) -> None:
-    data = stages.data()
-    if stages.recipe.method == "wmss" and stages.recipe.selection.enabled:
-        stages.entropy(stages.base, data)
-    evaluate_models(stages, [stages.base])
+def before_training(stages: Stages, *, methods: list[str]) -> None:
+    """What does not depend on the seed: the models that are there before anything is trained."""
+    data, ready = stages.data(), [stages.base, *([stages.given_strong] if stages.given_strong else [])]
+    names = {entry.name for method in methods for entry in planned_for(stages, method)[1]}
+    for model in ready:
+        if f"entropy/{model.name}" in names:
+            stages.entropy(model, data)
+    evaluate_models(stages, ready)
 
 
 def known_methods(names: list[str]) -> list[str]:
@@ -131,7 +135,10 @@ def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> 
     for method in methods:
         found["methods"][method] = needs(stages, method)
         try:
-            evaluate_models(stages, method_models(stages, data, method))
+            models = method_models(stages, data, method)
+            if method == stages.recipe.method and stages.recipe.lora and stages.recipe.lora.output == "merged":
+                stages.merged(models[-1])
+            evaluate_models(stages, models)
         except Exception as error:
             if stages.run.dry or (sentence := explain(error)) is None:
                 raise
@@ -140,10 +147,15 @@ def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> 
 
 
 def needs(stages: Stages, method: str) -> dict[str, Any]:
-    """The model that a method ends with, and the stages from the data to it."""
-    run, stages.run = stages.run, Run(stages.run.root, stages.recipe.seed, dry=True)
-    try:
-        model = method_models(stages, stages.data(), method)[-1]
-        return {"model": model.name, "stages": [one.name for one in stages.run.planned if one.name != "data"]}
-    finally:
-        stages.run = run
+    """The model that a method ends with, and the stages that it was made from, without the data.
+
+    A budget only says how long to train, so what was computed to know it is no part of the method.
+    """
+    model, entries = planned_for(stages, method)
+    by_key, used, left = {entry.key: entry for entry in entries}, set[str](), [model.key]
+    while left:
+        entry = by_key.get(left.pop())
+        if entry and entry.name not in used:
+            used.add(entry.name)
+            left += [key for name, key in entry.inputs.items() if name != "budget"]
+    return {"model": model.name, "stages": [one.name for one in entries if one.name in used and one.name != "data"]}

@@ -187,7 +187,7 @@ def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] =
             else:
                 funnel.keep()
                 yield Pair(example, Reply(example.completion), own)
-    refuse_none(funnel, SPIN_ADVICE)
+    refuse_none(funnel, SPIN_ADVICE, "samples")
 
 
 def pair_rows(
@@ -262,10 +262,12 @@ def without_end(text: str, end_tokens: Sequence[str]) -> str:
     return re.sub(rf"(?:\s*(?:{'|'.join(map(re.escape, end_tokens))}))+\s*\Z", "", text)
 
 
-def refuse_none(funnel: Funnel, advice: str) -> None:
+def refuse_none(funnel: Funnel, advice: str, what: str = "prompts") -> None:
     """An error where nothing is kept, before anything is trained."""
     if funnel.kept:
         return
     dropped = funnel.to_json()["dropped"]
-    reasons = [f"{reason}: {one['rows']} (first: {one['first'][0]['id']!r})" for reason, one in dropped.items()]
-    raise UserError(f"Nothing is left of {funnel.seen} prompts; {', '.join(reasons) or 'there are none'}. {advice}")
+    firsts = {reason: one["first"][0] for reason, one in dropped.items()}
+    told = {reason: ", ".join(filter(None, (repr(one["id"]), one.get("detail")))) for reason, one in firsts.items()}
+    reasons = [f"{reason}: {one['rows']} (first: {told[reason]})" for reason, one in dropped.items()]
+    raise UserError(f"Nothing is left of {funnel.seen} {what}; {', '.join(reasons) or 'there are none'}. {advice}")

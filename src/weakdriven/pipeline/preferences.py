@@ -46,7 +46,7 @@ def spin(stages: Stages, data: Stage) -> Model:
     ends = stages.renderer.tokenizer.convert_ids_to_tokens(stages.renderer.stop_ids)
     make, made = partial(spin_pairs, end_tokens=list(ends)), list[Stage]()
     for turn in range(1, settings.iterations + 1):
-        name = "spin" if turn == 1 else f"spin-{turn}"
+        name = "spin" if turn == 1 else f"spin-{turn}"  # so that one more iteration keeps those before it
         rollouts = rollout_stage(stages, name, model, data, settings.rollouts, verified=False, turn=turn - 1)
         made.append(pair_stage(stages, name, data, rollouts, make))
         used = made[-2:] if settings.mix_previous else made[-1:]
@@ -92,11 +92,11 @@ def preference(
         phase = Phase(stage, turn, settings.epochs, work, stages.run.progress)
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])
         counters = train_preference(model, tokenizer, rows, settings, stages.recipe, phase, beta=settings.beta)
-        stages._save(model, work, out)
+        stages.save(model, work, out)
         return counters
 
     inputs = keys(start=start, pairs=pairs[-1], previous_pairs=pairs[0] if len(pairs) > 1 else None)
-    return stages._model_stage(stage, compute, settings, inputs=inputs, also={"beta": settings.beta})
+    return stages.model_stage(stage, compute, settings, inputs=inputs, also={"beta": settings.beta})
 
 
 def examples_of(stage: Stage) -> Iterator[Example]:

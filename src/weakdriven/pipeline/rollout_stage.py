@@ -1,5 +1,6 @@
 """Rollouts as a stage of a run: what SPIN, DPO and SSB sample from a model before they train."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,9 @@ from weakdriven.pipeline.verify import Candidate, Checks, Fault, verifier
 from weakdriven.recipe_baselines import RolloutSettings
 from weakdriven.rundir import EXAMPLES, Stage, append_jsonl, digest, read_jsonl
 
+logger = logging.getLogger(__name__)
+LABELS_VERSION = 1
+"""Raised when a completion may be labelled otherwise than before, so that finished runs know."""
 COUNTS = ("prompts", "samples", "tokens", "right", "wrong", "undecided", "cut")
 
 
@@ -57,6 +61,7 @@ def rollout_stage(
     """
     recipe = stages.recipe
     seed = request_seed(recipe.seed, "turn", turn) if turn else recipe.seed
+    judging = grading_terms(stages) if verified else {}
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
@@ -77,7 +82,7 @@ def rollout_stage(
                     lambda: stages.engine(model, longest),
                     sampling,
                     partial(judged, stages, block, rooms) if verified else not_judged,
-                    terms={id: digest([verified, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
+                    terms={id: digest([judging, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
                     seed=seed,
                 )
                 asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
@@ -90,15 +95,21 @@ def rollout_stage(
         counters["prompts"] = len(examples)
         return counters | {"unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
 
-    decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed}
+    decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed, **judging}
     decisive |= {"max_prompt_tokens": max_prompt_tokens} if max_prompt_tokens else {}
     return stages.run.stage(
         f"rollouts/{model.name}/{name}",
         compute,
-        settings={**decisive, **stages._asking(), "engine": recipe.eval.engine},
+        settings={**decisive, **stages.asking(), "engine": recipe.eval.engine},
         inputs=keys(model=model, prompts=prompts),
         execution=recipe.eval.model_dump(mode="json", include={"batch_size", "batching"}),
     )
+
+
+def grading_terms(stages: Stages) -> dict[str, Any]:
+    """What decides a verdict beside the answers; how programs are run only where that is not as usual."""
+    ways = {"code_python": stages.recipe.eval.code_python, "unsafe": stages.recipe.eval.unsafe}
+    return {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
 
 
 def chosen_prompts(
@@ -144,7 +155,14 @@ def sampling_of(stages: Stages, settings: RolloutSettings, lengths: list[int], w
     if budget is None:
         budget = recipe.data.max_length if whole is None else whole - min(lengths)
         room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
-        budget = max(1, budget if room is None else min(budget, room - max(lengths)))
+        if room is not None and room - max(lengths) < budget:
+            if whole is not None and room < whole:
+                logger.warning(
+                    "The longest of %d prompts has %d tokens and the model %d positions, so that every completion ends "
+                    "after %d; drop long prompts, or set rollouts.max_new_tokens.",
+                    *(len(lengths), max(lengths), room, max(1, room - max(lengths))),
+                )
+            budget = max(1, room - max(lengths))
     draws = settings.model_dump(include={"temperature", "top_p", "top_k"})
     return Sampling(budget, tuple(stages.renderer.stop_ids), **draws)
 

@@ -160,9 +160,21 @@ def method_models(stages: Stages, data: Stage, method: str) -> list[Model]:
     """What a method starts from and ends with: M0, M1 where it has one, its result."""
     if method == "wmss":
         return wmss(stages, data, stages.recipe.joint.rounds)
-    result = BASELINES[method](stages, data)
-    has_first = any(entry.name == "sft" for entry in stages.run.planned) or stages.given_strong
-    return [stages.base, *([first_strong(stages, data)] if has_first else []), result]
+    has_first = stages.given_strong or any(entry.name == "sft" for entry in planned_for(stages, method)[1])
+    return [stages.base, *([first_strong(stages, data)] if has_first else []), BASELINES[method](stages, data)]
+
+
+def planned_for(stages: Stages, method: str) -> tuple[Model, list[Planned]]:
+    """The model that a method ends with, and every stage that is run for it alone."""
+    run, stages.run = stages.run, Run(stages.run.root, stages.recipe.seed, dry=True)
+    try:
+        data = stages.data()
+        result = (
+            wmss(stages, data, stages.recipe.joint.rounds)[-1] if method == "wmss" else BASELINES[method](stages, data)
+        )
+        return result, stages.run.planned
+    finally:
+        stages.run = run
 
 
 def evaluate_models(stages: Stages, models: Sequence[Model]) -> None:

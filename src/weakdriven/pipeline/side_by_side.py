@@ -43,9 +43,13 @@ def side_by_side(
             log = logs / f"{name}.log"
             progress.note(f"{name}: progress in {log}")
             running[pool.submit(_logged, task, log)] = name
-        for future in as_completed(running):
-            progress.note(f"{running[future]}: {'failed' if future.exception() else 'done'}")
-            yield running[future], lambda future=future: _result(future)
+        try:
+            for future in as_completed(running):
+                progress.note(f"{running[future]}: {'failed' if future.exception() else 'done'}")
+                yield running[future], lambda future=future: _result(future)
+        except BaseException:  # above all the user's Ctrl-C: what has not begun must not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _result(future: Future[Any]) -> Any:

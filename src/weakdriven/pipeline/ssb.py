@@ -11,6 +11,7 @@ import torch
 
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.errors import UserError
 from weakdriven.losses.distil import TopLogits, top_logits
 from weakdriven.models.adapters import load_merged
 from weakdriven.models.head import head, hidden_states
@@ -34,7 +35,7 @@ BLOCK = 256
 """Replies whose logits are written together; a killed try goes on after the last such part."""
 REPLY_ADVICE = (
     "A reply counts if it is right although the student sees no hint: ask with other teacher settings, or take a model "
-    "that follows instructions."
+    "that follows instructions. What is too long for the student needs a larger data.max_length."
 )
 SCHEMA = pa.schema(
     [
@@ -72,7 +73,13 @@ def hint_limit(stages: Stages) -> int:
     room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
     if room is None:
         return teacher.max_prompt_tokens
-    return max(1, min(teacher.max_prompt_tokens, room - (teacher.max_new_tokens or recipe.data.max_length)))
+    reply = teacher.max_new_tokens or recipe.data.max_length
+    if room <= reply:
+        raise UserError(
+            f"ssb: the model has {room} positions, and a reply may take {reply} of them, which leaves none for the "
+            "hinted prompt; set ssb.teacher.max_new_tokens or data.max_length to less."
+        )
+    return min(teacher.max_prompt_tokens, room - reply)
 
 
 def hint_stage(stages: Stages, data: Stage, attempts: Stage) -> Stage:
@@ -128,7 +135,7 @@ def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replie
     return stages.run.stage(
         "targets/ssb",
         compute,
-        settings={**settings.model_dump(include={"top_k", "temperature"}), **stages._asking()},
+        settings={**settings.model_dump(include={"top_k", "temperature"}), **stages.asking()},
         inputs=keys(model=start, data=data, hints=hints, replies=replies),
         execution={"batch_tokens": recipe.selection.batch_tokens},
     )
@@ -203,12 +210,12 @@ def student(stages: Stages, start: Model, targets: Stage) -> Model:
             precision = "fp32" if recipe.precision == "fp32" else "bf16"
             trust = recipe.trust_remote_code
             model = load_merged(work / "adapter", start.folder, precision=precision, trust_remote_code=trust)
-        stages._save(model, work, out)
+        stages.save(model, work, out)
         return counters
 
     losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
     also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
-    return stages._model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
+    return stages.model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
 
 
 def write_rows(path: Path, batches: Any) -> None:

@@ -195,14 +195,14 @@ class Stages:
             frozen = self.loader.load(teacher, train=False, scan=True) if teacher else None
             shared = self.renderer.tokenizer, rows, settings, self.recipe, phase
             counters = train_supervised(model, *shared, variant.noise, variant.loss, frozen)
-            self._save(model, work, out)
+            self.save(model, work, out)
             return counters
 
         inputs = keys(start=start, data=data, active=active, teacher=teacher, budget=budget)
         also: dict[str, Any] = {"epochs": epochs, **self._matching(active), **variant.settings}
         if self.recipe.lora and start.name == self.base.name:  # a later adapter goes on as the one it starts from
             also["lora"] = self.recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
-        return self._model_stage(name, compute, settings, inputs=inputs, also=also)
+        return self.model_stage(name, compute, settings, inputs=inputs, also=also)
 
     def entropy(self, model: Model, data: Stage, examples: int | None = None) -> Stage:
         """Entropy of each example under `model`, or of some drawn at random; taken over from another run or scanned."""
@@ -302,14 +302,14 @@ class Stages:
             phase = Phase(name, turn, settings.epochs, work, self.run.progress, self._epoch_rows(data, active))
             rows, tokenizer = training_rows(data, active), self.renderer.tokenizer
             counters = train_joint(strong_model, weak_model, tokenizer, rows, settings, self.recipe, phase)
-            self._save(strong_model, work, out)
+            self.save(strong_model, work, out)
             if settings.save_weak:
-                self._save(weak_model, work, out / WEAK_FOLDER)
+                self.save(weak_model, work, out / WEAK_FOLDER)
             return counters
 
         mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | self._matching(active)
         inputs = keys(weak=weak, strong=strong, data=data, active=active)
-        return self._model_stage(name, compute, settings, inputs=inputs, also=mixing)
+        return self.model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
     def evaluation(self, model: Model, benchmark: str) -> Stage:
         """One model on one benchmark; graded again, and not asked again, where only the grader has changed."""
@@ -322,7 +322,7 @@ class Stages:
         stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
             compute,
-            settings={**task.key(), **self._asking(), "engine": settings.engine},
+            settings={**task.key(), **self.asking(), "engine": settings.engine},
             inputs={**keys(model=model), "prompts": task.prompts_key()},
             execution=settings.model_dump(mode="json", include={"batch_size", "batching", "data_dir"}),
         )
@@ -373,12 +373,12 @@ class Stages:
 
         return self.run.stage("merged", compute, settings={"precision": precision}, inputs=keys(model=model))
 
-    def _model_stage(
+    def model_stage(
         self, name: str, compute: Compute, settings: TrainSettings, *, inputs: dict[str, str], also: dict[str, Any]
     ) -> Model:
         fields = set(TrainSettings.model_fields)
         decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
-        common = self._asking() | {"seed": self.recipe.seed}
+        common = self.asking() | {"seed": self.recipe.seed}
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
         execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": self._layers()}
         stage = self.run.stage(
@@ -396,12 +396,12 @@ class Stages:
     def _epoch_rows(self, data: Stage, active: Stage | None) -> int | None:
         return len(load_tokens(data.path / TOKENS)) if self._matching(active) else None
 
-    def _asking(self) -> dict[str, Any]:
+    def asking(self) -> dict[str, Any]:
         """What decides a model's answers beside its weights."""
         settings = self.recipe.model_dump(include={"precision", "attention"})
         return settings | ({"quantize": lora.quantize} if (lora := self.recipe.lora) and lora.quantize else {})
 
-    def _save(self, model: PreTrainedModel | PeftModel, work: Path, out: Path) -> None:
+    def save(self, model: PreTrainedModel | PeftModel, work: Path, out: Path) -> None:
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)
         save_model(

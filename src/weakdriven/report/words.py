@@ -33,10 +33,11 @@ WAITING = ("unfinished", "not run yet", STALE)
 
 def model_name(model: str) -> str:
     """
-    >>> model_name("base"), model_name("round-2")
-    ('M0, base model', 'WMSS, round 2')
+    >>> model_name("base"), model_name("round-2"), model_name("baseline-spin-2")
+    ('M0, base model', 'WMSS, round 2', 'SPIN, iteration 2')
     """
-    return MODEL_NAMES.get(model) or re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
+    name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
+    return MODEL_NAMES.get(model) or re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
 
 
 def model_at(place: int) -> str:

@@ -1,4 +1,4 @@
-"""WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one. All that we override of SFTTrainer is here."""
+"""WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one, and all that it overrides of it."""
 
 import copy
 import inspect
