@@ -285,6 +285,10 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         (["baselines=[scaled_ce]", "joint.strong_anchor=1"], "scaled_ce has one constant joint.strong_weight, but"),
         (["baselines=[wmss_frozen]", "joint.strong_weight=0"], "wmss_frozen with joint.strong_weight 0 trains nothing"),
         (["method=sft", "baselines=[sft]"], "method sft stands in baselines too; remove it there"),
+        (
+            ["method=spin", "eval.batching=continuous"],
+            "eval.batching is continuous, which cannot seed each sample, and",
+        ),
     ],
 )
 def test_an_impossible_combination_is_refused(overrides: list[str], answer: str):

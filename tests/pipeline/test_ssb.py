@@ -260,3 +260,10 @@ def test_defaults_are_those_of_the_paper():
         "kd_weight": 0.5,
         "ce_weight": 0.5,
     }
+
+
+def test_a_reply_that_would_take_all_positions_is_refused_before_anything_is_sampled(tmp_path, says):
+    engine = says(lambda request: "4")
+    with pytest.raises(UserError, match=r"the model has 512 positions, and a reply may take 512 of them"):
+        run(tmp_path / "run", "ssb.teacher.max_new_tokens=512")
+    assert not engine.asked and not (tmp_path / "run").exists()
