@@ -330,4 +330,4 @@ def test_debug_shows_the_traceback(monkeypatch, tmp_path):
 def test_programs_that_could_not_be_isolated_are_refused_before_m1_is_trained(refused, monkeypatch):
     monkeypatch.setattr("weakdriven.eval.run.isolation", lambda: "none")
     code = ["data.domain=code", "method=dpo", "baselines=[]"]
-    assert "isolat" in refused(*code)
+    assert "Generated code needs a sandbox, and none works here" in refused(*code)
