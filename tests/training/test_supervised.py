@@ -62,8 +62,9 @@ def test_both_kinds_of_training_count_steps_rows_and_parameters(rows, epochs, st
     expected = {"steps": steps, "rows": steps * min(rows, 4)}
     settings = TrainSettings(**SMALL)
     counted = train_supervised(model, embedded_tokenizer(), dataset, settings, RECIPE, phase(work, epochs=epochs))
-    assert counted == {**expected, "parameters": size}
-    assert [row["step"] for row in read_jsonl(work / METRICS)] == list(range(1, steps + 1))
+    logged = list(read_jsonl(work / METRICS))
+    assert counted == {**expected, "parameters": size, "trained_tokens": logged[-1]["num_tokens"]}
+    assert [row["step"] for row in logged] == list(range(1, steps + 1))
     other = work.with_name("other")
     other.mkdir()
     for weak, parts in (("joint", 2), ("frozen", 1)):
@@ -71,7 +72,8 @@ def test_both_kinds_of_training_count_steps_rows_and_parameters(rows, epochs, st
         at = phase(other / weak, stage="round-1/strong", number=1, epochs=epochs)
         at.work.mkdir()
         counted = train_joint(strong, tiny_model(seed=2), embedded_tokenizer(), dataset, settings, RECIPE, at)
-        assert counted == {**expected, "parameters": parts * size}
+        tokens = parts * list(read_jsonl(at.work / METRICS))[-1]["num_tokens"]  # each model that learns reads each
+        assert counted == {**expected, "parameters": parts * size, "trained_tokens": tokens}
 
 
 def test_each_kind_of_checkpointing_gives_the_same_weights(work):
