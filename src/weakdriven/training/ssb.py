@@ -12,7 +12,6 @@ from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.losses.distil import TopLogits, topk_distillation
 from weakdriven.losses.mixed_ce import IGNORE
@@ -22,6 +21,7 @@ from weakdriven.models.recompute import keep
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_baselines import SsbSettings
 from weakdriven.training.supervised import Phase, fit
+from weakdriven.training.token_loss import SummingTrainer
 
 STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
 """Of each row: token ids (int32) and logits (the bits of bfloat16) of all its reply tokens in one list, and the
@@ -74,7 +74,7 @@ class Collator:
         }
 
 
-class SsbTrainer(SFTTrainer):
+class SsbTrainer(SummingTrainer):
     """TRL's SFTTrainer with SSB's loss; in one process."""
 
     def __init__(self, *args: Any, settings: SsbSettings, **kwargs: Any):
@@ -82,7 +82,6 @@ class SsbTrainer(SFTTrainer):
         self.settings = settings
         self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
         refuse_other_logits(self.model, "model")  # pyright: ignore
-        self._sums: dict[str, Tensor] = {}
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -112,16 +111,6 @@ class SsbTrainer(SFTTrainer):
         found["num_tokens"] = inputs["attention_mask"].sum()
         self._sums = {name: value + self._sums.get(name, 0) for name, value in found.items()}
         return (loss, {"loss": loss}) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._sums:
-            found = {name: float(value) for name, value in self._sums.items()}
-            tokens = max(found.pop("tokens"), 1.0)
-            self._total_train_tokens += int(found.pop("num_tokens"))
-            logs |= {name: value / tokens for name, value in found.items()}
-            logs |= {"tokens": tokens, "num_tokens": self._total_train_tokens}
-            self._sums = {}
-        super().log(logs, start_time)
 
 
 def train_student(

@@ -123,7 +123,25 @@ class Variant:
 PLAIN = Variant()
 
 
-class TokenLossTrainer(SFTTrainer):
+class SummingTrainer(SFTTrainer):
+    """TRL's `SFTTrainer` whose loss leaves sums over tokens; their means are logged."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._sums: dict[str, Tensor] = {}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._sums:
+            found = {name: float(value) for name, value in self._sums.items()}
+            tokens = max(found.pop("tokens"), 1.0)
+            self._total_train_tokens += int(found.pop("num_tokens"))
+            logs |= {name: value / tokens for name, value in found.items()}
+            logs |= {"tokens": tokens, "num_tokens": self._total_train_tokens}
+            self._sums = {}
+        super().log(logs, start_time)
+
+
+class TokenLossTrainer(SummingTrainer):
     """TRL's `SFTTrainer` with a `TokenLoss`, and a frozen teacher for one that needs it; in one process."""
 
     def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
@@ -134,7 +152,6 @@ class TokenLossTrainer(SFTTrainer):
         if teacher is not None:
             refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
-        self._sums: dict[str, Tensor] = {}
         self._step_rows = (-1, 0)
 
     def compute_loss(
@@ -180,13 +197,3 @@ class TokenLossTrainer(SFTTrainer):
         before = before if step == self.state.global_step else 0
         self._step_rows = (self.state.global_step, before + rows)
         return before
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._sums:
-            found = {name: float(value) for name, value in self._sums.items()}
-            tokens = max(found.pop("tokens"), 1.0)
-            self._total_train_tokens += int(found.pop("num_tokens"))
-            logs |= {name: value / tokens for name, value in found.items()}
-            logs |= {"tokens": tokens, "num_tokens": self._total_train_tokens}
-            self._sums = {}
-        super().log(logs, start_time)
