@@ -15,6 +15,7 @@ from weakdriven.diagnostics import (
     first_order_rate,
     norm_parts,
     sensitivity_ratio,
+    sgd_step,
     slowest_weight,
     unique_rows,
 )
@@ -83,6 +84,13 @@ def test_the_slowest_weight_is_the_minimum_and_the_crossover_shares_evenly(ratio
     assert lowest == near(ratio / (1 + ratio), 1e-12) and lowest <= first_order_rate(strong_weight, ratio) + 1e-12
     assert (1 - crossover(ratio)) ** 2 == near(ratio * crossover(ratio) ** 2, 1e-12)
     assert max(first_order_rate(w, ratio) for w in (0.0, 1.0)) >= first_order_rate(strong_weight, ratio) - 1e-12
+
+
+def test_with_the_residual_of_each_weight_the_strong_branch_contributes_most_in_the_middle():
+    """What S leaves out, on the fixture: docs/theory.md speaks of it."""
+    shares = {w / 100: sgd_step(*TYPICAL, learning_rate=1, strong_weight=w / 100, freeze_weak=True) for w in range(101)}
+    best = min(shares, key=lambda w: shares[w].predicted_T.item())
+    assert best == near(0.49, 0.011) and shares[best].predicted_T < 2 * shares[1.0].predicted_T
 
 
 # Formula 12

@@ -228,6 +228,12 @@ def test_a_strong_branch_without_weight_gains_nothing():
 def test_the_mixed_loss_is_below_the_chord_on_the_fixture():
     found = convexity(*TYPICAL)
     assert found.left.item() == near(0.2373613, 1e-7) and found.right.item() == near(0.3738313, 1e-7)
+    for strong_weight, loss in ((0.0, 0.6754903), (0.42, 0.2842146), (0.9, 0.0921606), (1.0, 0.0721724)):
+        assert convexity(*TYPICAL, strong_weight=strong_weight).left.item() == near(loss, 1e-7)
+
+
+def test_the_mixture_can_do_better_than_both():
+    assert convexity(*BOTH_UNLIKELY).slack > 1
 
 
 def test_the_gap_of_a_token_does_not_bound_the_effect_on_it():

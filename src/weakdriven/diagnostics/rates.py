@@ -59,7 +59,10 @@ def crossover(ratio: float) -> float:
 
 
 def first_order_rate(strong_weight: float, ratio: float) -> float:
-    """Rate at which a step lowers the mixed loss, up to a factor that the weight does not change. Paper: S(lambda).
+    """Rate at which a step lowers the mixed loss, in units of its rate with the weak branch alone. Paper: S(lambda).
+
+    The residual P_mix - onehot(y) is held fixed, as in the paper. In truth it changes with the weight, often by more
+    than S does: `sgd_step` has both.
 
     >>> round(first_order_rate(0.5, 1.083551), 6)
     0.520888
@@ -70,9 +73,9 @@ def first_order_rate(strong_weight: float, ratio: float) -> float:
 def slowest_weight(ratio: float) -> float:
     """Strong weight at which `first_order_rate` is smallest; the rate is r / (1 + r) there.
 
-    For ratios near 1 the crossover lies next to it, and the rate is largest at the ends, with one branch alone. So that
-    the crossover (0.490) is near the best weight of the paper's sweep (0.42 to 0.50) is no prediction of this theory:
-    by its rate these are the slowest weights.
+    For ratios near 1 the crossover lies next to it, and the rate is largest at an end, with one branch alone. So that
+    the crossover (0.490) is near the best weights of the paper's sweep (0.42 to 0.50) is no prediction: by the rate
+    from which it is derived these are the slowest ones.
 
     >>> round(slowest_weight(1.083551), 6)
     0.47995

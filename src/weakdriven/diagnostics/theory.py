@@ -32,10 +32,10 @@ def branch_gradients(
     [-0.105647, 0.068528, 0.02521, 0.011908]
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
-    leaves = [x.clone().requires_grad_() for x in (mix.strong_TV, mix.weak_TV)]
+    leaf, weak_leaf = (x.clone().requires_grad_() for x in (mix.strong_TV, mix.weak_TV))
     with torch.enable_grad():
-        loss = mixed_cross_entropy_reference(*leaves, mix.target_T, strong_weight=strong_weight)
-        strong, weak = torch.autograd.grad(loss, leaves)
+        loss = mixed_cross_entropy_reference(leaf, weak_leaf, mix.target_T, strong_weight=strong_weight)
+        strong, weak = torch.autograd.grad(loss, (leaf, weak_leaf))
     residual_TV = mix.mixed_TV.softmax(1) - mix.target_TV.double()
     return BranchGradients(
         identity(strong, strong_weight * residual_TV, mix.scale_T1),
