@@ -229,13 +229,13 @@ def rate() -> Figure:
 
 
 def residual() -> Figure:
-    figure = Figure("What the strong branch contributes", STRONG_WEIGHT, ("fall of the mixed loss", 0, 0.0185))
+    title = "What the strong branch contributes"
+    figure = Figure(title, STRONG_WEIGHT, ("fall of the mixed loss, thousandths", 0, 18.5))
 
     def share(weight: float) -> float:
         """Of the strong branch, at first order and learning rate 1."""
-        return -theory.sgd_step(
-            *cases.TYPICAL, learning_rate=1, strong_weight=weight, freeze_weak=True
-        ).predicted_T.item()
+        step = theory.sgd_step(*cases.TYPICAL, learning_rate=1, strong_weight=weight, freeze_weak=True)
+        return -1000 * step.predicted_T.item()
 
     figure.curve("blue", over_weights(share), "TYPICAL, its residual at each strong weight")
     figure.curve("grey dashed", over_weights(lambda w: w**2 * share(1)), "the same, residual held fixed as in S")
