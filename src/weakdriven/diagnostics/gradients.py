@@ -194,14 +194,11 @@ def top_hard_negatives(
     """
     strong, weak = common_heads(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight)
     vocabulary = len(strong.weight_VD)
-    parts = [
-        HardNegatives(
-            torch.empty(0, min(count, vocabulary), dtype=torch.long), *torch.empty(4, 0, min(count, vocabulary))
-        )
-    ]
+    none_TK = torch.empty(0, min(count, vocabulary))
+    parts = [HardNegatives(none_TK.long(), none_TK, none_TK, none_TK, none_TK)]
     for strong_RD, weak_RE, target_R in tiles(vocabulary, COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD):
-        logits = strong.logits(strong_RD), weak.logits(weak_RE)
-        parts.append(HardNegatives(*(x.cpu() for x in _rows_top(*logits, target_R, strong_weight, count))))
+        top = _rows_top(strong.logits(strong_RD), weak.logits(weak_RE), target_R, strong_weight, count)
+        parts.append(HardNegatives(*(x.cpu() for x in top)))
     return HardNegatives(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -211,11 +208,12 @@ def _rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
     hard_RV = margin_shrinkage(strong_RV, weak_RV, place_R1) > 0
     values_RK, ids_RK = mixed_RV.masked_fill(~hard_RV, -math.inf).topk(min(count, mixed_RV.shape[1]), dim=-1)
     none_RK = values_RK == -math.inf
-    probabilities = []
-    for z_RV in (weak_RV, strong_RV, mixed_RV):
-        p_RK = _softmax(z_RV, place_R1).probability(z_RV.gather(1, ids_RK))
-        probabilities.append(p_RK.masked_fill(none_RK, torch.nan))
-    return HardNegatives(ids_RK.masked_fill(none_RK, -1), *probabilities, strong_weight * probabilities[-1])
+
+    def probability(z_RV: Tensor) -> Tensor:
+        return _softmax(z_RV, place_R1).probability(z_RV.gather(1, ids_RK)).masked_fill(none_RK, torch.nan)
+
+    weak_RK, strong_RK, mixed_RK = probability(weak_RV), probability(strong_RV), probability(mixed_RV)
+    return HardNegatives(ids_RK.masked_fill(none_RK, -1), weak_RK, strong_RK, mixed_RK, strong_weight * mixed_RK)
 
 
 def common_heads(
