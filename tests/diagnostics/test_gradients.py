@@ -23,6 +23,7 @@ from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy_with_statistics
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STRONG, WEAK = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0]
 WEIGHTS = pytest.mark.parametrize("strong_weight", [0.0, 0.42, 0.5, 1.0])
 
@@ -77,19 +78,21 @@ def random_pair(T, D, E, V, seed=0) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     draw = torch.Generator().manual_seed(seed)
     strong, weak = 1.5 * torch.randn(T, D, generator=draw), torch.randn(T, E, generator=draw)
     heads = torch.randn(V, D, generator=draw), torch.randn(V, E, generator=draw)
-    return strong, heads[0], weak, heads[1], torch.randint(V, (T,), generator=draw)
+    target = torch.randint(V, (T,), generator=draw)
+    return strong.to(DEVICE), heads[0].to(DEVICE), weak.to(DEVICE), heads[1].to(DEVICE), target.to(DEVICE)
 
 
 @WEIGHTS
 @pytest.mark.parametrize("tile_bytes", [1, 10**9])
 @pytest.mark.parametrize("T, D, E, V", [(1, 1, 1, 2), (12, 16, 8, 64), (7, 5, 3, 33)])
 def test_any_tile_equals_the_definitions(T, D, E, V, tile_bytes, strong_weight, monkeypatch):
-    monkeypatch.setattr(home, "CPU_TILE_BYTES", tile_bytes)
+    for name in ("CPU_TILE_BYTES", "TILE_BYTES"):
+        monkeypatch.setattr(home, name, tile_bytes)
     strong, strong_head, weak, weak_head, target = (
         x.double() if x.is_floating_point() else x for x in random_pair(T, D, E, V)
     )
     found = pair_statistics(strong, strong_head, weak, weak_head, target, strong_weight=strong_weight)
-    logits = (strong @ strong_head.T).numpy(), (weak @ weak_head.T).numpy()
+    logits = (strong @ strong_head.T).cpu().numpy(), (weak @ weak_head.T).cpu().numpy()
     for row in range(T):
         expected = dense(logits[0][row], logits[1][row], int(target[row]), strong_weight)
         got = {name.removesuffix("_T"): value_T[row].item() for name, value_T in found._asdict().items()}
@@ -202,7 +205,7 @@ def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
 
 def test_heads_of_different_length_are_compared_over_their_common_rows():
     strong, strong_head, weak, weak_head, target = random_pair(6, 4, 4, 20)
-    longer = torch.cat([strong_head, torch.randn(7, 4)])
+    longer = torch.cat([strong_head, torch.randn(7, 4, device=DEVICE)])
     found = pair_statistics(strong, longer, weak, weak_head, target, strong_weight=0.5)
     expected = pair_statistics(strong, strong_head, weak, weak_head, target, strong_weight=0.5)
     for one, other in zip(found, expected, strict=True):
@@ -220,7 +223,7 @@ def test_a_weight_outside_its_range_is_refused():
 def test_top_hard_negatives_are_those_with_the_most_gradient(strong_weight):
     strong, strong_head, weak, weak_head, target = random_pair(9, 6, 4, 40)
     found = top_hard_negatives(strong, strong_head, weak, weak_head, target, strong_weight=strong_weight, count=5)
-    strong_TV, weak_TV = (strong @ strong_head.T).double().numpy(), (weak @ weak_head.T).double().numpy()
+    strong_TV, weak_TV = ((h @ w.T).double().cpu().numpy() for h, w in ((strong, strong_head), (weak, weak_head)))
     for row, y in enumerate(target.tolist()):
         z_s, z_w = strong_TV[row], weak_TV[row]
         p = softmax(strong_weight * z_s + (1 - strong_weight) * z_w)

@@ -18,12 +18,13 @@ from weakdriven.losses.head import Head
 from weakdriven.models.head import head, hidden_states
 
 QWEN3_ROWS = 151_936
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def random_case(T: int, D: int, V: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     hidden, weight = 2 * torch.randn(T, D, generator=draw), torch.randn(V, D, generator=draw)
-    return hidden, weight, torch.randint(V, (T,), generator=draw)
+    return hidden.to(DEVICE), weight.to(DEVICE), torch.randint(V, (T,), generator=draw).to(DEVICE)
 
 
 def dense(logits_TV: np.ndarray, target_T: np.ndarray) -> dict[str, np.ndarray]:
@@ -54,15 +55,16 @@ def dense(logits_TV: np.ndarray, target_T: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def assert_dense(found: LogitStatistics, logits_TV: Tensor, target_T: Tensor) -> None:
-    for name, expected_T in dense(logits_TV.double().numpy(), target_T.numpy()).items():
-        got_T = getattr(found, f"{name}_T").numpy()
+    for name, expected_T in dense(logits_TV.double().cpu().numpy(), target_T.cpu().numpy()).items():
+        got_T = getattr(found, f"{name}_T").cpu().numpy()
         np.testing.assert_allclose(got_T, expected_T, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("tile_bytes", [1, 3000, 10**9])
 @pytest.mark.parametrize("T, D, V", [(1, 1, 2), (8, 16, 128), (13, 3, 33), (5, 8, 5000)])
 def test_any_tile_equals_the_definitions(T, D, V, tile_bytes, monkeypatch):
-    monkeypatch.setattr(home, "CPU_TILE_BYTES", tile_bytes)
+    for name in ("CPU_TILE_BYTES", "TILE_BYTES"):
+        monkeypatch.setattr(home, name, tile_bytes)
     hidden, weight, target = random_case(T, D, V)
     assert_dense(logit_statistics(hidden, weight, target), hidden.double() @ weight.double().T, target)
 
@@ -87,7 +89,7 @@ def test_entropy_and_likelihood_are_those_that_the_selection_is_made_of():
 
 def test_rows_that_pad_a_head_count_as_they_do_in_the_losses():
     hidden, weight, target = random_case(6, 4, 20)
-    padded = torch.cat([weight, torch.zeros(12, 4)])
+    padded = torch.cat([weight, torch.zeros(12, 4, device=DEVICE)])
     assert_dense(logit_statistics(hidden, padded, target), hidden @ padded.T, target)
 
 
@@ -100,8 +102,8 @@ def test_half_precision_states_are_multiplied_in_float32():
 def test_float64_stays_float64():
     hidden, weight, target = (x.double() if x.is_floating_point() else x for x in random_case(4, 5, 40))
     found = logit_statistics(hidden, weight, target)
-    expected = dense((hidden @ weight.T).numpy(), target.numpy())
-    np.testing.assert_allclose(found.centered_norm_T.numpy(), expected["centered_norm"], rtol=1e-13)
+    expected = dense((hidden @ weight.T).cpu().numpy(), target.cpu().numpy())
+    np.testing.assert_allclose(found.centered_norm_T.cpu().numpy(), expected["centered_norm"], rtol=1e-13)
 
 
 def test_logits_of_the_size_of_the_papers_lose_nothing():

@@ -1,5 +1,6 @@
 """`weakdriven diagnose`: measured on runs that are whole, unfinished, damaged or old, against the models themselves."""
 
+import gc
 import json
 import math
 import shutil
@@ -10,11 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from conftest import Recorder, run_small
 from weakdriven.cli import main
+from weakdriven.cli_diagnose import print_diagnosis
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models import scan
@@ -27,6 +30,12 @@ from weakdriven.rundir import Progress, read_json, write_json
 from weakdriven.scores import read_scores
 
 CHAIN = ["base", "sft", "round-1", "round-2"]
+
+
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch):
+    """Before each model is loaded memory is freed, which takes longer than all else in a process full of tests."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 @pytest.fixture
@@ -212,6 +221,25 @@ def test_a_run_without_rounds_shows_its_first_models_and_names_the_rest(run):
     assert facts["roles"] == {"weak": "base", "strong_before": "sft", "control": "baseline-sft"}
     assert list(found["gradients"]["pairs"]) == ["before"]
     assert found["logits"]["changes_to_strong_after"] == {} and found["drift"]["steps"] == {}
+
+
+def test_a_run_of_another_method_has_no_round_to_miss(run):
+    for stage in ("sft", "round-1", "round-2"):
+        shutil.rmtree(run / stage)
+    plan = read_json(run / "plan.json")
+    write_json(run / "plan.json", {stage: key for stage, key in plan.items() if stage in ("data", "baselines/sft")})
+    recipe = (
+        (run / "recipe.yaml")
+        .read_text()
+        .replace("method: wmss", "method: sft")
+        .replace("baselines:\n- sft", "baselines: []")
+    )
+    (run / "recipe.yaml").write_text(recipe)
+    found, _ = diagnose(run)
+    assert found["logits"]["facts"]["missing"] == {"sft": "not asked for"}
+    assert list(found["logits"]["models"]) == ["base", "baseline-sft"]
+    assert found["gradients"]["pairs"] == {}
+    print_diagnosis(found, Console(width=100))
 
 
 def test_a_round_that_was_begun_is_named_and_its_log_shown(run):

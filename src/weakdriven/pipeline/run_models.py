@@ -33,6 +33,8 @@ class RunModels:
     """By stage, of those that are finished."""
     missing: dict[str, str] = field(default_factory=dict)
     """Stage or model to why it is not there."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Key of every stage that the recipe asks for, where that was written down."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +54,7 @@ def find_models(root: Path) -> RunModels:
     if not (root / RUN_FILE).is_file():
         raise UserError(f"{root} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
     recipe, notes = read_recipe(root / RECIPE_FILE)
-    found = RunModels(root, recipe, notes=notes)
+    found = RunModels(root, recipe, notes=notes, plan=read_lenient(root / PLAN_FILE))
     _stage(found, "data")
     try:
         folder = locate_model(recipe.model)
@@ -100,7 +102,8 @@ def _stage(found: RunModels, stage: str) -> dict[str, Any] | None:
             raise ValueError
     except FileNotFoundError:
         begun = work_folder(found.root, stage).is_dir()
-        found.missing[stage] = "begun and not finished" if begun else "not run yet"
+        unasked = found.plan and stage not in found.plan
+        found.missing[stage] = "begun and not finished" if begun else f"not {'asked for' if unasked else 'run yet'}"
     except (OSError, ValueError):
         found.missing[stage] = f"its {MANIFEST} cannot be read"
     else:
@@ -110,13 +113,12 @@ def _stage(found: RunModels, stage: str) -> dict[str, Any] | None:
 
 
 def _tell_outdated(found: RunModels) -> None:
-    plan = read_lenient(found.root / PLAN_FILE)
-    if not plan:
+    if not found.plan:
         found.notes.append(
             f"{PLAN_FILE} is missing or cannot be read, so it is not known whether stages are up to date."
         )
         return
-    stages = ", ".join(stage for stage, manifest in found.manifests.items() if plan.get(stage) != manifest["key"])
+    stages = ", ".join(stage for stage, manifest in found.manifests.items() if found.plan.get(stage) != manifest["key"])
     if stages:
         found.notes.append(f"Not of the recipe as it is now, but of an older one or an older version: {stages}.")
 

@@ -53,7 +53,7 @@ lists: which lists the example is on. row: its place in the data. position: of t
 def choose_examples(weak_N: np.ndarray, strong_N: np.ndarray, seed: int, each: int = EACH) -> dict[str, list[int]]:
     """Examples by mean entropy under the strong model, by its rise from weak to strong, and at random.
 
-    >>> choose_examples(np.array([1.0, 0.5, 0.8]), np.array([0.4, 0.6, 0.9]), seed=0, each=1)["regressed"]
+    >>> choose_examples(np.array([1.0, 0.5, 0.8]), np.array([0.4, 0.6, 1.0]), seed=0, each=1)["regressed"]
     [2]
     """
     rise_N = strong_N - weak_N
