@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from conftest import Recorder, run_small
 from weakdriven.cli import main
-from weakdriven.cli_diagnose import print_diagnosis
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models import scan
@@ -26,6 +25,7 @@ from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
 from weakdriven.pipeline.measure import draw_sample
 from weakdriven.pipeline.token_view import SCHEMA
 from weakdriven.report import write_report
+from weakdriven.report.diagnosis import print_diagnosis
 from weakdriven.rundir import Progress, read_json, write_json
 from weakdriven.scores import read_scores
 
