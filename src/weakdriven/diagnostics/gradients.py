@@ -29,7 +29,7 @@ class PairStatistics(NamedTuple):
     uniform_margin_T: Tensor
     """1 where no weak margin exceeds the strong one: then mixing can only lower P(y) (Theorem 1)."""
     amplified_T: Tensor
-    """How many hard negatives have P_mix(k) >= P_strong(k), which is the condition of the corollary (METHODS 9.4)."""
+    """How many hard negatives have P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too."""
     net_amplified_T: Tensor
     """How many have strong_weight * P_mix(k) >= P_strong(k): more gradient on the strong model than SFT gives."""
     hardest_amplified_T: Tensor
