@@ -11,6 +11,7 @@ from rich.table import Table
 
 from weakdriven.cli_common import Debug, Quiet, default_command, quieten_libraries
 from weakdriven.cli_data import data_app
+from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
@@ -38,6 +39,7 @@ select_app = typer.Typer(
 app.add_typer(select_app, name="select", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
+app.command()(diagnose)
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]

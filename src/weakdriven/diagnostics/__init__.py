@@ -1,3 +1,5 @@
+"""What logits and a pair's gradients look like, token by token, and the paper's statements about them as checks."""
+
 from weakdriven.diagnostics.dynamics import hessian, sgd_step, shielding
 from weakdriven.diagnostics.rates import (
     centered_norm,

@@ -94,23 +94,46 @@ class _Batch(NamedTuple):
     count_B: np.ndarray
 
 
+class States(NamedTuple):
+    """What a model's head reads before each supervised token of a batch, row after row."""
+
+    numbers: np.ndarray
+    count_B: np.ndarray
+    """Supervised tokens of each row."""
+    hidden_TD: Tensor
+    target_T: Tensor
+
+
+@torch.no_grad()
+def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[States]:
+    """Hidden states and true tokens of each batch of row numbers, where the model is."""
+    for batch in _prepared(model, dataset, batches):
+        yield States(batch.numbers, batch.count_B, *_states(model, batch))
+
+
 @torch.no_grad()
 def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
-    model.eval()
-    packed, vocabulary, waiting = can_pack(model), len(head(model).weight_VD), None
-    if "dynamic" in _rotary_kinds(model):
-        batches = _within(model, dataset, batches)
-    if "longrope" in _rotary_kinds(model):
-        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
-    for numbers in batches:
-        batch = _assemble(dataset, numbers, packed=packed, vocabulary=vocabulary)
-        launched = batch, _to_host(_forward(model, batch))
+    waiting = None
+    for batch in _prepared(model, dataset, batches):
+        hidden_TD, target_T = _states(model, batch)
+        launched = batch, _to_host(token_scores(hidden_TD, head(model), target_T))
         if waiting:  # read only now, so that the device never waits for us
             yield _collect(*waiting)
         waiting = launched
     if waiting:
         yield _collect(*waiting)
+
+
+def _prepared(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[_Batch]:
+    model.eval()
+    packed, vocabulary = can_pack(model), len(head(model).weight_VD)
+    if "dynamic" in _rotary_kinds(model):
+        batches = _within(model, dataset, batches)
+    if "longrope" in _rotary_kinds(model):
+        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
+    for numbers in batches:
+        yield _assemble(dataset, numbers, packed=packed, vocabulary=vocabulary)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -196,13 +219,13 @@ def _refuse_malformed(row: dict[str, Any], name: str, vocabulary: int) -> None:
         )
 
 
-def _forward(model: PreTrainedModel, batch: _Batch) -> TokenScores:
+def _states(model: PreTrainedModel, batch: _Batch) -> tuple[Tensor, Tensor]:
     def to_device(x: Tensor) -> Tensor:
         return x.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else x
 
     inputs = {name: to_device(x) for name, x in batch.inputs.items()}
     hidden_TD = hidden_states(model, {**inputs, "use_cache": False}).flatten(0, 1)
-    return token_scores(hidden_TD[to_device(batch.predictor_T)], head(model), to_device(batch.target_T))
+    return hidden_TD[to_device(batch.predictor_T)], to_device(batch.target_T)
 
 
 def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:

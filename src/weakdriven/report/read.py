@@ -13,6 +13,7 @@ from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
+    DIAGNOSTICS,
     FUNNEL,
     MANIFEST,
     METRICS,
@@ -172,8 +173,8 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
 def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
     """Stage to manifest, in the order in which stages finished."""
     folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
-    # work folders of stages under way, and what `select pairing` scored beside the run
-    ours = [name for name in folders if not name.startswith((".", "pairing/"))]
+    # work folders of stages under way, and what `select pairing` and `diagnose` measured beside the run
+    ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != DIAGNOSTICS]
     manifests = {name: _read_json(run / name / MANIFEST, problems) for name in ours}
     return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 

@@ -1,0 +1,31 @@
+"""`weakdriven diagnose`: measure a run and print the paper's two logit tables and what mixing does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from weakdriven.cli_common import Debug, Quiet, quieten_libraries
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    examples: Annotated[int, typer.Option(help="Training examples to look at, drawn at random.")] = 200,
+    turn: Annotated[int | None, typer.Option("--round", help="Round; unset: the last that is finished.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; unset: the recipe's.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Look into the logits: what each model's are like, and what mixing does to gradients (docs/diagnostics.md)."""
+    quieten_libraries()
+    from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
+    from weakdriven.progress import choose_progress
+    from weakdriven.report.diagnosis import print_diagnosis
+
+    console = Console()
+    folder = diagnose_run(run, choose_progress(console, quiet=quiet), examples=examples, turn=turn, seed=seed)
+    print_diagnosis(read_diagnosis(folder), console)
+    console.print(
+        f"Every number, with errors, and tokens one by one: {folder}", soft_wrap=True, highlight=False, markup=False
+    )
