@@ -13,9 +13,8 @@ TARGET = Path(__file__).parent.parent / "src/weakdriven/templates/vega.js"
 
 
 def bundle() -> str:
-    versions = (
-        f"Vega {vl_convert.get_vega_version()}, Vega-Lite {VEGA_LITE}, Vega-Embed {vl_convert.get_vega_embed_version()}"
-    )
+    vega, embed = vl_convert.get_vega_version(), vl_convert.get_vega_embed_version()
+    versions = f"Vega {vega}, Vega-Lite {VEGA_LITE}, Vega-Embed {embed}"
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
     return f"/* {versions}; BSD-3-Clause, https://github.com/vega */\n{script.rstrip()}\n"
 

@@ -1,6 +1,6 @@
 """One figure: a Vega-Lite specification that a page draws in the reader's browser and that also becomes files.
 
-A colour in a specification is a name such as "@blue", so that the same figure serves a light page, a dark one and print.
+A colour in a specification is a name such as "@blue", so that one figure serves a light page, a dark one and print.
 """
 
 from collections.abc import Iterable
