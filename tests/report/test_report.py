@@ -1,6 +1,5 @@
 """The report of whole, partial, empty and hostile run directories."""
 
-import random
 import re
 import subprocess
 import sys
@@ -10,92 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from report_runs import EVIL, PLAN, RECIPE, finish, manifest, own_part, points, scores, specs, start, write_plan
 from run_files import put, put_active, put_scores
 from weakdriven.report import accuracy_rows, load_run, write_report
-from weakdriven.report.charts import CURVE_POINTS
+from weakdriven.report.answers import sample_items
 from weakdriven.report.costs import cost_words, selection_cost
 from weakdriven.report.examples import BARS, SCATTER_POINTS, odds_bars
-from weakdriven.report.page import sample_items
-from weakdriven.rundir import PLAN_FILE, write_json
-
-EVIL = "<script>alert(1)</script>"
-RECIPE = """name: demo
-method: wmss
-"""
-PLAN = ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"]
-PLAN += [f"eval/{model}/arithmetic" for model in ("base", "sft", "round-1", "baseline-sft")]
-
-
-def write_plan(run: Path, names: list[str], **keys: str) -> None:
-    write_json(run / PLAN_FILE, {name: keys.get(name, "ab12") for name in names})
-
-
-def manifest(run: Path, stage: str, second: int, **counters: Any) -> None:
-    versions = {"torch": "2.9.0", "transformers": "4.57.1"}
-    times = {"wall_seconds": 3.5 + second, "finished": f"2026-11-15T03:00:{second:02}+00:00"}
-    rest = {"peak_memory_bytes": 812345678, "resumed": 0, "seed": 42, "counters": counters}
-    put(run / stage / "manifest.json", {"stage": stage, "key": "ab12", "versions": versions, **times, **rest})
-
-
-def start(run: Path, examples: int = 60, steps: int = 40, recipe: str = "demo") -> random.Random:
-    """Data and phase 1 only."""
-    rng = random.Random(7)
-    put(run / "run.json", {"recipe": recipe, "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"})
-    put(run / "recipe.yaml", RECIPE)
-    write_plan(run, PLAN)
-    rows = [{"id": f"train-{i}", "prompt": [{"role": "user", "content": f"What is {i} + 2?"}]} for i in range(examples)]
-    put(run / "data/examples.jsonl", [{**row, "completion": "4", "gold": "4", "meta": {}} for row in rows])
-    manifest(run, "data", 1, examples=examples)
-    losses = [2 * 0.95**i + 0.3 + rng.random() / 10 for i in range(steps)]
-    put(run / "sft/metrics.jsonl", [{"step": i, "loss": loss, "learning_rate": 1e-3} for i, loss in enumerate(losses)])
-    manifest(run, "sft", 20, steps=steps, rows=16 * steps)
-    return rng
-
-
-def finish(run: Path, examples: int = 60, steps: int = 40, items: int = 80, recipe: str = "demo") -> None:
-    """Everything that a run with one round and a control leaves behind."""
-    rng, ids = start(run, examples, steps, recipe), [f"train-{i}" for i in range(examples)]
-    entropy = {"base": [rng.gammavariate(3, 0.2) for _ in range(examples)]}
-    entropy["sft"] = [value * rng.uniform(0.4, 1.15) for value in entropy["base"]]
-    for second, (model, values) in enumerate(entropy.items(), 22):
-        put_scores(run, model, ids, values)
-        manifest(run, f"entropy/{model}", second, tokens_read=5000)
-    draws = [rng.choice([0, 0, 1, 1, 2]) for _ in range(examples)]
-    put_active(run, 1, ids, np.array(entropy["sft"]) / sum(entropy["sft"]), draws)
-    shares = {"consolidation": 0.04, "difficulty": 0.95, "repair": 0.01}
-    counts = {"examples": examples, "active": sum(map(bool, draws)), "falling": 48, "equal": 0, "rising": 12}
-    odds = {"expected_unique": 0.61, "realised_unique": 0.6, "p_cv": 0.31, "zero_weight": 0, "formula": "paper"}
-    manifest(run, "round-1/active", 24, **counts, **odds, term_shares=shares)
-    losses = [0.5 * 0.97**i + 0.1 + rng.random() / 20 for i in range(steps)]
-    rows = [{"step": i, "loss": x, "strong_loss": x * 0.8, "weak_loss": x * 1.4} for i, x in enumerate(losses)]
-    put(run / "round-1/strong/metrics.jsonl", rows)
-    manifest(run, "round-1/strong", 40, steps=steps, rows=10 * steps)
-    put(run / "baselines/sft/metrics.jsonl", [{"step": 2 * i, "loss": x * 1.2} for i, x in enumerate(losses)])
-    manifest(run, "baselines/sft", 41, steps=2 * steps, rows=32 * steps)
-    for second, (model, chance) in enumerate(
-        [("base", 0.1), ("sft", 0.5), ("baseline-sft", 0.55), ("round-1", 0.6)], 42
-    ):
-        right = [rng.random() < chance for _ in range(items)]
-        put(run / f"eval/{model}/arithmetic/scores.json", scores(right))
-        rows = [
-            {"id": f"test-{i}", "prompt": f"What is {i} + 3?", "gold": i + 3, "correct": x} for i, x in enumerate(right)
-        ]
-        more = {"text": f"We add 3. {EVIL} The answer is 7.", "answer": "7", "reason": "other number", "tokens": 12}
-        put(run / f"eval/{model}/arithmetic/samples.jsonl", [{**row, **more, "finish": "stop"} for row in rows])
-        manifest(run, f"eval/{model}/arithmetic", second)
-
-
-def scores(right: list[bool], version: int = 1) -> dict[str, Any]:
-    accuracy = sum(right) / len(right)
-    levels = {str(k): {"items": len(part), "correct": sum(part)} for k in (2, 3) if (part := right[k::2])}
-    base = {"benchmark": "arithmetic", "version": version, "items": len(right), "correct": sum(right)}
-    return {
-        **base,
-        "accuracy": accuracy,
-        "interval": [accuracy - 0.05, accuracy + 0.05],
-        "unanswered": 0,
-        "levels": levels,
-    }
+from weakdriven.report.plots import CURVE_POINTS
+from weakdriven.rundir import PLAN_FILE
 
 
 def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:
@@ -103,7 +24,9 @@ def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Pa
     path = write_report(tmp_path)
     page = path.read_text(encoding="utf-8")
     assert path == tmp_path / "report.html"
-    assert "http" not in page and "<script" not in page and "<link" not in page and "url(" not in page
+    ours = own_part(page)
+    assert "http" not in ours and "<link" not in ours and "url(" not in ours and "src=" not in ours
+    assert page.count("<script") == 3 and path.stat().st_size < 6e6
     assert "not run yet" not in page.lower()
     assert [file.name for file in tmp_path.glob("*report*")] == ["report.html"]
     assert "built-in method" not in page
@@ -121,16 +44,20 @@ def test_all_models_stand_in_the_accuracy_table_under_their_human_names(tmp_path
 
 def test_the_scatter_has_one_point_per_example(tmp_path: Path) -> None:
     finish(tmp_path, examples=83)
-    assert write_report(tmp_path).read_text(encoding="utf-8").count('<circle class="point') == 83
+    assert len(points(write_report(tmp_path).read_text(encoding="utf-8"))) == 83
 
 
 def test_long_runs_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
-    finish(tmp_path, examples=SCATTER_POINTS + 5, steps=2 * CURVE_POINTS + 1)
+    finish(tmp_path, examples=SCATTER_POINTS + 5, steps=3 * CURVE_POINTS)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert page.count('<circle class="point') == SCATTER_POINTS
-    assert "A random 2,000 of them are drawn" in page and "one of every 3 logged steps is drawn" in page
-    curves = re.findall(r'class="curve [^"]*" d="([^"]*)"', page)
-    assert len(curves) == 5 and all(1 + curve.count("L") <= CURVE_POINTS for curve in curves)
+    assert len(points(page)) == SCATTER_POINTS and "A random 2,000 of them are drawn" in page
+    assert "A point is the mean of 3 steps (mixed), 3 steps (strong alone), 3 steps (weak alone)" in page
+    rows = [row for row in specs(page)["loss-round-1"]["data"]["values"] if row["name"] == "mixed"]
+    logged = [row["loss"] for row in load_run(tmp_path)["metrics"]["round-1/strong"]]
+    assert len(rows) == len(logged) / 3 <= CURVE_POINTS
+    assert rows[1] == pytest.approx(
+        {**rows[1], "x": 4, "y": sum(logged[3:6]) / 3, "low": min(logged[3:6]), "high": max(logged[3:6])}
+    )
 
 
 def test_text_from_a_run_is_never_markup(tmp_path: Path) -> None:
@@ -142,8 +69,9 @@ def test_text_from_a_run_is_never_markup(tmp_path: Path) -> None:
     (tmp_path / "eval/sft/arithmetic").rename(tmp_path / "eval/sft/<script>x")
     write_plan(tmp_path, [*PLAN, "eval/sft/<script>x", EVIL])
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "<script" not in page
+    assert page.lower().count("<script") == 3 and "<script>alert" not in page
     assert page.count("&lt;script&gt;alert(1)") >= 6
+    assert EVIL in {point["question"] for point in points(page)}
 
 
 def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
@@ -153,7 +81,7 @@ def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
     for stage in ("entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"):
         assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>not run yet", page)
     assert "Not run yet: entropy/base, entropy/sft, round-1/active." in page
-    assert 'class="curve green"' in page
+    assert list(specs(page)) == ["loss-sft", "stages-time", "stages-memory"]
 
 
 def test_a_stage_under_way_is_unfinished_and_its_work_folder_is_no_stage(tmp_path: Path) -> None:
@@ -175,9 +103,10 @@ def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
     rows = [{"step": i, "loss": value} for i, value in enumerate([1.0, float("nan"), 0.5, None, 0.25, 0.2])]
     put(tmp_path / "sft/metrics.jsonl", [*rows, {"step": 5, "train_runtime": 3.0}])
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    (curve,) = re.findall(r'class="curve [^"]*" d="([^"]*)"', page)
-    assert curve.count("M") == 3 and curve.count("L") == 1
-    assert "nan" not in curve and "not numbers: 2" in page
+    rows = specs(page)["loss-sft"]["data"]["values"]
+    assert [(row["x"], row["y"]) for row in rows] == [(0, 1.0), (2, 0.5), (4, 0.25), (5, 0.2)]
+    assert rows[0]["piece"] != rows[1]["piece"] != rows[2]["piece"] == rows[3]["piece"]
+    assert "not numbers: 2" in page
 
 
 def test_a_torn_last_line_is_mentioned_and_the_rest_survives(tmp_path: Path) -> None:
@@ -197,22 +126,22 @@ def test_a_torn_parquet_file_is_mentioned_and_the_page_still_stands(tmp_path: Pa
     (tmp_path / file).write_bytes(whole[: int(share * len(whole))])
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert page.count(f"{file} cannot be read as Parquet") == 1
-    assert page.count('<circle class="point') == (60 if "active" in file else 0)
-    assert ("Sampling probability, round 1" in page) == ("active" not in file)
+    assert len(points(page)) == (60 if "active" in file else 0)
+    assert ("odds-round-1" in specs(page)) == ("active" not in file)
     assert "The draw, round 1" in page
 
 
 def test_a_missing_parquet_file_leaves_out_its_chart(tmp_path: Path) -> None:
     finish(tmp_path)
     (tmp_path / "entropy/sft/scores.parquet").unlink()
-    assert write_report(tmp_path).read_text(encoding="utf-8").count('<circle class="point') == 0
+    assert points(write_report(tmp_path).read_text(encoding="utf-8")) == []
 
 
 def test_entropies_without_a_draw_are_shown_as_not_drawn_yet(tmp_path: Path) -> None:
     finish(tmp_path)
     (tmp_path / "round-1/active/active.parquet").unlink()
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "no draw yet" in page and "draw not recorded" in page and page.count('<circle class="point') == 60
+    assert "no draw yet" in page and "draw not recorded" in page and len(points(page)) == 60
 
 
 def test_files_of_different_examples_are_not_joined(tmp_path: Path) -> None:
@@ -234,7 +163,7 @@ def test_an_entropy_that_is_no_number_is_left_out_and_counted(tmp_path: Path) ->
     finish(tmp_path)
     put_scores(tmp_path, "base", [f"train-{i}" for i in range(60)], [None, float("nan"), *[1.0] * 58])
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert page.count('<circle class="point') == 58
+    assert len(points(page)) == 58
     assert "58 examples; below" in page and "2 more lack an entropy" in page
 
 
@@ -256,7 +185,7 @@ def test_a_run_that_only_selects_shows_its_selection(tmp_path: Path) -> None:
     finish(tmp_path)
     write_plan(tmp_path, ["data", "sft", "entropy/base", "entropy/sft", "round-1/active"])
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert page.count('<circle class="point') == 60 and "The draw, round 1" in page
+    assert len(points(page)) == 60 and "The draw, round 1" in page
 
 
 def test_bars_count_every_example_once_and_the_chosen_apart() -> None:
@@ -336,23 +265,37 @@ def test_the_page_tells_what_choosing_the_data_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wmss, control, words",
+    "wmss, control, headline",
     [
-        (
-            70,
-            50,
-            "20.0 points more than SFT (same epochs), 50.0% (95% interval 45.0 to 55.0); the intervals do not overlap.",
-        ),
-        (50, 53, "3.0 points less than SFT (same epochs), 53.0% (95% interval 48.0 to 58.0); the intervals overlap."),
+        (70, 50, "WMSS (round 1) is better than SFT (same epochs): 20.0 points more on arithmetic, 95% interval +"),
+        (40, 70, "WMSS (round 1) is worse than SFT (same epochs): 30.0 points less on arithmetic, 95% interval -"),
+        (50, 53, "No difference can be told between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
     ],
 )
-def test_the_verdict_says_no_more_than_the_intervals(tmp_path: Path, wmss: int, control: int, words: str) -> None:
+def test_the_verdict_says_no_more_than_the_paired_test(tmp_path: Path, wmss: int, control: int, headline: str) -> None:
     start(tmp_path)
     for model, correct in (("round-1", wmss), ("baseline-sft", control)):
-        put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores([True] * correct + [False] * (100 - correct)))
+        # other items are right and wrong under each, so that the difference of three rests on 47 pairs
+        right = [(i * 37 + (0 if model == "round-1" else 50)) % 100 < correct for i in range(100)]
+        put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores(right))
+        rows = [{"id": f"test-{i}", "correct": one} for i, one in enumerate(right)]
+        put(tmp_path / f"eval/{model}/arithmetic/samples.jsonl", rows)
         manifest(tmp_path, f"eval/{model}/arithmetic", 50)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert f"On arithmetic, WMSS (round 1) scores {wmss}.0%" in page and words in page
+    assert headline in page and f"On arithmetic, WMSS (round 1) scores {wmss}.0%" in page
+
+
+def test_several_benchmarks_are_judged_one_by_one_and_on_average(tmp_path: Path) -> None:
+    finish(tmp_path)
+    for model in ("round-1", "baseline-sft"):
+        for file in ("scores.json", "samples.jsonl", "manifest.json"):
+            text = (tmp_path / f"eval/{model}/arithmetic/{file}").read_text()
+            put(tmp_path / f"eval/{model}/gsm8k/{file}", text)
+    write_plan(tmp_path, [*PLAN, "eval/round-1/gsm8k", "eval/baseline-sft/gsm8k"])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "on average over 2 benchmarks, 95% interval" in page
+    for benchmark in ("arithmetic", "gsm8k"):
+        assert re.search(rf"<p class=\"more\">On {benchmark}, WMSS .*: \d+\.\d points", page)
 
 
 def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
@@ -361,7 +304,7 @@ def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
         put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores([True, False], version=version))
         manifest(tmp_path, f"eval/{model}/arithmetic", 50)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "not comparable" in page and "overlap" not in page
+    assert "not comparable" in page and "difference" not in own_part(page)
 
 
 def test_a_second_round_pairs_the_two_models_before_it(tmp_path: Path) -> None:
@@ -383,9 +326,9 @@ def test_what_an_older_recipe_left_stands_in_the_stage_table_and_nowhere_else(tm
     assert data["rounds"] == []
     assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
     page = write_report(tmp_path).read_text(encoding="utf-8").replace("<wbr>", "")
-    assert "WMSS, round 1" not in page and "WMSS (round 1)" not in page and 'class="point' not in page
+    assert "WMSS, round 1" not in page and "WMSS (round 1)" not in page and points(page) == []
     assert "This run trains no WMSS model" in page and "in 7 finished stages" in page
-    assert all(page.count(name) == 1 for name in left)
+    assert all(own_part(page).count(name) == 1 for name in left)
 
 
 def test_a_result_of_older_settings_is_out_of_date_and_counts_nowhere(tmp_path: Path) -> None:
@@ -395,10 +338,10 @@ def test_a_result_of_older_settings_is_out_of_date_and_counts_nowhere(tmp_path: 
     stale = [one["name"] for one in data["stages"] if one["status"] == "out of date"]
     assert stale == ["sft", "eval/round-1/arithmetic"]
     assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
-    assert data["metrics"]["sft"] == []
+    assert "sft" not in data["metrics"]
     page = write_report(tmp_path).read_text(encoding="utf-8").replace("<wbr>", "")
     assert "No WMSS model has been evaluated yet" in page and "<td>WMSS, round 1</td>" not in page
-    assert 'class="curve green"' not in page and 'class="curve orange dashed"' in page
+    assert {row["name"] for row in specs(page)["loss-sft"]["data"]["values"]} == {"SFT, same epochs"}
     for stage in stale:
         assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>out of date", page)
 

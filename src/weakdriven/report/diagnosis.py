@@ -1,5 +1,6 @@
-"""Prints what `weakdriven diagnose` found: the two logit tables, what mixing does, drift, and what is missing."""
+"""What `weakdriven diagnose` found, as tables for the terminal and the page: logits, and what mixing does to them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -27,18 +28,25 @@ EXTENDED = {
 TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
 
 
+@dataclass(frozen=True)
+class Cells:
+    """A table as texts."""
+
+    title: str
+    titles: list[str]
+    rows: list[list[str]]
+
+
 def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
-    logits, facts = found["logits"], found["logits"]["facts"]
-    words = f"Round {facts['round']}: {facts['examples']:,} training examples, {facts['tokens']:,} supervised tokens."
-    console.print(words, highlight=False)
-    names = facts["roles"]
-    compared = "control" if "control" in names else "strong_before"
-    if logits["models"]:
-        console.print(logit_table("Logit dynamics", logits, DYNAMICS, [compared, "strong_after"], compared))
-        columns = ["weak", "strong_before", "strong_after"]
-        console.print(logit_table("Extended logit statistics", logits, EXTENDED, columns, "strong_before"))
-    if pairs := found["gradients"]["pairs"]:
-        console.print(pair_table(pairs))
+    facts = found["logits"]["facts"]
+    console.print(sample_words(facts), highlight=False)
+    for one in diagnosis_tables(found):
+        table = Table(title=Text(one.title), title_justify="left")
+        for place, title in enumerate(one.titles):
+            table.add_column(title, justify="right" if place else "left")
+        for cells in one.rows:
+            table.add_row(*cells)
+        console.print(table)
     if len(chain := found["drift"]["models"]) > 1:
         for key, words in (("mean", "Mean logit"), ("centered_norm", "Centered norm")):
             path = " -> ".join(f"{one['model']} {_digits(one[key]['mean'])}" for one in chain)
@@ -49,30 +57,43 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
         console.print(_list("Notes", facts["notes"]))
 
 
-def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], columns: list[str], start: str) -> Table:
+def sample_words(facts: dict[str, Any]) -> str:
+    return f"Round {facts['round']}: {facts['examples']:,} training examples, {facts['tokens']:,} supervised tokens."
+
+
+def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
+    """The paper's two logit tables, and what mixing does."""
+    logits, names = found["logits"], found["logits"]["facts"]["roles"]
+    compared = "control" if "control" in names else "strong_before"
+    tables = []
+    if logits["models"]:
+        tables.append(logit_table("Logit dynamics", logits, DYNAMICS, [compared, "strong_after"], compared))
+        columns = ["weak", "strong_before", "strong_after"]
+        tables.append(logit_table("Extended logit statistics", logits, EXTENDED, columns, "strong_before"))
+    if pairs := found["gradients"]["pairs"]:
+        tables.append(pair_table(pairs))
+    return tables
+
+
+def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], columns: list[str], start: str) -> Cells:
     """Statistics of some models, with the change from `start` to the strong model after the round."""
     names = logits["facts"]["roles"]
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column("per token")
-    for role in columns:
-        table.add_column(f"{TITLES[role]}\n{names.get(role, MISSING)}", justify="right")
-    table.add_column(f"change\nfrom {names.get(start, MISSING)}", justify="right")
+    titles = ["per token", *(f"{TITLES[role]}\n{names.get(role, MISSING)}" for role in columns)]
     changed = logits["changes_to_strong_after"].get(start, {})
+    cells = []
     for key, words in rows.items():
-        values = [_value(logits["models"].get(names.get(role)), key) for role in columns]
-        table.add_row(words, *map(_digits, values), _change(changed.get(key)))
-    return table
+        values = [model_value(logits["models"].get(names.get(role)), key) for role in columns]
+        cells.append([words, *map(_digits, values), _change(changed.get(key))])
+    return Cells(title, [*titles, f"change\nfrom {names.get(start, MISSING)}"], cells)
 
 
-def pair_table(pairs: dict[str, dict[str, Any]]) -> Table:
+def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
     """What mixing does, as the round began and as it ended."""
-    table = Table(title=Text("Weak and strong mixed"), title_justify="left")
-    table.add_column("per token")
-    for when, pair in pairs.items():
-        table.add_column(f"{when} the round\n{pair['weak']} + {pair['strong']}", justify="right")
+    titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
+    rows: list[list[str]] = []
 
     def row(words: str, *cells: str) -> None:
-        table.add_row(words, *cells)
+        rows.append([words, *cells])
 
     def mean(name: str) -> list[Any]:
         return [pair["statistics"][name]["mean"] for pair in pairs.values()]
@@ -94,10 +115,11 @@ def pair_table(pairs: dict[str, dict[str, Any]]) -> Table:
     row("sensitivity ratio", *(_digits(pair["sensitivity_ratio"]) for pair in each))
     row("crossover (lambda_cross)", *(_digits(pair["crossover"]) for pair in each))
     row("curvature between the models", *map(_digits, mean("cross_curvature")))
-    return table
+    return Cells("Weak and strong mixed", titles, rows)
 
 
-def _value(model: dict[str, Any] | None, key: str) -> Any:
+def model_value(model: dict[str, Any] | None, key: str) -> Any:
+    """A statistic of a model, by its name in the tables."""
     if model is None:
         return None
     return model[key] if key in ("largest", "smallest") else model["statistics"][key]["mean"]

@@ -39,7 +39,16 @@ CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    "legend": {"labelColor": "@ink", "titleColor": "@soft", "labelFontSize": 12, "orient": "top", "title": None},
+    "legend": {
+        "labelColor": "@ink",
+        "titleColor": "@soft",
+        "labelFontSize": 12,
+        "labelLimit": 220,
+        "orient": "top",
+        "title": None,
+        "columns": 3,
+    },
+    "axisQuantitative": {"tickCount": 6},
     "line": {"strokeWidth": 1.8},
     "rule": {"color": "@soft"},
     "text": {"color": "@soft"},
@@ -60,19 +69,28 @@ class Figure:
     caption: str = ""
 
 
-def coloured(value: Any, *, dark: bool = False) -> Any:
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+OF_THE_PAGE = {name: f"var(--{name})" for name in PALETTE}
+"""The page's own variables: a figure in it follows its theme without being drawn again."""
+
+
+def coloured(value: Any, colours: dict[str, str]) -> Any:
     """The value with every colour name inside it replaced.
 
-    >>> coloured({"mark": {"color": "@blue"}})
+    >>> coloured({"mark": {"color": "@blue"}}, LIGHT)
     {'mark': {'color': '#0069a8'}}
     """
     if isinstance(value, dict):
-        return {key: coloured(item, dark=dark) for key, item in value.items()}
+        return {key: coloured(item, colours) for key, item in value.items()}
     if isinstance(value, list):
-        return [coloured(item, dark=dark) for item in value]
-    if isinstance(value, str) and value.startswith("@") and value[1:] in PALETTE:
-        return PALETTE[value[1:]][dark]
-    return value
+        return [coloured(item, colours) for item in value]
+    return colours.get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
+
+
+def drawn_by_page(figures: Iterable[Figure]) -> dict[str, Any]:
+    """What the script of a page needs: how figures look, and each by its name."""
+    specs = {figure.name: {"width": "container", **coloured(figure.spec, OF_THE_PAGE)} for figure in figures}
+    return {"config": coloured(CONFIG, OF_THE_PAGE), "specs": specs}
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
@@ -83,7 +101,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
     paths = []
     for figure in figures:
         config = CONFIG | {"background": "@card"}
-        spec = coloured({"width": 480, "title": figure.title, "config": config, **figure.spec})
+        spec = coloured({"width": 480, "title": figure.title, "config": config, **figure.spec}, LIGHT)
         svg, png = folder / f"{figure.name}.svg", folder / f"{figure.name}.png"
         write_text(svg, vl_convert.vegalite_to_svg(spec, VEGA_LITE))
         png.write_bytes(vl_convert.vegalite_to_png(spec, VEGA_LITE, scale=2))

@@ -9,7 +9,8 @@ from typing import Any
 from weakdriven.errors import UserError
 from weakdriven.report.columns import Columns, read_columns
 from weakdriven.report.examples import add_questions, odds_bars, sample_points
-from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model_at, model_name, number
+from weakdriven.report.tokens import token_view
+from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model_at, model_name, number, shorten
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
@@ -46,9 +47,6 @@ def load_run(run: Path) -> dict[str, Any]:
     plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
     current = _current(plan, manifests)
 
-    def rows(stage: str, file: str) -> list[dict[str, Any]]:
-        return _read_lines(run / stage / file, problems) if current is None or stage in current else []
-
     recipe, data = run / RECIPE_FILE, manifests.get("data", {}) if current is None or "data" in current else {}
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
     scores = _read_scores(run, current, problems)
@@ -62,22 +60,58 @@ def load_run(run: Path) -> dict[str, Any]:
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names
         ],
-        "metrics": {
-            stage: rows(stage, METRICS) for stage in ["sft", "baselines/sft", *(f"round-{t}/strong" for t in numbers)]
-        },
+        "metrics": {name: rows for name in names if (rows := _read_log(run, name, current, problems))},
         "rounds": _read_rounds(run, numbers, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {
-            (benchmark, model): {
-                str(row.get("id")): row
-                for row in rows(f"eval/{model}/{benchmark}", SAMPLES)
-                if not row.get("sample")  # the first of several answers
-            }
+            (benchmark, model): _read_samples(run / f"eval/{model}/{benchmark}" / SAMPLES, problems)
             for benchmark, model in scores
         },
+        "diagnosis": _read_diagnosis(run, manifests, problems),
+        "tokens": token_view(run, problems),
         "problems": problems,
     }
+
+
+def _read_log(run: Path, stage: str, current: set[str] | None, problems: list[str]) -> list[dict[str, Any]]:
+    """What a training logged, of one under way too."""
+    if current is None or stage in current:
+        return _read_lines(run / stage / METRICS, problems)
+    begun = work_folder(run, stage) / "work" / METRICS
+    return _read_lines(begun, problems) if not (run / stage).exists() else []
+
+
+def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each item which samples are right, and its first one with texts as short as the page shows them."""
+    right: dict[str, list[bool]] = {}
+    first: dict[str, dict[str, Any]] = {}
+    for row in _read_lines(path, problems):
+        item = str(row.get("id"))
+        right.setdefault(item, []).append(bool(row.get("correct")))
+        if not row.get("sample"):
+            first[item] = row | {key: shorten(row.get(key)) for key in ("prompt", "text")}
+    return {"right": right, "first": first}
+
+
+def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """What `weakdriven diagnose` wrote, if it is whole and of the models that are there now."""
+    folder = run / DIAGNOSTICS
+    if not folder.is_dir():
+        return {}
+    found = {name: _read_json(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
+    facts = mapping(found["logits"].get("facts"))
+    if not facts or "pairs" not in found["gradients"] or "models" not in found["drift"]:
+        problems.append(f"{DIAGNOSTICS} is not whole or of another version; run weakdriven diagnose again.")
+        return {}
+    keys = {mapping(manifest).get("key") for manifest in manifests.values()}
+    old = [name for name, one in mapping(facts.get("models")).items() if name != "base" and one.get("key") not in keys]
+    if old:
+        problems.append(
+            f"{DIAGNOSTICS} is of models that have been trained anew since ({', '.join(old)}); "
+            "run weakdriven diagnose again."
+        )
+    return found
 
 
 def _rounds(stages: list[str]) -> list[int]:
