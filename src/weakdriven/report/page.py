@@ -18,12 +18,17 @@ CONTROL = "baseline-sft"
 
 def write_report(run: Path) -> Path:
     """Write `report.html` into a run directory, finished or not, and return its path."""
+    write_text(run / REPORT, render_report(run))
+    return run / REPORT
+
+
+def render_report(run: Path) -> str:
+    """The page of a run directory, finished or not; writes nothing."""
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(FILTERS)
     page = environment.get_template("report.html.j2").render(describe(load_run(run)))
     # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
-    write_text(run / REPORT, page.encode("utf-8", "backslashreplace").decode("utf-8"))
-    return run / REPORT
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def describe(data: dict[str, Any]) -> dict[str, Any]:
