@@ -13,6 +13,7 @@ from weakdriven.cli_common import Debug, Quiet, default_command, quieten_librari
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
+from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push, write_card_again
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
@@ -42,6 +43,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.command()(diagnose)
 app.command()(watch)
+export_app.command("hub")(export_hub)
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
@@ -57,16 +59,21 @@ def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     output: Output = None,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
     settings, root, progress = prepare(recipe, overrides, output, quiet)
+    refuse_push(push_to_hub)
     from weakdriven.pipeline.run import run_recipe
 
     report = run_recipe(settings, root, progress)
     print_scores(root)
     print(f"\nReport: {report}")
+    if push_to_hub:
+        export_hub(root, push_to_hub, private)
 
 
 @app.command()
@@ -93,7 +100,7 @@ def compare(
 
 @app.command()
 def report(run: RunArgument) -> None:
-    """Write report.html of a run again, finished or not."""
+    """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
     from weakdriven.rundir import BENCHMARK_SCORES, RUN_FILE
 
@@ -102,6 +109,7 @@ def report(run: RunArgument) -> None:
     if list(run.glob(f"*/{BENCHMARK_SCORES}")):
         raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
     print(write_report(run))
+    write_card_again(run)
 
 
 @select_app.command("draw")
