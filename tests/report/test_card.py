@@ -141,6 +141,10 @@ def test_an_adapter_is_called_one_and_the_empty_form_of_peft_is_replaced(tmp_pat
     data = ModelCard(text).data
     assert data.library_name == "peft" and data["base_model_relation"] == "adapter"
     assert "the LoRA adapter after round 1" in text and "/home/me" not in text
+    put(run / "plan.json", {"round-1/strong": KEY, "merged": KEY})
+    put_manifest(run, "merged")
+    merged = card(run, "merged")
+    assert "before it was merged" in merged and ModelCard(merged).data["base_model_relation"] == "finetune"
 
 
 def test_no_path_of_this_machine_is_told(tmp_path):

@@ -135,7 +135,7 @@ def what_was_run(recipe: dict[str, Any], stage: str, *, adapter: bool, merged: b
     return (
         f"Weak-driven training (WMSS): {first}, and then in {plain(rounds)} round(s) the latest model was trained "
         f"{chosen} {how}. This folder holds {form} after round {turn} of {plain(rounds)}; it runs alone, without the "
-        "weak model."
+        "weak model." + (" The scores are those of the adapter, before it was merged." if merged else "")
     )
 
 
