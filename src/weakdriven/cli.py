@@ -13,6 +13,9 @@ from weakdriven.cli_common import Debug, Quiet, default_command, quieten_librari
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
+from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.cli_report import report_app
+from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
@@ -39,7 +42,10 @@ select_app = typer.Typer(
 app.add_typer(select_app, name="select", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
+app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
+app.command()(watch)
+export_app.command("hub")(export_hub)
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
@@ -55,16 +61,21 @@ def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     output: Output = None,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
     settings, root, progress = prepare(recipe, overrides, output, quiet)
+    refuse_push(push_to_hub)
     from weakdriven.pipeline.run import run_recipe
 
     report = run_recipe(settings, root, progress)
     print_scores(root)
     print(f"\nReport: {report}")
+    if push_to_hub:
+        export_hub(root, push_to_hub, private)
 
 
 @app.command()
@@ -87,19 +98,6 @@ def compare(
     progress = choose_progress(Console(), quiet=quiet)
     root = compare_methods(recipe, overrides or [], output, progress, methods=names, seeds=seeds, jobs=jobs)
     print_comparison(root)
-
-
-@app.command()
-def report(run: RunArgument) -> None:
-    """Write report.html of a run again, finished or not."""
-    from weakdriven.report import write_report
-    from weakdriven.rundir import BENCHMARK_SCORES, RUN_FILE
-
-    if not (run / RUN_FILE).is_file():
-        raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}.")
-    if list(run.glob(f"*/{BENCHMARK_SCORES}")):
-        raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
-    print(write_report(run))
 
 
 @select_app.command("draw")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weakdriven.cli_common import Debug, default_command
+from weakdriven.cli_hub import write_card_again
 from weakdriven.errors import UserError
 
 report_app = typer.Typer(
@@ -20,7 +21,7 @@ def report_run(
     figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
     debug: Debug = False,
 ) -> None:
-    """Write report.html of a run again, finished or not."""
+    """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
     from weakdriven.rundir import BENCHMARK_SCORES, RUN_FILE
 
@@ -31,6 +32,7 @@ def report_run(
     if list(run.glob(f"*/{BENCHMARK_SCORES}")):
         raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
     print(write_report(run, figures=figures))
+    write_card_again(run)
 
 
 @report_app.command("compare")

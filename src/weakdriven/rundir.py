@@ -167,6 +167,7 @@ class Run:
             "key": stage.key,
             **facts,
             "versions": library_versions(),
+            "hardware": hardware(),
             "seed": self.seed,
             "wall_seconds": round(seconds_before + time.monotonic() - begin, 3),
             "peak_memory_bytes": _peak_memory(),

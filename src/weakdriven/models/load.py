@@ -40,7 +40,7 @@ def locate_model(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=list(MODEL_FILES)))
+        return Path(snapshot_download(source, allow_patterns=[*MODEL_FILES, "README.md"]))
     except Exception as error:
         raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({error}).") from error
 

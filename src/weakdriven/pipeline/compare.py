@@ -16,6 +16,7 @@ from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
+from weakdriven.report.card import write_cards
 from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
 from weakdriven.rundir import RUN_FILE, Progress, hardware, library_versions, write_json
 
@@ -96,6 +97,7 @@ def run_seed(
     siblings = [root / other for other in others if other != name]
     carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings)
     write_report(root / name)
+    write_cards(root / name)
     return found
 
 

@@ -19,6 +19,7 @@ from weakdriven.pipeline.wmss import first_strong, select, wmss
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
+from weakdriven.report.card import write_cards
 from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
@@ -34,9 +35,11 @@ from weakdriven.rundir import (
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
-    """Run what is not done yet; returns the report."""
+    """Run what is not done yet; returns the report, and writes the result's model card."""
     carry_out(recipe, root, progress, all_stages, evaluates=True)
-    return write_report(root)
+    report = write_report(root)
+    write_cards(root)
+    return report
 
 
 def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1) -> bool:

@@ -1,0 +1,55 @@
+"""`weakdriven watch`: the report of a run in the browser, and one line about it on the terminal."""
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from weakdriven.cli_common import Debug
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines cannot reach the usual one.")] = (
+        "127.0.0.1"
+    ),
+    interval: Annotated[float, typer.Option(min=0.5, help="Least seconds between two drawings of the report.")] = 5.0,
+    open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Serve the report of a run on this machine and draw it again while the run goes on; Ctrl-C ends it."""
+    from weakdriven.report.page import render_report
+    from weakdriven.under_way import UnderWay
+    from weakdriven.watch import Page, Server, check_run, is_local, wait_until_stopped
+
+    check_run(run)
+    under_way, console = UnderWay(run), Console()
+    last = [under_way.line()]
+    with Server(Page(run, render_report, interval=interval), host, port, status=lambda: last[0]) as server:
+        if not is_local(host):
+            print(f"Warning: anyone who has this address and can reach {host} can read the run.", file=sys.stderr)
+        print(f"{server.url}\nCtrl-C ends it.", flush=True)
+        if open:
+            webbrowser.open(server.url)
+        if console.is_terminal:
+            with console.status(Text(last[0]), spinner="line") as shown:
+
+                def tell() -> None:
+                    last[0] = under_way.line()
+                    shown.update(Text(last[0]))
+
+                wait_until_stopped(tell)
+        else:
+            print(last[0], flush=True)
+
+            def say_changes() -> None:
+                before, last[0] = last[0], under_way.line()
+                if before.split("  ")[0] != last[0].split("  ")[0]:  # another stage
+                    print(last[0], flush=True)
+
+            wait_until_stopped(say_changes)

@@ -1,0 +1,119 @@
+"""A small server that speaks as much of the Hub's API as a push needs, and keeps what it is given."""
+
+import base64
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_test_token"
+
+
+class HubServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, role: str = "write", refused: str = ""):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.role, self.refused = role, refused
+        self.requests: list[str] = []
+        self.repos: dict[str, dict[str, Any]] = {}
+        self.objects: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
+        self.cards: list[str] = []
+        self.messages: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> "HubServer":
+        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: HubServer
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def _answer(self, value: Any, status: int = 200) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _handle(self) -> None:
+        hub, path, body = self.server, self.path.partition("?")[0], self._body()
+        hub.requests.append(f"{self.command} {path}")
+        stored = path.startswith("/objects/")  # like S3, where the address itself is the permission
+        if not stored and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self._answer({"error": "Invalid credentials"}, 401)
+        if hub.refused and hub.refused in path:
+            return self._answer({"error": "You have no room left"}, 403)
+        if path == "/api/whoami-v2":
+            token = {"displayName": "t", "role": hub.role}
+            return self._answer({"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": token}})
+        if path == "/api/repos/create":
+            facts = json.loads(body)
+            repo = f"{facts['organization']}/{facts['name']}"
+            there = repo in hub.repos
+            hub.repos.setdefault(repo, facts)
+            return self._answer({"url": f"{hub.url}/{repo}"}, 409 if there else 200)
+        if path == "/api/validate-yaml":
+            hub.cards.append(json.loads(body)["content"])
+            return self._answer({"errors": [], "warnings": []})
+        if "/preupload/" in path:
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                    "oid": None,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            return self._answer({"files": modes})
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{hub.url}/objects/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self._answer({"transfer": "basic", "objects": objects})
+        if stored:
+            oid = path.removeprefix("/objects/")
+            assert hashlib.sha256(body).hexdigest() == oid
+            hub.objects[oid] = body
+            return self._answer({})
+        if "/commit/" in path:
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "header":
+                    hub.messages.append(value["summary"])
+                elif line["key"] == "file":
+                    hub.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    hub.files[value["path"]] = hub.objects[value["oid"]]
+            repo = path.split("/commit/")[0].removeprefix("/api/models/")
+            facts = {"commitUrl": f"{hub.url}/{repo}/commit/{'0' * 40}", "commitOid": "0" * 40, "success": True}
+            return self._answer(facts)
+        self._answer({"error": f"nothing at {path}"}, 404)
+
+    do_GET = do_POST = do_PUT = _handle
