@@ -3,8 +3,9 @@
     python scripts/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
     python scripts/evidence.py write
 
-`collect` turns a folder of `weakdriven compare` into one file under docs/evidence/results. `write` rebuilds every table
-between two marks of docs/evidence/README.md, and every figure, from those files alone.
+`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
+into a file for each point. `write` rebuilds every table between two marks of docs/evidence/README.md, and every figure,
+from those files alone.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write", help="tables and figures from the results")
-    adding = commands.add_parser("collect", help="a result file from a folder of `weakdriven compare`")
+    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
     adding.add_argument("folder", type=Path)
     adding.add_argument("--study", required=True, help=f"{RATE}, {', '.join(STUDIES)}, or a new one")
     adding.add_argument("--student", required=True)
@@ -51,11 +52,11 @@ def main() -> None:
         print(*write(FOLDER), sep="\n")
         return
     names = dict(pair.split("=", 1) for pair in args.call)
-    found = collect(args.folder, study=args.study, student=args.student, names=names) | {"commit": args.commit}
-    path = args.results / f"{'-'.join(filter(None, [args.student, args.study, args.part]))}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)
-    print(path)
+    args.results.mkdir(parents=True, exist_ok=True)
+    for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
+        path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
+        write_json(path, found | {"commit": args.commit})
+        print(path)
 
 
 def write(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Results of the study: a folder of `weakdriven compare` -> one JSON; all of them -> differences and verdicts.
+"""Results of the study: a folder of `weakdriven compare` or `sweep` -> JSON; all of it -> differences and verdicts.
 
 A result file holds one comparison of one student: which items each trained model got right, seed by seed, so that every
 test can be computed again; the recipe, versions and hardware; what each method cost. It holds no path of the machine.
@@ -23,6 +23,7 @@ from weakdriven.report.read import current_stages
 from weakdriven.rundir import BENCHMARK_SCORES, MANIFEST, PLAN_FILE, RECIPE_FILE, SAMPLES, read_json, read_jsonl
 
 VERSION = 1
+SWEEP_FILE = "sweep.json"
 STARTS = ("base", "m1")
 """Rows that are there in every comparison beside the reference."""
 STUDENTS = ("gemma-3-270m", "smollm2-135m", "qwen2.5-coder-0.5b")
@@ -42,28 +43,73 @@ MACHINE_PATH = re.compile(r"(?:~|(?<![\w.]))(?:/[\w.@+-]+)*/(?=[\w.@+-])")
 
 
 def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a finished comparison says.
+    """What finished runs say, as one result file for a comparison, or for each point of a sweep: part -> contents.
 
     Args:
-        folder: As `weakdriven compare` leaves it.
+        folder: As `weakdriven compare` or `weakdriven sweep` leaves it.
         names: What to call a method instead, such as wmss=wmss_annealed for a recipe with another joint training.
     """
-    facts = read_json(folder / COMPARE_FILE)
+    told = {"": read_json(folder / COMPARE_FILE)} if (folder / COMPARE_FILE).exists() else points_of(folder)
+    found = {part: contents(folder, facts, names or {}) for part, facts in told.items() if facts["seeds"]}
+    return {part: {"version": VERSION, "study": study, "student": student} | one for part, one in found.items()}
+
+
+def points_of(folder: Path) -> dict[str, Any]:
+    """Each point of a sweep as the facts of a comparison; what the point itself ends with bears its name."""
+    if not (folder / SWEEP_FILE).exists():
+        raise SystemExit(f"{folder} holds neither {COMPARE_FILE} nor {SWEEP_FILE}; give a folder of compare or sweep.")
+    facts = read_json(folder / SWEEP_FILE)
+    points = {name: {"seeds": {}, "methods": {}, "failed": {}} for name in facts["points"]}
+    for run, told in facts["runs"].items():
+        name, seed = run.rsplit("/seed-", 1)
+        if told["status"] != "done":
+            points[name]["failed"].setdefault(name, {})[seed] = told["reason"]
+            continue
+        points[name]["seeds"][seed] = run
+        for model in models_of(folder / run):
+            method = model.removeprefix("baseline-") if model.startswith("baseline-") else name
+            stages = stages_of(folder / run, model)
+            points[name]["methods"][method] = {"model": model, "stages": stages}
+    common = {name: facts[name] for name in ("hardware", "jobs", "versions")}
+    return {name: one | common for name, one in points.items()}
+
+
+def models_of(run: Path) -> list[str]:
+    """What was evaluated and is neither M0, M1 nor on the way to another."""
+    asked = dict.fromkeys(name.split("/")[1] for name in read_json(run / PLAN_FILE) if name.startswith("eval/"))
+    rounds = [name for name in asked if name.startswith("round-") and "-at-" not in name]
+    return [*(name for name in asked if name.startswith("baseline-") and "-at-" not in name), *rounds[-1:]]
+
+
+def stages_of(run: Path, model: str) -> list[str]:
+    """The stages that a model was made from, without the data and without what only said how long to train."""
+    current = current_stages(run)
+    manifests = {name: read_json(run / name / MANIFEST) for name in read_json(run / PLAN_FILE) if name in current}
+    by_key = {one["key"]: name for name, one in manifests.items()}
+    own = f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
+    left, used = [own], list[str]()
+    while left:
+        name = left.pop()
+        if name not in used and name != "data" and name in manifests:
+            used.append(name)
+            inputs = manifests[name]["inputs"].items()
+            left += [by_key[key] for source, key in inputs if source != "budget" and key in by_key]
+    return used
+
+
+def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     runs = {seed: folder / name for seed, name in facts["seeds"].items()}
-    found: dict[str, Any] = {"version": VERSION, "study": study, "student": student}
-    found |= {name: facts[name] for name in ("hardware", "jobs", "versions")}
-    found["failed"] = without_paths(facts["failed"])
+    found = {name: facts[name] for name in ("hardware", "jobs", "versions")}
     first = next(iter(runs.values()))
-    found["recipe"] = without_paths(yaml.safe_load((first / RECIPE_FILE).read_text(encoding="utf-8")))
-    found["items"], found["methods"] = {}, {}
+    found |= {"failed": facts["failed"], "recipe": yaml.safe_load((first / RECIPE_FILE).read_text(encoding="utf-8"))}
+    found = without_paths(found) | {"items": {}, "methods": {}}
     m1 = ["sft"] * any("sft" in one["stages"] for one in facts["methods"].values())
     starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": m1}}
     for method, one in (starts | facts["methods"]).items():
         answers = {seed: answers_of(one["model"], run, found["items"]) for seed, run in runs.items()}
-        answers = {seed: each for seed, each in answers.items() if each}
-        if answers:
+        if answers := {seed: each for seed, each in answers.items() if each}:
             cost = costs(one["stages"], [runs[seed] for seed in answers])
-            found["methods"][(names or {}).get(method, method)] = {"seeds": answers, "cost": cost}
+            found["methods"][names.get(method, method)] = {"seeds": answers, "cost": cost}
     return found
 
 
@@ -161,18 +207,22 @@ def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
 
 
 def together(student: str, study: str, method: str, files: list[dict[str, Any]]) -> Trained:
-    own, reference = [], []
-    seeds: list[str] = []
+    own, reference, seeds, seen = [], [], list[str](), list[Any]()
     for result in files:
-        own.append(scores_in(result, method, result["methods"][method]["seeds"]))
-        seeds += result["methods"][method]["seeds"]
+        # points of a sweep share their reference and what comes before it: the same training counts once
+        each = {seed: one for seed, one in result["methods"][method]["seeds"].items() if (seed, one) not in seen}
+        seen += each.items()
+        seeds += each
+        if each:
+            own.append(scores_in(result, method, each))
         if method not in (REFERENCE, *STARTS):
-            reference.append(scores_in(result, REFERENCE, result["methods"][method]["seeds"]))
-    if reference and len(set(seeds)) < len(seeds):
+            reference.append(scores_in(result, REFERENCE, each))
+    given = [seed for one in files for seed in one["methods"][method]["seeds"]]
+    if reference and len(set(given)) < len(given):
         names = ", ".join(result["file"] for result in files)
         raise SystemExit(f"{student}, {study}: a seed of {method} stands in two of {names}; remove one of the files.")
     scores = stacked(own)
-    answers = [each for one in files for seed in one["methods"][method]["seeds"].values() for each in seed.values()]
+    answers = [one for _, by_benchmark in seen for one in by_benchmark.values()]
     counts = sum(values_SP.size for values_SP in scores.values())
     return Trained(
         *(student, study, method, scores),

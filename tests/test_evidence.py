@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -136,6 +137,7 @@ def compared(tmp_path):
             plan[name] = name
             counters = {"trained_tokens": 100}
             facts = {"stage": name, "key": name, "wall_seconds": 2.0, "peak_memory_bytes": 5, "counters": counters}
+            facts["inputs"] = {"data": "data"} | ({"model": "sft"} if name != "sft" else {})
             put(run / name / "manifest.json", facts)
         for model, answers in right.items():
             name = f"eval/{model}/gsm8k"
@@ -155,7 +157,8 @@ def compared(tmp_path):
 
 
 def test_a_comparison_becomes_one_file_without_paths(compared, results_of, tmp_path):
-    found = results_of.collect(compared, study="variants", student="gemma", names={"wmss": "wmss_annealed"})
+    names = {"wmss": "wmss_annealed"}
+    (found,) = results_of.collect(compared, study="variants", student="gemma", names=names).values()
     assert list(found["methods"]) == ["base", "m1", "sft_restart", "wmss_annealed"]
     assert found["items"]["gsm8k"]["count"] == 3
     assert results_of.unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
@@ -166,6 +169,24 @@ def test_a_comparison_becomes_one_file_without_paths(compared, results_of, tmp_p
     assert found["methods"]["wmss_annealed"]["cost"]["seconds"] == 4.0
     assert found["recipe"]["model"] == "gemma" and found["failed"]["dpo"]["42"] == "No pairs in pairs.jsonl."
     assert str(tmp_path) not in json.dumps(found)
+
+
+def test_points_of_a_sweep_become_files_that_share_their_reference(compared, results_of):
+    for point in ("annealed", "anchor"):
+        for seed in (42, 43):
+            shutil.copytree(compared / f"seed-{seed}", compared / point / f"seed-{seed}")
+    facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
+    (compared / "compare.json").unlink()
+    runs = {f"{point}/seed-{seed}": {"status": "done"} for point in ("annealed", "anchor") for seed in (42, 43)}
+    runs["anchor/seed-43"] = {"status": "failed", "reason": "No memory."}
+    put(compared / "sweep.json", facts | {"points": {"annealed": {}, "anchor": {}}, "runs": runs})
+    found = results_of.collect(compared, study="variants", student="gemma")
+    assert list(found) == ["annealed", "anchor"] and found["anchor"]["failed"] == {"anchor": {"43": "No memory."}}
+    assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
+    assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
+    files = [one | {"file": f"{part}.json"} for part, one in found.items()]
+    seeds = {one.method: one.seeds for one in results_of.trained_methods(files)}
+    assert seeds["sft_restart"] == seeds["annealed"] == ["42", "43"] and seeds["anchor"] == ["42"]
 
 
 def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
