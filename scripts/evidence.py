@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_results import DRAWS, REFERENCE, STARTS, Trained, collect, read_results, trained_methods, verdicts
+from evidence_collect import collect
+from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import interval_of, score_of
 from weakdriven.report.comparison import brackets, lines

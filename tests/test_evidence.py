@@ -30,10 +30,15 @@ def results_of(evidence):
     return sys.modules["evidence_results"]
 
 
+@pytest.fixture(scope="module")
+def collecting(evidence):
+    return sys.modules["evidence_collect"]
+
+
 def result(student, study="core", seeds=(42, 43, 44), **gains):
     """A result file; a method's gain is the share of wrong answers of the reference that it gets right."""
     rng = np.random.default_rng(0)
-    packed = sys.modules["evidence_results"].packed
+    packed = sys.modules["evidence_collect"].packed
 
     def answers(right):
         return {name: {"right": packed(row), "tokens": 1000, "cut": 1, "seconds": 2.0} for name, row in right.items()}
@@ -71,10 +76,10 @@ def test_the_figures_of_the_page_are_there(evidence, results_of):
     assert {path.name for path in (FOLDER / "figures").glob("*")} == wanted
 
 
-def test_result_files_hold_no_path_of_a_machine(results_of):
+def test_result_files_hold_no_path_of_a_machine(collecting):
     for path in (FOLDER / "results").glob("*.json"):
         text = path.read_text(encoding="utf-8")
-        assert results_of.without_paths(json.loads(text)) == json.loads(text), path.name
+        assert collecting.without_paths(json.loads(text)) == json.loads(text), path.name
 
 
 def test_a_table_that_was_edited_by_hand_is_found(evidence):
@@ -156,12 +161,12 @@ def compared(tmp_path):
     return root
 
 
-def test_a_comparison_becomes_one_file_without_paths(compared, results_of, tmp_path):
+def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_path):
     names = {"wmss": "wmss_annealed"}
-    (found,) = results_of.collect(compared, study="variants", student="gemma", names=names).values()
+    (found,) = collecting.collect(compared, study="variants", student="gemma", names=names).values()
     assert list(found["methods"]) == ["base", "m1", "sft_restart", "wmss_annealed"]
     assert found["items"]["gsm8k"]["count"] == 3
-    assert results_of.unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
+    assert collecting.unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
         1,
         1,
         1,
@@ -171,7 +176,22 @@ def test_a_comparison_becomes_one_file_without_paths(compared, results_of, tmp_p
     assert str(tmp_path) not in json.dumps(found)
 
 
-def test_points_of_a_sweep_become_files_that_share_their_reference(compared, results_of):
+def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
+    (compared / "compare.json").unlink()
+    put(compared / "seed-42/data/manifest.json", {"key": "data", "versions": {"torch": "2"}})
+    shutil.rmtree(compared / "seed-43/eval/round-1")
+    (found,) = collecting.collect(compared, study="core", student="gemma").values()
+    assert {name: list(one["seeds"]) for name, one in found["methods"].items()} == {
+        **{name: ["42", "43"] for name in ("base", "m1", "sft_restart")},
+        "wmss": ["42"],
+    }
+    assert found["methods"]["wmss"]["cost"]["seconds"] == 4.0 and found["versions"] == {"torch": "2"}
+    shutil.rmtree(compared)
+    with pytest.raises(SystemExit, match="holds neither"):
+        collecting.collect(compared, study="core", student="gemma")
+
+
+def test_points_of_a_sweep_become_files_that_share_their_reference(compared, collecting, results_of):
     for point in ("annealed", "anchor"):
         for seed in (42, 43):
             shutil.copytree(compared / f"seed-{seed}", compared / point / f"seed-{seed}")
@@ -180,7 +200,7 @@ def test_points_of_a_sweep_become_files_that_share_their_reference(compared, res
     runs = {f"{point}/seed-{seed}": {"status": "done"} for point in ("annealed", "anchor") for seed in (42, 43)}
     runs["anchor/seed-43"] = {"status": "failed", "reason": "No memory."}
     put(compared / "sweep.json", facts | {"points": {"annealed": {}, "anchor": {}}, "runs": runs})
-    found = results_of.collect(compared, study="variants", student="gemma")
+    found = collecting.collect(compared, study="variants", student="gemma")
     assert list(found) == ["annealed", "anchor"] and found["anchor"]["failed"] == {"anchor": {"43": "No memory."}}
     assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
     assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
