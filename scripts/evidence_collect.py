@@ -52,6 +52,8 @@ def stopped(folder: Path) -> dict[str, Any]:
     runs = {path.parent.name: path.parent for path in sorted(folder.glob(f"seed-*/{PLAN_FILE}"))}
     if not runs:
         raise SystemExit(f"{folder} holds neither {COMPARE_FILE}, {SWEEP_FILE} nor runs; give a folder with results.")
+    import torch  # noqa: F401, `hardware` sees a GPU only where it is loaded
+
     first = next(iter(runs.values()))
     versions = read_json(first / "data" / MANIFEST)["versions"]
     methods = {

@@ -1,5 +1,6 @@
 """The page of the study shows what its result files say, and a result file says what its runs did."""
 
+import doctest
 import importlib
 import json
 import random
@@ -80,6 +81,12 @@ def test_result_files_hold_no_path_of_a_machine(collecting):
     for path in (FOLDER / "results").glob("*.json"):
         text = path.read_text(encoding="utf-8")
         assert collecting.without_paths(json.loads(text)) == json.loads(text), path.name
+
+
+def test_examples_in_the_scripts_are_right(collecting, results_of):
+    for module in (collecting, results_of):
+        found = doctest.testmod(module)
+        assert found.attempted and not found.failed
 
 
 def test_a_table_that_was_edited_by_hand_is_found(evidence):
