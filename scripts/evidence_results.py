@@ -53,11 +53,11 @@ class Trained:
     def against(self) -> SeedComparison | None:
         return compare_seeds(self.reference, self.scores, draws=DRAWS) if self.reference else None
 
-    def drawn_differences(self, seed: int) -> Any:
+    def drawn_differences(self, group: int) -> Any:
         """Differences with seeds and items drawn anew, (B,)."""
         assert self.reference
         return drawn_scores(
-            {name: self.scores[name] - self.reference[name] for name in self.scores}, draws=DRAWS, seed=seed
+            {name: self.scores[name] - self.reference[name] for name in self.scores}, draws=DRAWS, group=group
         )
 
 
@@ -141,12 +141,12 @@ def verdicts(found: list[Trained]) -> list[Verdict]:
 
 
 def verdict(text: str, ones: list[Trained], chance: float | None) -> Verdict:
-    """Mean of the students' differences and its interval; seeds and items are drawn for each student apart."""
+    """Mean of the students' differences and its interval; items are drawn for all alike, seeds for each apart."""
     by_student = {one.student: one.against for one in ones if one.against}
     if not by_student:
         return Verdict(text, {}, None, None, None, "not run")
     difference = float(np.mean([one.difference for one in by_student.values()]))
-    draws = [one.drawn_differences(seed) for seed, one in enumerate(ones)]
+    draws = [one.drawn_differences(group) for group, one in enumerate(ones)]
     interval = percentiles(np.mean(draws, axis=0))
     return Verdict(text, by_student, difference, interval, chance, judged(by_student, difference, interval, chance))
 

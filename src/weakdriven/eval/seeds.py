@@ -57,20 +57,25 @@ def percentiles(drawn_B: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42) -> NDArray[np.float64]:
-    """Scores with seeds and problems drawn anew, (B,)."""
+def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42, group: int = 0) -> NDArray[np.float64]:
+    """Scores with seeds and problems drawn anew, (B,).
+
+    Args:
+        group: Another one has its seeds drawn apart and the same problems drawn: for other models on these problems.
+    """
     seeds, *_ = (len(values_SP) for values_SP in scores.values())
-    counts_BS = drawn_counts(seeds, draws, (seed, 0)).astype(np.float32)
+    counts_BS = drawn_counts(seeds, draws, (seed, 0, group))
     total_B = np.zeros(draws)
     for place, values_SP in enumerate(scores.values(), start=1):
-        counts_BP = drawn_counts(values_SP.shape[1], draws, (seed, place)).astype(np.float32)
-        means_BS = counts_BP @ values_SP.T.astype(np.float32) / values_SP.shape[1]
+        problems = values_SP.shape[1]
+        parts = np.array_split(drawn_counts(problems, draws, (seed, place)), len(batches(draws, problems)))
+        means_BS = np.concatenate([counts_BP.astype(float) @ values_SP.T for counts_BP in parts]) / problems
         total_B += (means_BS * counts_BS).sum(axis=1) / seeds
     return total_B / len(scores)
 
 
 @lru_cache(maxsize=8)
-def drawn_counts(size: int, draws: int, seed: tuple[int, int]) -> NDArray[np.uint8]:
+def drawn_counts(size: int, draws: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
     """How often each of some things was drawn with replacement, (B, size); methods on the same problems share it."""
     rng, parts = np.random.default_rng(seed), []
     for rows in batches(draws, size):
