@@ -8,6 +8,7 @@ three seeds the part of the seeds is rough, and with one seed it is left out.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -47,20 +48,40 @@ def by_seed(scores: Scores) -> NDArray[np.float64]:
 
 def interval_of(scores: Scores, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
     """Percentile bootstrap interval over seeds and problems, 95%."""
-    rng, (seeds, *_) = np.random.default_rng(seed), (len(values_SP) for values_SP in scores.values())
-    drawn_BS = rng.integers(0, seeds, size=(draws, seeds))
-    total_B = np.zeros(draws)
-    for values_SP in scores.values():
-        problems = values_SP.shape[1]
-        means_BS = np.concatenate(
-            [
-                values_SP[:, rng.integers(0, problems, size=(rows, problems))].mean(axis=2).T
-                for rows in batches(draws, seeds * problems)
-            ]
-        )
-        total_B += np.take_along_axis(means_BS, drawn_BS, axis=1).mean(axis=1)
-    low, high = np.quantile(total_B / len(scores), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return percentiles(drawn_scores(scores, draws=draws, seed=seed))
+
+
+def percentiles(drawn_B: NDArray[np.float64]) -> tuple[float, float]:
+    """Ends of the interval that holds 95% of the draws."""
+    low, high = np.quantile(drawn_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
+
+
+def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42, group: int = 0) -> NDArray[np.float64]:
+    """Scores with seeds and problems drawn anew, (B,).
+
+    Args:
+        group: Another one has its seeds drawn apart and the same problems drawn: for other models on these problems.
+    """
+    seeds, *_ = (len(values_SP) for values_SP in scores.values())
+    counts_BS = drawn_counts(seeds, draws, (seed, 0, group))
+    total_B = np.zeros(draws)
+    for place, values_SP in enumerate(scores.values(), start=1):
+        problems = values_SP.shape[1]
+        parts = np.array_split(drawn_counts(problems, draws, (seed, place)), len(batches(draws, problems)))
+        means_BS = np.concatenate([counts_BP.astype(float) @ values_SP.T for counts_BP in parts]) / problems
+        total_B += (means_BS * counts_BS).sum(axis=1) / seeds
+    return total_B / len(scores)
+
+
+@lru_cache(maxsize=8)
+def drawn_counts(size: int, draws: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
+    """How often each of some things was drawn with replacement, (B, size); methods on the same problems share it."""
+    rng, parts = np.random.default_rng(seed), []
+    for rows in batches(draws, size):
+        places = rng.integers(0, size, size=(rows, size)) + size * np.arange(rows)[:, None]
+        parts.append(np.bincount(places.ravel(), minlength=rows * size).astype(np.uint8).reshape(rows, size))
+    return np.concatenate(parts)
 
 
 def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -> SeedComparison:
@@ -99,9 +120,12 @@ def t_test(values_S: NDArray[np.float64]) -> float | None:
     """
     if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # rounding apart
         return None
-    freedom = len(values_S) - 1
-    t = abs(values_S.mean()) / (values_S.std(ddof=1) / math.sqrt(len(values_S)))
+    return t_chance(values_S.mean() / (values_S.std(ddof=1) / math.sqrt(len(values_S))), len(values_S) - 1)
+
+
+def t_chance(t: float, freedom: int) -> float:
+    """Two-sided p-value of Student's t."""
     # with t = sqrt(freedom) * tan(angle) Student's density becomes a power of the cosine
     angle = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (freedom - 1)
-    return float(density[angle > math.atan(t / math.sqrt(freedom))].sum() / density.sum())
+    return float(density[angle > math.atan(abs(t) / math.sqrt(freedom))].sum() / density.sum())

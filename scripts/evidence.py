@@ -1,0 +1,263 @@
+"""The study of docs/evidence: results in, tables and figures out.
+
+    python scripts/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
+    python scripts/evidence.py write
+
+`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
+into a file for each point. `write` rebuilds every table between two marks of docs/evidence/README.md, and every figure,
+from those files alone.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evidence_collect import collect
+from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
+
+from weakdriven.eval.seeds import interval_of, score_of
+from weakdriven.report.comparison import brackets, lines
+from weakdriven.report.figure import Figure, write_figures
+from weakdriven.report.words import MISSING, duration
+from weakdriven.rundir import write_json, write_text
+
+FOLDER = Path(__file__).parents[1] / "docs/evidence"
+RATE = "rate"
+"""Study of the learning rates, on validation problems; one file for each rate."""
+STUDIES = {
+    "core": "WMSS, its parts and its controls",
+    "variants": "Repaired forms and further controls",
+    "published": "Methods of others",
+    "saturated": "After saturated SFT",
+}
+BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of table -->", re.DOTALL)
+NOTHING = "No results yet."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("write", help="tables and figures from the results")
+    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
+    adding.add_argument("folder", type=Path)
+    adding.add_argument("--study", required=True, help=f"{RATE}, {', '.join(STUDIES)}, or a new one")
+    adding.add_argument("--student", required=True)
+    adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
+    adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
+    adding.add_argument("--commit", default=None, help="of the code that ran")
+    adding.add_argument("--results", type=Path, default=FOLDER / "results")
+    args = parser.parse_args()
+    if args.command == "write":
+        print(*write(FOLDER), sep="\n")
+        return
+    names = dict(pair.split("=", 1) for pair in args.call)
+    args.results.mkdir(parents=True, exist_ok=True)
+    for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
+        path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
+        write_json(path, found | {"commit": args.commit})
+        print(path)
+
+
+def write(folder: Path) -> list[Path]:
+    """Rewrite the page's tables and all figures; returns the files."""
+    page, results = folder / "README.md", read_results(folder / "results")
+    write_text(page, with_tables(page.read_text(encoding="utf-8"), results))
+    for old in (folder / "figures").glob("*.*"):
+        old.unlink()
+    return [page, *write_figures(figures(trained_methods(tested(results))), folder / "figures")]
+
+
+def with_tables(page: str, results: list[dict[str, Any]]) -> str:
+    """The page with what stands between its marks computed anew."""
+    tables = all_tables(results)
+
+    def block(match: re.Match[str]) -> str:
+        if match["name"] not in tables:
+            raise SystemExit(f"README.md asks for a table {match['name']}; there are {', '.join(tables)}.")
+        return f"<!-- table: {match['name']} -->\n{tables[match['name']]}\n<!-- end of table -->"
+
+    return BLOCK.sub(block, page)
+
+
+def all_tables(results: list[dict[str, Any]]) -> dict[str, str]:
+    found = trained_methods(tested(results))
+    tables = {"verdicts": verdict_table(found), RATE: rate_table(results), "files": file_table(results)}
+    for study in [*STUDIES, *sorted({one.study for one in found} - set(STUDIES))]:
+        tables[study] = score_tables([one for one in found if one.study == study], study)
+    return tables | {"costs": cost_table(found)}
+
+
+def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in results if one["study"] != RATE]
+
+
+def verdict_table(found: list[Trained]) -> str:
+    rows = []
+    for one in verdicts(found):
+        each = "; ".join(
+            f"{student} {points(against.difference)} {brackets(against.interval)}"
+            for student, against in one.by_student.items()
+        )
+        mean = MISSING
+        if one.difference is not None and one.interval is not None:
+            mean = f"{points(one.difference)} {brackets(one.interval)}"
+        chance = MISSING if one.chance is None else f"{one.chance:.3f}"
+        rows.append([one.text, each or MISSING, mean, chance, one.word])
+    return table(["hypothesis", "difference by student", "mean", "p (Holm)", "verdict"], rows)
+
+
+def score_tables(found: list[Trained], study: str) -> str:
+    """One table for each student."""
+    parts = []
+    for student in dict.fromkeys(one.student for one in found):
+        own = [one for one in found if one.student == student]
+        benchmarks = list(own[0].scores)
+        titles = ["method", "seeds", "mean", *benchmarks, f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
+        parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
+    if figure := difference_figure(found, study):
+        parts += [f"![{figure.title}](figures/{figure.name}.svg)", ""]
+    return "\n".join(parts).strip() or NOTHING
+
+
+def in_order(found: list[Trained]) -> list[Trained]:
+    """What comes before training, the reference, the rest by score."""
+    first = [*STARTS, REFERENCE]
+    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
+    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
+
+
+def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
+    cells = [
+        one.method,
+        str(len(one.seeds)),
+        f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores, draws=DRAWS))}",
+    ]
+    cells += [f"{100 * one.scores[name].mean():.1f}" for name in benchmarks]
+    against, cut = one.against, f"{100 * one.cut:.0f}%"
+    if against is None:
+        return [*cells, *[MISSING] * 3, cut]
+    chance = MISSING if against.p_seeds is None else f"{against.p_seeds:.3f}"
+    difference = f"{points(against.difference)} {brackets(against.interval)}"
+    return [*cells, difference, f"{against.p_items:.3f}", chance, cut]
+
+
+def rate_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in results:
+        if one["study"] != RATE:
+            continue
+        found = {trained.method: trained for trained in trained_methods([one])}
+        scores = [f"{100 * score_of(found[name].scores):.1f}" for name in (*STARTS, REFERENCE)]
+        seeds = found[REFERENCE].seeds
+        rows.append([one["student"], f"{one['recipe']['sft']['learning_rate']:g}", str(len(seeds)), *scores])
+    rows.sort(key=lambda row: (row[0], float(row[1])))
+    return table(["student", "learning rate", "seeds", *STARTS, REFERENCE], rows)
+
+
+def cost_table(found: list[Trained]) -> str:
+    """Against two epochs of SFT; a run's times are those of a GPU that others shared."""
+    rows = []
+    for one in found:
+        if not one.cost["seconds"]:
+            continue
+        sft = [x for x in found if (x.student, x.study, x.method) == (one.student, one.study, "sft")]
+        ratio = f"{one.cost['seconds'] / sft[0].cost['seconds']:.2f}" if sft else MISSING
+        speed = one.cost["trained_tokens"] / one.cost["seconds"]
+        cells = [one.student, one.study, one.method, duration(one.cost["seconds"]), ratio]
+        rows.append([*cells, f"{speed:,.0f}", f"{one.tokens_per_second:,.0f}"])
+    titles = ["student", "study", "method", "time", "over sft", "tokens/s trained", "tokens/s written"]
+    return table(titles, rows)
+
+
+def file_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in results:
+        versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("torch", "transformers", "trl"))
+        failed = "; ".join(f"{method}: {next(iter(why.values()))}" for method, why in one["failed"].items())
+        seeds = sorted({seed for each in one["methods"].values() for seed in each["seeds"]}, key=int)
+        link = f"[{one['file']}](results/{one['file']})"
+        rows.append([link, " ".join(seeds), one["hardware"], str(one["jobs"]), versions, failed or MISSING])
+    return table(["file", "seeds", "hardware", "jobs", "versions", "without a result"], rows)
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(lines(titles, rows)) if rows else NOTHING
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def figures(found: list[Trained]) -> list[Figure]:
+    drawn = [difference_figure([one for one in found if one.study == study], study) for study in STUDIES]
+    return [figure for figure in [*drawn, cost_figure(found)] if figure]
+
+
+def difference_figure(found: list[Trained], study: str) -> Figure | None:
+    """Every method's difference to the reference, with its interval and its seeds."""
+    compared = [(one, one.against) for one in found if one.against]
+    if not compared:
+        return None
+    rows = [
+        {"method": one.method, "student": one.student, "points": 100 * against.difference}
+        | dict(zip(("low", "high"), (100 * end for end in against.interval), strict=True))
+        for one, against in compared
+    ]
+    seeds = [
+        {"method": one.method, "student": one.student, "points": 100 * value}
+        for one, against in compared
+        for value in against.by_seed
+    ]
+    order = sorted(
+        {row["method"] for row in rows}, key=lambda name: -np.mean([x["points"] for x in rows if x["method"] == name])
+    )
+    place = {
+        "y": {"field": "method", "type": "nominal", "sort": order, "title": None},
+        "yOffset": {"field": "student", "type": "nominal"},
+        "color": {"field": "student", "type": "nominal"},
+    }
+    across = {"type": "quantitative", "title": f"points over {REFERENCE}"}
+    interval = {"x": {"field": "low", **across}, "x2": {"field": "high"}}
+    value = {"x": {"field": "points", **across}}
+    spec = {
+        "height": {"step": 14},
+        "layer": [
+            {"data": {"values": [{"zero": 0}]}, "mark": "rule", "encoding": {"x": {"field": "zero", **across}}},
+            {"data": {"values": rows}, "mark": {"type": "rule", "strokeWidth": 2}, "encoding": place | interval},
+            {"data": {"values": seeds}, "mark": {"type": "tick", "opacity": 0.5}, "encoding": place | value},
+            {
+                "data": {"values": rows},
+                "mark": {"type": "point", "filled": True, "size": 45},
+                "encoding": place | value,
+            },
+        ],
+    }
+    return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")
+
+
+def cost_figure(found: list[Trained]) -> Figure | None:
+    """What each method costs against what it gains."""
+    rows = []
+    for one in found:
+        sft = [x for x in found if (x.student, x.study, x.method) == (one.student, one.study, "sft")]
+        if one.against and sft:
+            ratio = one.cost["seconds"] / sft[0].cost["seconds"]
+            rows.append(
+                {"method": one.method, "student": one.student, "time": ratio, "points": 100 * one.against.difference}
+            )
+    if not rows:
+        return None
+    place = {
+        "x": {"field": "time", "type": "quantitative", "title": "time over two epochs of SFT"},
+        "y": {"field": "points", "type": "quantitative", "title": f"points over {REFERENCE}"},
+        "color": {"field": "student", "type": "nominal"},
+    }
+    named = {"mark": {"type": "text", "dy": -8, "fontSize": 10}, "encoding": place | {"text": {"field": "method"}}}
+    layers = [{"mark": {"type": "point", "filled": True}, "encoding": place}, named]
+    return Figure("cost-and-gain", "Cost and gain", {"height": 300, "data": {"values": rows}, "layer": layers})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Runs of the study as files: a folder of `weakdriven compare` or `weakdriven sweep` -> JSON.
+
+A result file holds one comparison of one student: which items each trained model got right, seed by seed, so that every
+test can be computed again; the recipe, versions and hardware; what each method cost. It holds no path of the machine.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from weakdriven.eval.scoring import correct_counts
+from weakdriven.report.comparison import COMPARE_FILE, costs
+from weakdriven.report.read import current_stages
+from weakdriven.rundir import (
+    BENCHMARK_SCORES,
+    MANIFEST,
+    PLAN_FILE,
+    RECIPE_FILE,
+    SAMPLES,
+    hardware,
+    read_json,
+    read_jsonl,
+)
+
+VERSION = 1
+SWEEP_FILE = "sweep.json"
+MACHINE_PATH = re.compile(r"(?:~|(?<![\w.]))(?:/[\w.@+-]+)*/(?=[\w.@+-])")
+
+
+def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What finished runs say, as one result file for a comparison, or for each point of a sweep: part -> contents.
+
+    Args:
+        folder: As `weakdriven compare` or `weakdriven sweep` leaves it.
+        names: What to call a method instead, such as wmss=wmss_annealed for a recipe with another joint training.
+    """
+    if (folder / COMPARE_FILE).exists():
+        told = {"": read_json(folder / COMPARE_FILE)}
+    else:
+        told = points_of(folder) if (folder / SWEEP_FILE).exists() else {"": stopped(folder)}
+    found = {part: contents(folder, facts, names or {}) for part, facts in told.items() if facts["seeds"]}
+    return {part: {"version": VERSION, "study": study, "student": student} | one for part, one in found.items()}
+
+
+def stopped(folder: Path) -> dict[str, Any]:
+    """A comparison that was ended before its first seed was: what its runs have all the same."""
+    runs = {path.parent.name: path.parent for path in sorted(folder.glob(f"seed-*/{PLAN_FILE}"))}
+    if not runs:
+        raise SystemExit(f"{folder} holds neither {COMPARE_FILE}, {SWEEP_FILE} nor runs; give a folder with results.")
+    import torch  # noqa: F401, `hardware` sees a GPU only where it is loaded
+
+    first = next(iter(runs.values()))
+    versions = read_json(first / "data" / MANIFEST)["versions"]
+    methods = {
+        method: {"model": model, "stages": stages_of(run, model)}
+        for run in runs.values()
+        for method, model in models_of(run, "wmss").items()
+    }
+    seeds = {name.removeprefix("seed-"): name for name in runs}
+    facts = {"seeds": seeds, "methods": methods, "failed": {}, "versions": versions}
+    return facts | {"hardware": hardware(), "jobs": len(runs)}
+
+
+def points_of(folder: Path) -> dict[str, Any]:
+    """Each point of a sweep as the facts of a comparison; what the point itself ends with bears its name."""
+    facts = read_json(folder / SWEEP_FILE)
+    points = {name: {"seeds": {}, "methods": {}, "failed": {}} for name in facts["points"]}
+    for run, told in facts["runs"].items():
+        name, seed = run.rsplit("/seed-", 1)
+        if told["status"] != "done":
+            points[name]["failed"].setdefault(name, {})[seed] = told["reason"]
+            continue
+        points[name]["seeds"][seed] = run
+        for method, model in models_of(folder / run, name).items():
+            points[name]["methods"][method] = {"model": model, "stages": stages_of(folder / run, model)}
+    common = {name: facts[name] for name in ("hardware", "jobs", "versions")}
+    return {name: one | common for name, one in points.items()}
+
+
+def models_of(run: Path, name: str) -> dict[str, str]:
+    """Method to model, of those that a run asks for all benchmarks and has finished; `name` is for its last round."""
+    asked = dict.fromkeys(one.split("/")[1] for one in read_json(run / PLAN_FILE) if one.startswith("eval/"))
+    whole = [model for model in asked if "-at-" not in model and answers_of(model, run, {})]
+    rounds = [model for model in whole if model.startswith("round-")]
+    baselines = {one.removeprefix("baseline-"): one for one in whole if one.startswith("baseline-")}
+    return baselines | dict.fromkeys([name] * bool(rounds), rounds[-1] if rounds else "")
+
+
+def stages_of(run: Path, model: str) -> list[str]:
+    """The stages that a model was made from, without the data and without what only said how long to train."""
+    current = current_stages(run)
+    manifests = {name: read_json(run / name / MANIFEST) for name in read_json(run / PLAN_FILE) if name in current}
+    by_key = {one["key"]: name for name, one in manifests.items()}
+    own = f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
+    left, used = [own], list[str]()
+    while left:
+        name = left.pop()
+        if name not in used and name != "data" and name in manifests:
+            used.append(name)
+            inputs = manifests[name]["inputs"].items()
+            left += [by_key[key] for source, key in inputs if source != "budget" and key in by_key]
+    return used
+
+
+def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    runs = {seed: folder / name for seed, name in facts["seeds"].items()}
+    found = {name: facts[name] for name in ("hardware", "jobs", "versions")}
+    first = next(iter(runs.values()))
+    found |= {"failed": facts["failed"], "recipe": yaml.safe_load((first / RECIPE_FILE).read_text(encoding="utf-8"))}
+    found = without_paths(found) | {"items": {}, "methods": {}}
+    m1 = ["sft"] * any("sft" in one["stages"] for one in facts["methods"].values())
+    starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": m1}}
+    for method, one in (starts | facts["methods"]).items():
+        answers = {seed: answers_of(one["model"], run, found["items"]) for seed, run in runs.items()}
+        if answers := {seed: each for seed, each in answers.items() if each}:
+            cost = costs(one["stages"], [runs[seed] for seed in answers])
+            found["methods"][names.get(method, method)] = {"seeds": answers, "cost": cost}
+    return found
+
+
+def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:
+    """Benchmark -> the model's answers; empty if one benchmark is missing. `items` learns how many there are."""
+    asked = [name for name in read_json(run / PLAN_FILE) if name.startswith(f"eval/{model}/")]
+    if not asked or not current_stages(run).issuperset(asked):
+        return {}
+    found = {}
+    for name in asked:
+        benchmark, samples = name.split("/")[-1], list(read_jsonl(run / name / SAMPLES))
+        right_P, n = correct_counts(samples)
+        if n != 1:
+            raise SystemExit(f"{run / name} has {n} samples of each item; a result file holds one greedy answer.")
+        ids = list(dict.fromkeys(sample["id"] for sample in samples))
+        fact = {"count": len(ids), "ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]}
+        if items.setdefault(benchmark, fact) != fact:
+            raise SystemExit(f"{run / name} asks other items than the models before it.")
+        scores, manifest = read_json(run / name / BENCHMARK_SCORES), read_json(run / name / MANIFEST)
+        found[benchmark] = {"right": packed(right_P), "tokens": scores["tokens"], "cut": scores["cut"]}
+        found[benchmark]["seconds"] = round(manifest["wall_seconds"], 1)
+    return found
+
+
+def packed(right_P: Iterable[int]) -> str:
+    """
+    >>> packed([1, 0, 0, 0, 1, 1, 1, 1, 1]), unpacked("8f80", 9).tolist()
+    ('8f80', [1, 0, 0, 0, 1, 1, 1, 1, 1])
+    """
+    return np.packbits(np.array(list(right_P), dtype=np.uint8)).tobytes().hex()
+
+
+def unpacked(text: str, count: int) -> Any:
+    return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))[:count]
+
+
+def without_paths(value: Any) -> Any:
+    """The value with folders cut off every path in it.
+
+    >>> without_paths({"model": "/root/w/gemma", "why": ["See /tmp/a/b.log."], "share": "1/2", "id": "a/b"})
+    {'model': 'gemma', 'why': ['See b.log.'], 'share': '1/2', 'id': 'a/b'}
+    """
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return MACHINE_PATH.sub("", value) if isinstance(value, str) else value

@@ -1,0 +1,86 @@
+"""Verified rows -> what the study of docs/evidence trains on and chooses learning rates by.
+
+    python scripts/evidence_data.py ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
+
+ROWS is `train.jsonl` (or .gz) of `weakdriven data build` with `--keep` above 1. FOLDER gets `train.jsonl`,
+`counts.json`, and `validation/math500.jsonl`: 500 problems that are not in `train.jsonl`. A benchmark's file must have
+its number of rows, and 500 is that of MATH-500, so `eval.data_dir=FOLDER/validation eval.benchmarks=[math500]` asks
+them, with the prompts and the grader of the test sets. A larger set holds every problem of a smaller one, and
+validation is the same for all.
+"""
+
+import argparse
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from weakdriven.data.files import read_rows
+from weakdriven.rundir import write_json, write_jsonl
+
+HELD_OUT = 500
+"""Problems for validation: as many as MATH-500 has."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--problems", type=int, default=4096, help="problems to train on")
+    parser.add_argument("--solutions", type=int, default=1, help="solutions of each, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    train, validation = split(list(read_rows(str(args.rows), "train")), args.problems, args.solutions, args.seed)
+    (args.folder / "validation").mkdir(parents=True, exist_ok=True)
+    write_jsonl(args.folder / "train.jsonl", train)
+    write_jsonl(args.folder / "validation/math500.jsonl", validation)
+    counts = {
+        "train": {"rows": len(train), "problems": dict(sources(row["id"].split("#")[0] for row in train))},
+        "validation": {"problems": dict(sources(row["id"] for row in validation))},
+        "seed": args.seed,
+    }
+    write_json(args.folder / "counts.json", counts)
+    print(json.dumps(counts))
+
+
+def split(
+    rows: list[dict[str, Any]], problems: int, solutions: int, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows to train on, in random order, and the held-out problems as items of a benchmark."""
+    by_problem: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_problem.setdefault(row["id"].split("#")[0], []).append(row)
+    order = sorted(by_problem)
+    random.Random(seed).shuffle(order)
+    # numbers alone: models of this size choose letters at random, which would only add noise
+    held_out = [name for name in order if not by_problem[name][0]["meta"].get("options")][:HELD_OUT]
+    left = [name for name in order if name not in set(held_out)]
+    if len(held_out) < HELD_OUT or len(left) < problems:
+        raise SystemExit(
+            f"{len(order)} problems are too few for {HELD_OUT} held-out ones with a number as their answer and "
+            f"{problems} to train on; lower --problems, or build more rows."
+        )
+    train = []
+    for name in left[:problems]:
+        found = by_problem[name]
+        train += random.Random(f"{seed} {name}").sample(found, min(solutions, len(found)))
+    random.Random(seed).shuffle(train)
+    validation = [
+        {"id": name, "question": by_problem[name][0]["prompt"][-1]["content"], "answer": by_problem[name][0]["gold"]}
+        for name in held_out
+    ]
+    return [without_paths(row) for row in train], validation
+
+
+def without_paths(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without the folder that its teacher lay in."""
+    return row | {"meta": {key: value for key, value in row["meta"].items() if key != "teacher"}}
+
+
+def sources(names: Any) -> Counter[str]:
+    return Counter(name.split("-")[0] for name in sorted(set(names)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The page of the study shows what its result files say, and a result file says what its runs did."""
+
+import doctest
+import importlib
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from run_files import put
+from weakdriven.recipe_file import load_recipe
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/evidence"
+COUNTS = {"gsm8k": 40, "svamp": 30}
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield importlib.import_module("evidence")
+
+
+@pytest.fixture(scope="module")
+def results_of(evidence):
+    return sys.modules["evidence_results"]
+
+
+@pytest.fixture(scope="module")
+def collecting(evidence):
+    return sys.modules["evidence_collect"]
+
+
+def result(student, study="core", seeds=(42, 43, 44), **gains):
+    """A result file; a method's gain is the share of wrong answers of the reference that it gets right."""
+    rng = np.random.default_rng(0)
+    packed = sys.modules["evidence_collect"].packed
+
+    def answers(right):
+        return {name: {"right": packed(row), "tokens": 1000, "cut": 1, "seconds": 2.0} for name, row in right.items()}
+
+    cost = {"seconds": 10.0, "seconds_after_m1": 5.0, "trained_tokens": 1e6, "generated_tokens": 0, "peak_bytes": 1}
+    methods = {name: {"seeds": {}, "cost": cost} for name in ("base", "m1", "sft_restart", "sft", *gains)}
+    for seed in map(str, seeds):
+        reference = {name: rng.random(count) < 0.4 for name, count in COUNTS.items()}
+        for name, one in methods.items():
+            better = {key: row | (rng.random(len(row)) < gains.get(name, 0)) for key, row in reference.items()}
+            one["seeds"][seed] = answers(better)
+    items = {name: {"count": count, "ids": "0"} for name, count in COUNTS.items()}
+    versions = {"torch": "2.13", "transformers": "5.22", "trl": "1.16"}
+    facts = {"version": 1, "study": study, "student": student, "hardware": "one GPU", "jobs": 3, "versions": versions}
+    recipe = {"sft": {"learning_rate": 2e-5}}
+    return facts | {
+        "failed": {},
+        "recipe": recipe,
+        "items": items,
+        "methods": methods,
+        "file": f"{student}-{study}.json",
+    }
+
+
+def test_the_tables_of_the_page_are_those_of_its_results(evidence, results_of):
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    results = results_of.read_results(FOLDER / "results")
+    assert {match["name"] for match in evidence.BLOCK.finditer(page)} >= set(evidence.all_tables(results))
+    assert evidence.with_tables(page, results) == page, "run `python scripts/evidence.py write`"
+
+
+def test_the_figures_of_the_page_are_there(evidence, results_of):
+    found = results_of.trained_methods(evidence.tested(results_of.read_results(FOLDER / "results")))
+    wanted = {f"{figure.name}.{ending}" for figure in evidence.figures(found) for ending in ("png", "svg")}
+    assert {path.name for path in (FOLDER / "figures").glob("*")} == wanted
+
+
+def test_result_files_hold_no_path_of_a_machine(collecting):
+    for path in (FOLDER / "results").glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert collecting.without_paths(json.loads(text)) == json.loads(text), path.name
+
+
+def test_examples_in_the_scripts_are_right(collecting, results_of):
+    for module in (collecting, results_of):
+        found = doctest.testmod(module)
+        assert found.attempted and not found.failed
+
+
+def test_a_table_that_was_edited_by_hand_is_found(evidence):
+    results = [result("gemma-3-270m", wmss=0.2)]
+    page = "a\n<!-- table: core -->\n<!-- end of table -->\nb\n"
+    written = evidence.with_tables(page, results)
+    assert written.startswith("a\n") and written.endswith("\nb\n") and "| wmss | 3 |" in written
+    edited = written.replace("| wmss | 3 |", "| wmss | 5 |")
+    assert evidence.with_tables(edited, results) == written != edited
+
+
+def test_a_page_that_asks_for_an_unknown_table_is_refused(evidence):
+    with pytest.raises(SystemExit, match="asks for a table cor; there are verdicts"):
+        evidence.with_tables("<!-- table: cor -->\n<!-- end of table -->", [])
+
+
+def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss(results_of):
+    results = [result(student, wmss=0.3, wdjt_only=0.0) for student in results_of.STUDENTS]
+    first, second, *others = results_of.verdicts(results_of.trained_methods(results))
+    assert first.word == "gain" and first.difference > 0.1 and first.chance < 0.01
+    assert second.word == "no difference" and second.difference == 0  # the very answers of the reference
+    assert {one.word for one in others} == {"not run"}
+    for one in results:
+        one["methods"]["sft_restart"], one["methods"]["wmss"] = one["methods"]["wmss"], one["methods"]["sft_restart"]
+    assert results_of.verdicts(results_of.trained_methods(results))[0].word == "loss"
+
+
+def test_one_student_decides_nothing(results_of):
+    found = results_of.trained_methods([result("gemma-3-270m", wmss=0.3)])
+    assert results_of.verdicts(found)[0].word == "open: 1 of 3 students"
+
+
+def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
+    files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
+    (both,) = [one for one in results_of.trained_methods(files) if one.method == "wmss"]
+    assert both.seeds == ["42", "43", "44", "45", "46"] and both.scores["gsm8k"].shape == (5, 40)
+    with pytest.raises(SystemExit, match="a seed of sft stands in two of"):
+        results_of.trained_methods([files[0], files[0]])
+
+
+def test_figures_are_drawn(evidence, results_of, tmp_path):
+    results = [result(student, wmss=0.2, wdjt_only=0.1) for student in results_of.STUDENTS]
+    drawn = evidence.write_figures(evidence.figures(results_of.trained_methods(results)), tmp_path)
+    assert sorted(path.name for path in drawn) == [
+        f"{name}.{ending}" for name in ("cost-and-gain", "differences-core") for ending in ("png", "svg")
+    ]
+    assert "wdjt_only" in (tmp_path / "differences-core.svg").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """A folder as `weakdriven compare` leaves it."""
+    root = tmp_path / "compared"
+    right = {"base": [0, 0, 1], "sft": [0, 1, 1], "baseline-sft_restart": [1, 1, 0], "round-1": [1, 1, 1]}
+    stages = {"sft_restart": ["sft", "baselines/sft_restart"], "wmss": ["sft", "round-1/strong"]}
+    models = {"sft_restart": "baseline-sft_restart", "wmss": "round-1"}
+    for seed in (42, 43):
+        run, plan = root / f"seed-{seed}", {}
+        for name in ("sft", "baselines/sft_restart", "round-1/strong"):
+            plan[name] = name
+            counters = {"trained_tokens": 100}
+            facts = {"stage": name, "key": name, "wall_seconds": 2.0, "peak_memory_bytes": 5, "counters": counters}
+            facts["inputs"] = {"data": "data"} | ({"model": "sft"} if name != "sft" else {})
+            put(run / name / "manifest.json", facts)
+        for model, answers in right.items():
+            name = f"eval/{model}/gsm8k"
+            plan[name] = name
+            facts = {"stage": name, "key": name, "wall_seconds": 3.0, "peak_memory_bytes": 5, "counters": {}}
+            put(run / name / "manifest.json", facts)
+            rows = [{"id": f"q{i}", "sample": 0, "correct": bool(x)} for i, x in enumerate(answers)]
+            put(run / name / "samples.jsonl", rows)
+            put(run / name / "scores.json", {"tokens": 90, "cut": 1})
+        put(run / "plan.json", plan)
+        put(run / "recipe.yaml", f"model: {tmp_path}/gemma\nsft: {{learning_rate: 1.0e-05}}\n")
+    methods = {name: {"model": models[name], "stages": stages[name]} for name in models}
+    facts = {"recipe": "x", "seeds": {"42": "seed-42", "43": "seed-43"}, "methods": methods}
+    failed = {"dpo": {"42": f"No pairs in {tmp_path}/pairs.jsonl."}}
+    put(root / "compare.json", facts | {"failed": failed, "hardware": "one GPU", "jobs": 2, "versions": {"torch": "2"}})
+    return root
+
+
+def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_path):
+    names = {"wmss": "wmss_annealed"}
+    (found,) = collecting.collect(compared, study="variants", student="gemma", names=names).values()
+    assert list(found["methods"]) == ["base", "m1", "sft_restart", "wmss_annealed"]
+    assert found["items"]["gsm8k"]["count"] == 3
+    assert collecting.unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
+        1,
+        1,
+        1,
+    ]
+    assert found["methods"]["wmss_annealed"]["cost"]["seconds"] == 4.0
+    assert found["recipe"]["model"] == "gemma" and found["failed"]["dpo"]["42"] == "No pairs in pairs.jsonl."
+    assert str(tmp_path) not in json.dumps(found)
+
+
+def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
+    (compared / "compare.json").unlink()
+    put(compared / "seed-42/data/manifest.json", {"key": "data", "versions": {"torch": "2"}})
+    shutil.rmtree(compared / "seed-43/eval/round-1")
+    (found,) = collecting.collect(compared, study="core", student="gemma").values()
+    assert {name: list(one["seeds"]) for name, one in found["methods"].items()} == {
+        **{name: ["42", "43"] for name in ("base", "m1", "sft_restart")},
+        "wmss": ["42"],
+    }
+    assert found["methods"]["wmss"]["cost"]["seconds"] == 4.0 and found["versions"] == {"torch": "2"}
+    shutil.rmtree(compared)
+    with pytest.raises(SystemExit, match="holds neither"):
+        collecting.collect(compared, study="core", student="gemma")
+
+
+def test_points_of_a_sweep_become_files_that_share_their_reference(compared, collecting, results_of):
+    for point in ("annealed", "anchor"):
+        for seed in (42, 43):
+            shutil.copytree(compared / f"seed-{seed}", compared / point / f"seed-{seed}")
+    facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
+    (compared / "compare.json").unlink()
+    runs = {f"{point}/seed-{seed}": {"status": "done"} for point in ("annealed", "anchor") for seed in (42, 43)}
+    runs["anchor/seed-43"] = {"status": "failed", "reason": "No memory."}
+    put(compared / "sweep.json", facts | {"points": {"annealed": {}, "anchor": {}}, "runs": runs})
+    found = collecting.collect(compared, study="variants", student="gemma")
+    assert list(found) == ["annealed", "anchor"] and found["anchor"]["failed"] == {"anchor": {"43": "No memory."}}
+    assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
+    assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
+    files = [one | {"file": f"{part}.json"} for part, one in found.items()]
+    seeds = {one.method: one.seeds for one in results_of.trained_methods(files)}
+    assert seeds["sft_restart"] == seeds["annealed"] == ["42", "43"] and seeds["anchor"] == ["42"]
+
+
+def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
+    loaded = [load_recipe(str(path)) for path in sorted((FOLDER / "recipes").glob("*-*.yaml"))]
+    assert [recipe.name for recipe in loaded] == ["gemma-3-270m", "qwen2.5-coder-0.5b", "smollm2-135m"]
+    rest = [recipe.model_dump(exclude={"name", "model", "chat_template"}) for recipe in loaded]
+    assert rest[0] == rest[1] == rest[2]
+
+
+def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller_one():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        split = importlib.import_module("evidence_data").split
+    rows = [
+        {"id": f"gsm8k-{i}#s{j}", "prompt": [{"content": f"question {i}"}], "completion": f"{j}", "gold": str(i)}
+        | {"meta": {"teacher": "/root/teacher", "sample": j} | ({"options": ["1", "2"]} if i % 4 == 0 else {})}
+        for i in range(900)
+        for j in range(1 + i % 3)
+    ]
+    random.Random(1).shuffle(rows)
+    small, validation = split(rows, 100, 1, 0)
+    large, same = split(rows, 300, 2, 0)
+    problems = [{row["id"].split("#")[0] for row in one} for one in (small, large)]
+    assert validation == same and len(validation) == 500
+    assert len(problems[0]) == len(small) == 100 and problems[0] < problems[1] and len(problems[1]) == 300
+    assert not problems[1] & {row["id"] for row in validation}
+    assert all(int(row["answer"]) % 4 for row in validation)  # none with options
+    assert all("teacher" not in row["meta"] for row in large)
+    with pytest.raises(SystemExit, match="900 problems are too few"):
+        split(rows, 401, 1, 0)
