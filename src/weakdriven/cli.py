@@ -13,6 +13,7 @@ from weakdriven.cli_common import Debug, Quiet, default_command, quieten_librari
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
+from weakdriven.cli_sweep import sweep
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
@@ -40,6 +41,7 @@ app.add_typer(select_app, name="select", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.command()(diagnose)
+app.command()(sweep)
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
