@@ -1,6 +1,5 @@
 """A sweep's summary -> figures: a curve, a heat map or dots by what was varied; and accuracy over the steps."""
 
-import math
 from typing import Any
 
 from weakdriven.report.figure import Figure
@@ -10,6 +9,8 @@ from weakdriven.report.words import model_name, number
 SERIES = ["@blue", "@green", "@purple", "@grey", "@ink"]
 CONTROL = "@orange"
 PERCENT = "accuracy, per cent"
+LEGEND = {"symbolOpacity": 1, "symbolStrokeWidth": 0}
+"""Of a figure with bands, whose own opacity would leave the legend pale."""
 BAND = "95% bootstrap interval over seeds and problems"
 
 
@@ -43,6 +44,12 @@ def words(found: Row, row: Row, labels: list[str]) -> str:
     return ", ".join(str(value) if isinstance(value, str) else f"{label} {value}" for label, value in values.items())
 
 
+def method_of(results: list[Row]) -> str:
+    """Name of the models that points end with; of several rounds that of the method."""
+    names = list(dict.fromkeys(model_name(row["model"]) for row in results if row["model"]))
+    return names[0] if len(names) == 1 else names[0].partition(",")[0] if names else "result"
+
+
 def mark_of(row: Row) -> Row:
     """What is drawn of a model, in percent; what has no score is a gap."""
     low, high = row.get("interval", (None, None))
@@ -56,11 +63,9 @@ def percent(value: Any) -> float | None:
 def curve(found: Row, results: list[Row], x: str) -> Figure:
     """Mean with its interval over one numeric axis, single seeds as dots, the SFT control dashed."""
     others = [axis["label"] for axis in found["axes"] if axis["label"] != x]
-    own = {row["point"]: words(found, row, others) or model_name(str(row["model"])) for row in results if row["model"]}
-    first = next(iter(own.values()), "result")
+    own = {row["point"]: words(found, row, others) or method_of(results) for row in results}
     lines = [
-        {"x": place(found, row, x), "series": own.get(row["point"], first), **mark_of(row)}
-        for row in ordered(found, results, x)
+        {"x": place(found, row, x), "series": own[row["point"]], **mark_of(row)} for row in ordered(found, results, x)
     ]
     seeds = [
         {"x": place(found, row, x), "series": own[row["point"]], "seed": seed, "score": percent(score)}
@@ -75,16 +80,15 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     m1 = next((row for row in found["summary"] if row["model"] == "sft" and "score" in row), None)
     if start is not None and m1:
         known = {one["series"]: bool(one.get("control")) for one in lines}
-        lines[:0] = [{"x": start, "series": name, "control": held, **mark_of(m1)} for name, held in known.items()]
-    names = list(dict.fromkeys(own.values())) or [first]
-    scale = scale_of(names, [row["name"] for row in held][:1] if not others else [])
+        lines[:0] = [{"x": start, "series": name, "control": is_held, **mark_of(m1)} for name, is_held in known.items()]
+    scale = scale_of(list(dict.fromkeys(own.values())), [row["name"] for row in held][:1] if not others else [])
     told = f"Line: mean over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. Dots: single seeds."
     told += (
         f" Dashed: {held[0]['name']}{', the same at every point' * held[0]['shared']}." if held and not others else ""
     )
     told += f" At {start}: M1." if start is not None and m1 else ""
-    horizontal = {"field": "x", "type": "quantitative", "title": x, "scale": x_scale([one["x"] for one in lines])}
-    colour = {"field": "series", "type": "nominal", "scale": scale, "title": None}
+    horizontal = {"field": "x", **x_of(x, [one["x"] for one in lines])}
+    colour = {"field": "series", "type": "nominal", "scale": scale, "title": None, "legend": LEGEND}
     spec = {
         "height": 280,
         "data": {"values": lines},
@@ -125,16 +129,21 @@ def dots(found: Row, results: list[Row]) -> Figure:
         for seed, score in zip(row["seeds"], row.get("by_seed", []), strict=True)
     ]
     held = [row for row in found["summary"] if row["role"] == "control" and "score" in row]
-    rows += [{"point": names[row["point"]], "series": row["name"], "control": True, **mark_of(row)} for row in held]
+    alone = held[:1] if held and held[0]["shared"] else []  # the same at every point: one line of its own
+    rows += [
+        {"point": row["name"] if alone else names[row["point"]], "series": row["name"], "control": True, **mark_of(row)}
+        for row in alone or held
+    ]
+    order = [*names.values(), *(row["name"] for row in alone)]
     x = {"type": "quantitative", "title": PERCENT, "scale": {"zero": False}}
     told = f"Dot: mean over benchmarks and {len(found['seeds'])} seeds. Line: {BAND}. Ticks: single seeds."
-    told += f" Below each: {held[0]['name']}{', the same at every point' * held[0]['shared']}." if held else ""
+    told += f" Below each: {held[0]['name']}." if held and not alone else ""
     spec = {
-        "height": {"step": 34},
+        "height": {"step": 34, "for": "position"},
         "data": {"values": rows},
         "encoding": {
-            "y": {"field": "point", "type": "nominal", "sort": list(names.values()), "title": ", ".join(axes)},
-            "yOffset": {"field": "series", "sort": ["result"]},
+            "y": {"field": "point", "type": "nominal", "sort": order, "title": ", ".join(axes)},
+            **({"yOffset": {"field": "series", "sort": ["result"]}} if held and not alone else {}),
             "color": {
                 "field": "series",
                 "type": "nominal",
@@ -182,13 +191,14 @@ def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
         "layer": [
             {
                 "transform": [{"filter": "datum.score != null"}],
-                "mark": {"type": "rect", "opacity": 0.6},
+                "mark": {"type": "rect", "color": "@blue"},
                 "encoding": {
-                    "color": {
+                    # shades of one colour by opacity, because a page's colours are variables that no scale can mix
+                    "opacity": {
                         "field": "score",
                         "type": "quantitative",
-                        "title": PERCENT,
-                        "scale": {"range": ["@card", "@blue"], "zero": False},
+                        "scale": {"range": [0.05, 0.6], "zero": False},
+                        "legend": None,
                     },
                     "tooltip": [{"field": name} for name in ("x", "y", "score", "low", "high", "seeds")],
                 },
@@ -218,12 +228,7 @@ def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None
     colour = {"field": "benchmark", "type": "nominal", "title": None, "sort": names}
     hover = [{"field": name} for name in ("at", "benchmark", "score")]
     if x:
-        horizontal = {
-            "field": "at",
-            "type": "quantitative",
-            "title": x,
-            "scale": x_scale([one["at"] for one in values]),
-        }
+        horizontal = {"field": "at", **x_of(x, [one["at"] for one in values])}
         spec: Row = {"height": 280, "mark": {"type": "line", "point": True}}
         spec["encoding"] = {"x": horizontal, "y": vertical("score"), "color": colour, "tooltip": hover}
     else:
@@ -265,7 +270,13 @@ def over_steps(found: Row) -> Figure | None:
         "data": {"values": rows},
         "encoding": {
             "x": {"field": "steps", "type": "quantitative", "title": "optimizer steps after M1"},
-            "color": {"field": "series", "type": "nominal", "title": None, "scale": scale_of(own, held)},
+            "color": {
+                "field": "series",
+                "type": "nominal",
+                "title": None,
+                "scale": scale_of(own, held),
+                "legend": LEGEND,
+            },
         },
         "layer": [
             {"mark": {"type": "area", "opacity": 0.12}, "encoding": {"y": vertical("low"), "y2": {"field": "high"}}},
@@ -300,11 +311,12 @@ def vertical(field: str) -> Row:
     return {"field": field, "type": "quantitative", "title": PERCENT, "scale": {"zero": False}}
 
 
-def x_scale(values: list[float]) -> Row:
-    """Logarithmic where values span more than a factor of 20."""
-    if min(values) > 0 and math.log(max(values) / min(values), 20) > 1:
-        return {"type": "log"}
-    return {"zero": False, "nice": False, "padding": 12}
+def x_of(title: str, values: list[float]) -> Row:
+    """An axis with a tick at each value, logarithmic where they span more than a factor of 20."""
+    wide = min(values) > 0 and max(values) > 20 * min(values)
+    ticks = {"values": sorted(set(values)), "format": "~g", "labelOverlap": True, "grid": False}
+    scale = {"type": "log"} if wide else {"zero": False, "nice": False, "padding": 12}
+    return {"type": "quantitative", "title": title, "axis": ticks, "scale": scale}
 
 
 def scale_of(own: list[str], control: list[str]) -> Row:

@@ -124,7 +124,7 @@ def progress_of(model: str, manifests: dict[str, Row]) -> Row:
         return {}
     return {
         "share_of_steps": 1.0 if share is None else share,
-        "steps": steps if share is None else round(share * steps),
+        "steps": steps if share is None else max(round(share * steps), 1),
     }
 
 
@@ -224,7 +224,7 @@ def readable(model: str | None) -> str | None:
     if model is None:
         return None
     whole, share = snapshot(model)
-    return model_name(whole) if share is None else f"{model_name(whole)}, at {100 * share:g}% of its steps"
+    return model_name(whole) if share is None else f"{model_name(whole)}, after {100 * share:g}% of its steps"
 
 
 def mean_of(rows: list[Row]) -> Row:
