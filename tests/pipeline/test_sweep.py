@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import Recorder
+from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
 from weakdriven.pipeline.sweep import sweep_recipe
 from weakdriven.report.sweep import failures, sweep_figures, write_sweep
@@ -191,6 +192,8 @@ def test_a_point_that_fails_is_told_with_its_reason_and_the_others_go_on(swept, 
     assert "nowhere.jsonl" in rows[-1]["reason"] and rows[-1]["accuracy"] == ""
     (told,) = failures(found)
     assert "nowhere.jsonl" in told and told in (root / "sweep.md").read_text()
+    with pytest.raises(UserError, match=r"Without a result: .*nowhere\.jsonl"):
+        print_sweep(root)
     last = [row for row in found["summary"] if row["point"] == rows[-1]["point"]]
     assert [(row["role"], row["seeds"], row.get("score")) for row in last] == [("result", [], None)]
 

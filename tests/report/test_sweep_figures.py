@@ -121,7 +121,7 @@ def test_words_give_dots_with_intervals_in_the_order_of_the_sweep(tmp_path):
     summary += [row(name, "baseline-sft", "control", 0.3, shared=True) for name in points]
     figures = figures_of(sweep(points, summary, "setup"))
     assert [figure.name for figure in figures] == ["sweep", "sweep-benchmarks"]
-    own = {one["point"]: one["score"] for one in values(figures[0]) if one["series"] == "result"}
+    own = {one["point"]: one["score"] for one in values(figures[0]) if one["series"] == "WMSS, round 1"}
     assert own == {"default": 50, "A": None, "B": 40}
     assert figures[0].spec["encoding"]["y"]["sort"] == ["default", "A", "B", "baseline-sft"], "one line for the control"
     assert len(values(figures[0])) == 4

@@ -5,6 +5,7 @@ share, such as the tokens and the base model's answers, is taken over from one t
 """
 
 import difflib
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -66,6 +67,7 @@ def compare_methods(
             write_comparison(root)  # after each seed, so that there is something to look at
     if not facts["seeds"]:
         raise UserError(next(iter(facts["failed"][methods[0]].values())))
+    shutil.rmtree(root / LOCKS, ignore_errors=True)
     return root
 
 

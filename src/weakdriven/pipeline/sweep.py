@@ -56,7 +56,6 @@ def sweep_recipe(
             one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
         },
         "default": next((name for name, recipe in recipes.items() if recipe == default), None),
-        "result": None,
         "runs": {},
         "hardware": hardware(),
         "jobs": jobs,

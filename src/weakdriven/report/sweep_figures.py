@@ -121,10 +121,11 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
 def dots(found: Row, results: list[Row]) -> Figure:
     """Mean with its interval for each point, where what is varied has no order."""
     axes = [axis["label"] for axis in found["axes"]]
+    own = method_of(results)
     names = {row["point"]: words(found, row, axes) for row in results}
-    rows = [{"point": names[row["point"]], "series": "result", **mark_of(row)} for row in results]
+    rows = [{"point": names[row["point"]], "series": own, **mark_of(row)} for row in results]
     seeds = [
-        {"point": names[row["point"]], "series": "result", "seed": seed, "score": percent(score)}
+        {"point": names[row["point"]], "series": own, "seed": seed, "score": percent(score)}
         for row in results
         for seed, score in zip(row["seeds"], row.get("by_seed", []), strict=True)
     ]
@@ -143,12 +144,12 @@ def dots(found: Row, results: list[Row]) -> Figure:
         "data": {"values": rows},
         "encoding": {
             "y": {"field": "point", "type": "nominal", "sort": order, "title": ", ".join(axes)},
-            **({"yOffset": {"field": "series", "sort": ["result"]}} if held and not alone else {}),
+            **({"yOffset": {"field": "series", "sort": [own]}} if held and not alone else {}),
             "color": {
                 "field": "series",
                 "type": "nominal",
                 "title": None,
-                "scale": scale_of(["result"], [row["name"] for row in held][:1]),
+                "scale": scale_of([own], [row["name"] for row in held][:1]),
             },
         },
         "layer": [

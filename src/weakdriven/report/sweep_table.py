@@ -207,16 +207,12 @@ def evaluations(run: Path) -> dict[str, tuple[Evaluation, ...]]:
     }
 
 
-def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Any]], facts: Row) -> bool:
-    """Whether a model is the same at every point that has it, under each seed."""
-    several = len(facts["points"]) > 1
+def is_shared(model: str | None, found: dict[tuple[str, str], Any], facts: Row) -> bool:
+    """Whether every finished run has this model, and under each seed the same one."""
+    done = [models for at, models in found.items() if told_of(facts, *at)["status"] == "done"]
+    by_seed = [[one[model] for (_, of), one in found.items() if of == seed and model in one] for seed in facts["seeds"]]
     return (
-        several
-        and model is not None
-        and all(
-            len({one[model] for (_, of), one in found.items() if of == seed and model in one}) <= 1
-            for seed in facts["seeds"]
-        )
+        len(facts["points"]) > 1 and all(model in models for models in done) and all(len({*one}) < 2 for one in by_seed)
     )
 
 
