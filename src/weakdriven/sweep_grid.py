@@ -231,8 +231,8 @@ def _text(value: Any) -> str:
 def _folder(name: str) -> str:
     """A name that every disk takes.
 
-    >>> _folder("joint.strong_weight-0.1"), _folder("model-org/name"), _folder("benchmarks-[\\"a\\", \\"b\\"]")
-    ('joint.strong_weight-0.1', 'model-org-name', 'benchmarks-a-b')
+    >>> _folder("joint.strong_weight-0.1"), _folder("model-org/name"), _folder("weak (share)-0.2")
+    ('joint.strong_weight-0.1', 'model-org-name', 'weak-share-0.2')
     """
-    safe = re.sub(r"-*[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "point"
+    safe = re.sub(r"-*[^A-Za-z0-9._+-][^A-Za-z0-9._+]*", "-", name).strip("-.") or "point"
     return safe if len(safe) <= 80 else f"{safe[:70]}-{digest(name)[:8]}"
