@@ -73,9 +73,16 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
         for seed, score in zip(row["seeds"], row.get("by_seed", []), strict=True)
     ]
     controls = {row["point"]: row for row in found["summary"] if row["role"] == "control"}
-    held = [controls[row["point"]] for row in ordered(found, results, x) if row["point"] in controls]
+    known_at = {row["point"]: controls[row["point"]] for row in results if row["point"] in controls}
+    held = list(known_at.values())
+    if held and held[0]["shared"]:  # also where a point has no result yet
+        known_at = {row["point"]: held[0] for row in results}
     if held and not others:
-        lines += [{"x": place(found, row, x), "series": row["name"], "control": True, **mark_of(row)} for row in held]
+        lines += [
+            {"x": place(found, row, x), "series": held[0]["name"], "control": True, **mark_of(known_at[row["point"]])}
+            for row in ordered(found, results, x)
+            if row["point"] in known_at
+        ]
     start = next((axis["start"] for axis in found["axes"] if axis["label"] == x), None)
     m1 = next((row for row in found["summary"] if row["model"] == "sft" and "score" in row), None)
     if start is not None and m1:
@@ -112,6 +119,11 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
                 "data": {"values": seeds},
                 "mark": {"type": "point", "size": 22, "opacity": 0.7},
                 "encoding": {"y": vertical("score"), "tooltip": [*tooltip(x)[:3], {"field": "seed"}]},
+            },
+            {
+                "transform": [{"filter": "!datum.control"}],
+                "mark": {"type": "rule", "opacity": 0.4},  # a point between two gaps has no band
+                "encoding": {"y": vertical("low"), "y2": {"field": "high"}},
             },
         ],
     }
