@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,32 @@ def test_what_another_run_has_finished_under_the_same_key_is_taken_over(tmp_path
     assert beside(mine, work, theirs).skipped == ["part/one"]
     assert beside(mine, work, theirs, settings={"a": 2}).ran and work.calls == 2, "another key is another result"
     assert (theirs / "part/one/result.txt").read_text() == "result"
+
+
+def test_of_two_runs_at_once_one_computes_and_the_other_waits_and_takes_it_over(tmp_path):
+    begun, waiting, work = threading.Event(), threading.Event(), Work()
+
+    class Waits(Recorder):
+        def note(self, text):
+            assert text == "part/one: another run is computing it; this one waits for it"
+            waiting.set()
+
+    def slow(*folders):
+        begun.set()
+        assert waiting.wait(30), "the second run never asked"
+        return work(*folders)
+
+    def run(name, other, compute, progress):
+        one = Run(tmp_path / name, progress=progress, siblings=[tmp_path / other], locks=tmp_path / "locks")
+        one.stage("part/one", compute, settings=SETTINGS, inputs=INPUTS)
+
+    first = threading.Thread(target=run, args=("first", "second", slow, Recorder()))
+    first.start()
+    assert begun.wait(30)
+    run("second", "first", work, recorder := Waits())
+    first.join()
+    assert work.calls == 1 and recorder.ran == {"part/one": "taken over from first"}
+    assert "taken_from" in manifest(tmp_path / "second") and "taken_from" not in manifest(tmp_path / "first")
 
 
 def test_a_file_that_is_replaced_here_stays_what_it_was_there(tmp_path):

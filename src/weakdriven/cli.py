@@ -15,6 +15,7 @@ from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
 from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push
 from weakdriven.cli_report import report_app
+from weakdriven.cli_sweep import sweep
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
@@ -46,6 +47,7 @@ app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
 app.command()(watch)
 export_app.command("hub")(export_hub)
+app.command()(sweep)
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]

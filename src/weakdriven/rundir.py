@@ -87,6 +87,8 @@ class Run:
     """Stages that ended with an error: who asks for one again gets the same error, not what an older run left there."""
     siblings: Sequence[Path] = ()
     """Other runs: a stage that one of them has finished under the same key is taken over, not computed again."""
+    locks: Path | None = None
+    """Folder of locks by key: of several runs at once that need the same stage one computes it and the others wait."""
 
     def stage(
         self,
@@ -128,24 +130,44 @@ class Run:
         if not reason:
             self.progress.skip(name)
             return stage
-        self.progress.begin(name, reason)
-        begin = time.monotonic()
-        if not whole and (sibling := self._sibling(stage)):
+        with self._alone(stage):
+            sibling = None if whole else self._sibling(stage)
+            self.progress.begin(name, self._taken_from(sibling) if sibling else reason)
+            begin = time.monotonic()
+            if sibling:
+                if self.leads:
+                    _take_over(sibling / name, home / "out")
+            elif not whole:
+                facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
+                try:
+                    self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
+                except BaseException as error:
+                    self.failed[name] = error
+                    raise
             if self.leads:
-                _take_over(sibling / name, home / "out")
-        elif not whole:
-            facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
-            try:
-                self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
-            except BaseException as error:
-                self.failed[name] = error
-                raise
-        if self.leads:
-            _publish(home / "out", stage.path)
-            shutil.rmtree(home, ignore_errors=True)
+                _publish(home / "out", stage.path)
+                shutil.rmtree(home, ignore_errors=True)
         self.agree(None)
         self.progress.end(name, time.monotonic() - begin)
         return stage
+
+    @contextmanager
+    def _alone(self, stage: Stage) -> Iterator[None]:
+        """Nobody else who has the same locks computes this stage meanwhile."""
+        if self.locks is None or not self.leads:
+            yield
+            return
+        self.locks.mkdir(parents=True, exist_ok=True)
+        with (self.locks / stage.key).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.progress.note(f"{stage.name}: another run is computing it; this one waits for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
         self.agree(None)  # the first process has made the folders
@@ -181,9 +203,12 @@ class Run:
     def _sibling(self, stage: Stage) -> Path | None:
         return next((run for run in self.siblings if _key(run / stage.name) == stage.key), None)
 
+    def _taken_from(self, sibling: Path) -> str:
+        return f"taken over from {os.path.relpath(sibling, self.root.parent)}"
+
     def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str]) -> str:
         if _key(stage.path) != stage.key and (sibling := self._sibling(stage)):
-            return f"taken over from {sibling.name}"
+            return self._taken_from(sibling)
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
             if old["key"] == stage.key:

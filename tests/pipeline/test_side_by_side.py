@@ -8,7 +8,7 @@ import pytest
 from conftest import Recorder
 from weakdriven.errors import UserError
 from weakdriven.pipeline.compare import compare_methods
-from weakdriven.pipeline.side_by_side import side_by_side
+from weakdriven.pipeline.side_by_side import outcome, side_by_side
 from weakdriven.rundir import read_json
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=16"]
@@ -28,11 +28,15 @@ def surroundings(value, progress):
 
     progress.note(f"working on {value}")
     print("printed")
-    return value, os.getpid(), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+    return value, os.getpid(), torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
 
 
 def fails(progress):
     raise UserError("nothing to do")
+
+
+def breaks(progress):
+    raise ZeroDivisionError("a fault of ours")
 
 
 def dies(progress):
@@ -59,6 +63,18 @@ def test_a_killed_process_is_told_in_one_sentence(tmp_path):
         result()
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_outcome_says_why_there_is_none_and_keeps_the_traceback_of_a_fault(tmp_path, jobs):
+    tasks = {"a/good": partial(surroundings, 1), "a/bad": fails, "a/broken": breaks}
+    ended = {
+        name: outcome(name, result, tmp_path)
+        for name, result in side_by_side(tasks, Recorder(), jobs=jobs, logs=tmp_path)
+    }
+    assert ended["a/good"][0][0] == 1 and ended["a/good"][1] == "" and ended["a/bad"] == (None, "nothing to do")
+    assert ended["a/broken"][1].startswith("ZeroDivisionError: a fault of ours")
+    assert 'in breaks\n    raise ZeroDivisionError("a fault of ours")' in (tmp_path / "a/broken.log").read_text()
+
+
 def test_one_job_works_in_this_process(tmp_path):
     ended = side_by_side({"one": lambda progress: os.getpid()}, Recorder(), jobs=1, logs=tmp_path / "logs")
     assert [result() for _, result in ended] == [os.getpid()] and not (tmp_path / "logs").exists()
@@ -74,6 +90,9 @@ def test_seeds_side_by_side_give_the_comparison_of_seeds_in_turn(tmp_path):
         [{key: row.get(key) for key in ("method", "seeds", "score", "by_seed")} for row in one["rows"]] for one in found
     ]
     assert rows[0] == rows[1] and len(rows[0]) == 4
-    assert "taken_from" in read_json(tmp_path / "jobs-2/seed-43/entropy/base/manifest.json")
-    log = (tmp_path / "jobs-2/logs/seed-43.log").read_text()
-    assert "entropy/base: taken over from seed-42" in log and "round-1/strong: not run yet" in log
+    for stage in ("data", "entropy/base", "eval/base/arithmetic"):
+        seeds = [f"seed-{n}" for n in (42, 43)]
+        manifests = [read_json(tmp_path / "jobs-2" / seed / stage / "manifest.json") for seed in seeds]
+        computed, taken = sorted(("taken_from" in one, seed) for one, seed in zip(manifests, seeds, strict=True))
+        assert (computed[0], taken[0]) == (False, True), "whoever comes second waits for the first"
+        assert f"{stage}: taken over from {computed[1]}" in (tmp_path / f"jobs-2/logs/{taken[1]}.log").read_text()

@@ -5,13 +5,14 @@ share, such as the tokens and the base model's answers, is taken over from one t
 """
 
 import difflib
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
 from weakdriven.pipeline.run import carry_out, evaluate_models, method_models, planned_for
-from weakdriven.pipeline.side_by_side import side_by_side
+from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
 from weakdriven.recipe_file import load_recipe
@@ -48,22 +49,15 @@ def compare_methods(
     numbers = range(first.seed, first.seed + seeds)
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
     options = {"root": root, "others": list(runs), "methods": methods}
-    if jobs > 1 and seeds > 1:  # what all seeds share comes first; they would compute it side by side
-        begin = {name: partial(run_seed, name, recipe, **options, shared=True) for name, recipe in [*runs.items()][:1]}
-        for _, result in side_by_side(begin, progress, jobs=jobs, logs=root / "logs"):
-            result()
     facts: dict[str, Any] = {"recipe": first.name, "seeds": {}, "methods": {}, "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
+    logs = root / "logs"
     tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
-    for name, result in side_by_side(tasks, progress, jobs=jobs, logs=root / "logs"):
+    for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
-        try:
-            found = result()
-        except Exception as error:
-            if jobs == 1:
-                raise
-            why = explain(error) or f"{type(error).__name__}: {error}"
-            found = {"failed": dict.fromkeys(methods, f"{why} See logs/{name}.log.")}  # the other seeds go on
+        found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
+        if why:
+            found = {"failed": dict.fromkeys(methods, why)}  # the other seeds go on
         else:
             facts["methods"] = found["methods"]
             facts["seeds"] = dict(sorted({**facts["seeds"], seed: name}.items()))
@@ -74,6 +68,7 @@ def compare_methods(
             write_comparison(root)  # after each seed, so that there is something to look at
     if not facts["seeds"]:
         raise UserError(next(iter(facts["failed"][methods[0]].values())))
+    shutil.rmtree(root / LOCKS, ignore_errors=True)
     return root
 
 
@@ -85,30 +80,15 @@ def run_seed(
     root: Path,
     others: list[str],
     methods: list[str],
-    shared: bool = False,
 ) -> dict[str, Any]:
-    """All methods under one seed; returns what leads to each, and why one has no result.
-
-    Args:
-        shared: Only what other seeds can take over.
-    """
+    """All methods under one seed; returns what leads to each, and why one has no result."""
     found: dict[str, Any] = {"methods": {}, "failed": {}}
-    work = partial(before_training, methods=methods) if shared else partial(one_by_one, methods=methods, found=found)
+    work = partial(one_by_one, methods=methods, found=found)
     siblings = [root / other for other in others if other != name]
-    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings)
+    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings, locks=root / LOCKS)
     write_report(root / name)
     write_cards(root / name)
     return found
-
-
-def before_training(stages: Stages, *, methods: list[str]) -> None:
-    """What does not depend on the seed: the models that are there before anything is trained."""
-    data, ready = stages.data(), [stages.base, *([stages.given_strong] if stages.given_strong else [])]
-    names = {entry.name for method in methods for entry in planned_for(stages, method)[1]}
-    for model in ready:
-        if f"entropy/{model.name}" in names:
-            stages.entropy(model, data)
-    evaluate_models(stages, ready)
 
 
 def known_methods(names: list[str]) -> list[str]:

@@ -79,6 +79,7 @@ def carry_out(
     evaluates: bool = False,
     beside: bool = False,
     siblings: Sequence[Path] = (),
+    locks: Path | None = None,
 ) -> Any:
     """Run those stages of a recipe that `work` asks for and that are not done yet; returns what `work` does.
 
@@ -86,6 +87,7 @@ def carry_out(
         evaluates: Benchmarks will be run, so that their files have to be there.
         beside: Nothing of a run that is there may change: no stage is trained or computed anew, no plan written.
         siblings: Runs whose finished stages are taken over where they are the same.
+        locks: Folder that keeps siblings at work from computing the same stage side by side.
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
@@ -103,7 +105,8 @@ def carry_out(
         if count > 1 or beside:
             refuse_training(planned)
         plan = whole_plan(stages, planned)
-        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, siblings=siblings)
+        among = {"siblings": siblings, "locks": locks}
+        stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)
         try:
             progress.plan(planned)
             stages.data()  # reads every row, so that a bad one is found before an older run here is touched

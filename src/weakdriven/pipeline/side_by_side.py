@@ -1,6 +1,7 @@
 """Several runs at once: each in a process of its own, and on a GPU of its own where there are several."""
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -11,10 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, explain
 from weakdriven.progress import PlainProgress
 from weakdriven.rundir import Progress
 
+LOCKS = ".locks"
+"""Folder of several runs in which they agree who computes a stage that they share."""
 Task = Callable[[Progress], Any]
 """Can be pickled; tells of its progress."""
 
@@ -32,7 +35,6 @@ def side_by_side(
         for name, task in tasks.items():
             yield name, lambda task=task: task(progress)
         return
-    logs.mkdir(parents=True, exist_ok=True)
     context = get_context("spawn")  # a forked process cannot use CUDA
     places: Any = context.Queue()
     for place in range(jobs):
@@ -41,6 +43,7 @@ def side_by_side(
         running: dict[Future[Any], str] = {}
         for name, task in tasks.items():
             log = logs / f"{name}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
             progress.note(f"{name}: progress in {log}")
             running[pool.submit(_logged, task, log)] = name
         try:
@@ -50,6 +53,20 @@ def side_by_side(
         except BaseException:  # above all the user's Ctrl-C: what has not begun must not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def outcome(name: str, result: Callable[[], Any], logs: Path) -> tuple[Any, str]:
+    """What a task gave, or why it gave nothing; an error that the user cannot mend stands whole in its log."""
+    try:
+        return result(), ""
+    except Exception as error:
+        if sentence := explain(error):
+            return None, sentence
+        log = logs / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+        return None, f"{type(error).__name__}: {error} (the whole of it: {log})."
 
 
 def _result(future: Future[Any]) -> Any:

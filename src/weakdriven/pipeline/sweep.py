@@ -1,0 +1,133 @@
+"""`weakdriven sweep`: one recipe at several points and under several seeds, each an ordinary run directory.
+
+What runs share, such as the tokens, M1 and its entropies, is computed once: a run takes over what another has finished,
+and waits for what another is computing.
+"""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+from weakdriven.pipeline.run import all_stages, carry_out, planned_for
+from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
+from weakdriven.pipeline.stages import Stages
+from weakdriven.recipe import Recipe
+from weakdriven.recipe_file import load_recipe
+from weakdriven.report import write_report
+from weakdriven.report.sweep import write_sweep
+from weakdriven.rundir import RUN_FILE, Progress, hardware, library_versions
+from weakdriven.sweep_grid import Axis, Point, as_overrides, axes_of, points_of
+
+
+def sweep_recipe(
+    source: str,
+    overrides: list[str],
+    root: Path | None,
+    progress: Progress,
+    *,
+    grids: list[str],
+    seeds: int,
+    jobs: int = 1,
+) -> Path:
+    """Train and evaluate what is not done yet; returns the folder with the runs and the table.
+
+    Args:
+        source: A recipe, as `load_recipe` takes it.
+        grids: As `axes_of` takes them.
+        seeds: How many: the recipe's, and those after it.
+        jobs: Runs at once, each in a process of its own.
+    """
+    axes = axes_of(grids)
+    points = points_of(axes)
+    default, recipes = recipes_of(source, overrides, axes, points)
+    named = [word for word in grids if "=" not in word]
+    root = root or Path("runs") / "-".join([default.name, "sweep", *(Path(word).stem for word in named)])
+    if (root / RUN_FILE).exists():
+        raise UserError(f"{root} is the directory of one run; give another --output for the sweep.")
+    runs = runs_of(recipes, range(default.seed, default.seed + seeds))
+    facts: dict[str, Any] = {
+        "recipe": default.name,
+        "grids": grids,
+        "axes": [{"label": axis.label, "keys": axis.keys, "start": axis.start} for axis in axes],
+        "seeds": [str(number) for number in range(default.seed, default.seed + seeds)],
+        "points": {
+            one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
+        },
+        "default": next((name for name, recipe in recipes.items() if recipe == default), None),
+        "runs": {},
+        "hardware": hardware(),
+        "jobs": jobs,
+        "versions": library_versions(),
+    }
+    logs = root / "logs"
+    siblings = [*(root / folder for folder in runs), *earlier_runs(root, runs)]
+    tasks = {
+        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in runs.items()
+    }
+    for folder, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
+        if jobs == 1:
+            progress.note(f"{folder}: run {len(facts['runs']) + 1} of {len(runs)}")
+        model, why = outcome(folder, result, logs)
+        facts["runs"][folder] = {"status": "failed", "reason": why} if why else {"status": "done", "model": model}
+        if why:
+            progress.note(f"{folder} has no result: {why}")
+        write_sweep(root, facts)  # after each run, so that there is something to look at
+    shutil.rmtree(root / LOCKS, ignore_errors=True)
+    return root
+
+
+def run_point(root: Path, recipe: Recipe, siblings: list[Path], locks: Path, progress: Progress) -> str:
+    """One run; returns the name of the model that its method ends with."""
+
+    def work(stages: Stages) -> str:
+        all_stages(stages)
+        return planned_for(stages, recipe.method)[0].name
+
+    others = [run for run in siblings if run != root]
+    model = carry_out(recipe, root, progress, work, evaluates=True, siblings=others, locks=locks)
+    write_report(root)
+    return model
+
+
+def recipes_of(
+    source: str, overrides: list[str], axes: list[Axis], points: list[Point]
+) -> tuple[Recipe, dict[str, Recipe]]:
+    """The recipe as it is without the sweep, and that of each point; all are checked before anything runs."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if any(key in axis.keys for axis in axes):
+            raise UserError(f"{key} stands in a grid and in your overrides; remove one of them.")
+    common = [*(word for axis in axes for word in as_overrides(axis.settings)), *overrides]
+    recipes = {one.name: load_recipe(source, [*common, *as_overrides(one.overrides)]) for one in points}
+    for recipe in recipes.values():
+        if not recipe.eval.benchmarks:
+            raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to show; name some.")
+    return load_recipe(source, common), recipes
+
+
+def runs_of(recipes: dict[str, Recipe], seeds: range) -> dict[str, Recipe]:
+    """Folder to recipe, in order: the first point of every seed, whose work the rest takes over, then seed by seed."""
+    pairs = sorted(
+        ((place, name, seed) for place, name in enumerate(recipes) for seed in seeds),
+        key=lambda one: (one[0] > 0, one[2], one[0]),
+    )
+    return {f"{name}/seed-{seed}": recipes[name].model_copy(update={"seed": seed}) for _, name, seed in pairs}
+
+
+def settings_at(recipe: Recipe, axes: list[Axis]) -> dict[str, Any]:
+    """The swept settings as the recipe of a point has them, also those that it leaves at their default."""
+    return {key: value_at(recipe.model_dump(mode="json"), key) for axis in axes for key in axis.keys}
+
+
+def value_at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def earlier_runs(root: Path, runs: dict[str, Recipe]) -> list[Path]:
+    """Runs of points that this folder held before and that are not asked for now."""
+    found = sorted(path.parent for path in root.glob(f"*/*/{RUN_FILE}"))
+    return [path for path in found if path.relative_to(root).as_posix() not in runs]

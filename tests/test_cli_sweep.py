@@ -1,0 +1,27 @@
+"""The command line of a sweep: what it lists, and what it says where something is missing."""
+
+import subprocess
+import sys
+
+from typer.testing import CliRunner
+
+from weakdriven.cli import app
+from weakdriven.errors import UserError
+from weakdriven.sweep_grid import shipped_sweeps
+
+
+def test_the_papers_sweeps_are_listed_with_what_they_are():
+    lines = CliRunner().invoke(app, ["sweep", "--list"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_sweeps())
+    assert "The paper's 17 values of lambda" in next(line for line in lines if line.startswith("lambda"))
+
+
+def test_a_sweep_of_nothing_says_what_to_give():
+    for words, answer in ((["sweep"], "Name a recipe"), (["sweep", "demo"], "give --grid KEY=0.1..0.9:9")):
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, UserError) and answer in str(error)
+
+
+def test_listing_and_grids_need_no_torch():
+    code = "import sys, weakdriven.cli_sweep, weakdriven.report.sweep; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
