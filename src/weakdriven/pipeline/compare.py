@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
+from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.run import carry_out, evaluate_models, method_models, planned_for
 from weakdriven.pipeline.side_by_side import side_by_side
 from weakdriven.pipeline.stages import Stages
@@ -137,7 +138,7 @@ def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> 
         try:
             models = method_models(stages, data, method)
             if method == stages.recipe.method and stages.recipe.lora and stages.recipe.lora.output == "merged":
-                stages.merged(models[-1])
+                merged(stages, models[-1])
             evaluate_models(stages, models)
         except Exception as error:
             if stages.run.dry or (sentence := explain(error)) is None:
