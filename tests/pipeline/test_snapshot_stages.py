@@ -128,7 +128,7 @@ def test_adapters_are_kept_and_paired_over_one_base(tmp_path):
 
 def test_controls_keep_theirs_and_share_the_weak_model(tmp_path):
     recorder = Recorder()
-    recipe = small_recipe(*WEAK, "baselines=[sft, wdjt_only]", "joint.rounds=1", "eval.benchmarks=[]")
+    recipe = small_recipe(*WEAK, "method=wdjt_only", "baselines=[sft]", "joint.rounds=1", "eval.benchmarks=[]")
     run_recipe(recipe, tmp_path / "run", recorder)
     for stage, kept in (("sft", ["25", "75"]), ("wdjt_only", ["50"])):
         folders = sorted(path.name for path in (tmp_path / "run/baselines" / stage / "snapshots").iterdir())

@@ -16,7 +16,7 @@ import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
-from weakdriven.diagnostics.summary import changes, gap, read_steps, summarise_model, summarise_pair
+from weakdriven.diagnostics.summary import DRIFTING, changes, gap, read_steps, summarise_model, summarise_pair
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_tokenizer
 from weakdriven.pipeline.loader import Loader, Model
@@ -47,8 +47,8 @@ EXAMPLES = 200
 CHAIN = ("mean", "std", "centered_norm", "target", "background", "gap", "entropy", "max_probability")
 SHIELDING = ("mixed_gradient", "curvature", "cross_curvature", "negative_mass_mixed", "negative_mass_strong")
 NO_STEPS = (
-    "Mean logits are known at the models alone: training does not log them, and a finished stage keeps no checkpoints. "
-    "Step by step there are negative mass, margin share and gradient norms of the rounds."
+    "Mean logits over the steps of {} are not known: its log has none, because an older version wrote it or the models "
+    "cap their logits."
 )
 
 
@@ -153,9 +153,11 @@ class Diagnosis:
         """Measure everything and write the files; returns the counters for the manifest."""
         notes = [*self.found.notes, *self._run_models()]
         logits, (pairs, more) = self._logits(), self._pairs()
-        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": self._steps()}
+        steps = self._steps()
+        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": steps}
+        silent = [stage for stage, rows in steps.items() if not any(name in row for row in rows for name in DRIFTING)]
         listed = self._token_view(out / TOKEN_VIEW)
-        facts = self._facts([*notes, *more, NO_STEPS])
+        facts = self._facts([*notes, *more, *map(NO_STEPS.format, silent)])
         write_json(out / LOGITS, {"facts": facts, **logits})
         write_json(out / GRADIENTS, {"facts": facts, "pairs": pairs})
         write_json(out / DRIFT, {"facts": facts, **drift})
