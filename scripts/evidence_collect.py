@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from weakdriven.eval.scoring import correct_counts
+from weakdriven.machine import hardware
 from weakdriven.report.comparison import COMPARE_FILE, costs
 from weakdriven.report.read import current_stages
 from weakdriven.rundir import (
@@ -22,7 +23,6 @@ from weakdriven.rundir import (
     PLAN_FILE,
     RECIPE_FILE,
     SAMPLES,
-    hardware,
     read_json,
     read_jsonl,
 )

@@ -118,6 +118,9 @@ class JointSettings(TrainSettings):
     """Peak learning rate of the weak model; unset: `learning_rate`."""
     weak: Literal["joint", "frozen"] = "joint"
     """Whether the weak model is trained beside the strong one or only runs forward."""
+    weak_snapshot: float | None = None
+    """The weak model of round 1 is M1 after this share of its own training, one of `sft.snapshots`; unset: M0.
+    Later rounds are as before: M_{t-1} is the weak model."""
     save_weak: bool = False
     """Keep the trained weak model too, in round-N/strong/weak."""
 
@@ -194,6 +197,8 @@ class EvalSettings(EngineSettings):
     """Draw from the most probable tokens that together have this probability."""
     k: list[int] | None = None
     """Report pass@k for these; none may be above `samples`."""
+    snapshots: bool = False
+    """Evaluate the models that phases keep on their way (`snapshots` there) as well."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first items of each benchmark."""
     max_new_tokens: int | None = Field(default=None, ge=1)
@@ -302,6 +307,20 @@ class Recipe(Settings):
             raise ValueError(
                 "selection.match_steps is set, but selection.enabled is false, so every example is used; remove one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _snapshots_are_kept(self) -> "Recipe":
+        share, kept = self.joint.weak_snapshot, self.sft.snapshots
+        if share is not None and self.sft.model:
+            raise ValueError(
+                "joint.weak_snapshot is of phase 1, which is skipped because sft.model gives a ready M1; remove one"
+            )
+        if share is not None and share not in kept:
+            raise ValueError(f"joint.weak_snapshot is {share}, which is not in sft.snapshots {kept}; add it there")
+        phases = (self.sft, self.joint, self.dpo, self.spin, self.ssb)
+        if self.eval.snapshots and not any(phase.snapshots for phase in phases):
+            raise ValueError("eval.snapshots is set, but no phase keeps any; set sft.snapshots or joint.snapshots")
         return self
 
     @model_validator(mode="after")

@@ -8,20 +8,17 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
@@ -29,9 +26,7 @@ MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
 FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
-DIAGNOSTICS = "diagnostics"
-LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
-LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
+DIAGNOSTICS, SNAPSHOTS = "diagnostics", "snapshots"
 
 NOT_RUN = "not run yet"
 
@@ -99,6 +94,7 @@ class Run:
         inputs: dict[str, str],
         execution: dict[str, Any] | None = None,
         shared: bool = False,
+        holds: Sequence[str] = (),
     ) -> Stage:
         """Compute stage `name` unless it is done.
 
@@ -107,6 +103,7 @@ class Run:
             inputs: Name and key of everything that is read; part of the key.
             execution: Settings that change speed or memory and not the result, such as a micro-batch size.
             shared: Every process of the run computes a part; otherwise the first one works and the others wait.
+            holds: What the result has inside and must still have there; else it is computed again.
         """
         settings = json.loads(json.dumps(settings))
         stage = Stage(name, self.root / name, digest({"settings": settings, "inputs": inputs}))
@@ -114,7 +111,7 @@ class Run:
             raise self.failed[name]
         if name in (entry.name for entry in self.planned):
             return stage  # a later round reads what an earlier one has computed
-        reason = self._why(stage, settings, inputs)
+        reason = self._why(stage, settings, inputs, holds)
         self.planned.append(Planned(name, stage.key, reason, inputs))
         if self.dry:
             return stage
@@ -131,7 +128,7 @@ class Run:
             self.progress.skip(name)
             return stage
         with self._alone(stage):
-            sibling = None if whole else self._sibling(stage)
+            sibling = None if whole else self._sibling(stage, holds)
             self.progress.begin(name, self._taken_from(sibling) if sibling else reason)
             begin = time.monotonic()
             if sibling:
@@ -177,7 +174,7 @@ class Run:
     def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
         begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
         self.agree(None)
-        _reset_peak_memory()
+        reset_peak_memory()
         try:
             counters = compute(home / "work", home / "out")
         except UserError:
@@ -192,7 +189,7 @@ class Run:
             "hardware": hardware(),
             "seed": self.seed,
             "wall_seconds": round(seconds_before + time.monotonic() - begin, 3),
-            "peak_memory_bytes": _peak_memory(),
+            "peak_memory_bytes": peak_memory(),
             "finished": now(),
             "resumed": tries,
             "counters": counters,
@@ -200,19 +197,21 @@ class Run:
         sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
         write_json(home / "out" / MANIFEST, manifest)
 
-    def _sibling(self, stage: Stage) -> Path | None:
-        return next((run for run in self.siblings if _key(run / stage.name) == stage.key), None)
+    def _sibling(self, stage: Stage, holds: Sequence[str]) -> Path | None:
+        folders = ((run, run / stage.name) for run in self.siblings)
+        return next((run for run, folder in folders if _key(folder) == stage.key and not _lost(folder, holds)), None)
 
     def _taken_from(self, sibling: Path) -> str:
         return f"taken over from {os.path.relpath(sibling, self.root.parent)}"
 
-    def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str]) -> str:
-        if _key(stage.path) != stage.key and (sibling := self._sibling(stage)):
+    def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str], holds: Sequence[str]) -> str:
+        lost = _lost(stage.path, holds)
+        if (lost or _key(stage.path) != stage.key) and (sibling := self._sibling(stage, holds)):
             return self._taken_from(sibling)
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
             if old["key"] == stage.key:
-                return ""
+                return f"{lost[0]} is gone" if lost else ""
             changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
             changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
         except FileNotFoundError:
@@ -255,6 +254,10 @@ def _key(folder: Path) -> str | None:
         return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _lost(folder: Path, holds: Sequence[str]) -> list[str]:
+    return [name for name in holds if not (folder / name).exists()]
 
 
 @contextmanager
@@ -393,23 +396,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def library_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
-
-
-def hardware() -> str:
-    """What computes: the GPUs, or the processor's kind and cores."""
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
-
-
 def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -431,12 +417,13 @@ def _take_over(finished: Path, out: Path) -> None:
     Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
     """
     shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(finished, out, copy_function=_link, ignore=shutil.ignore_patterns(MANIFEST))
+    shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
     sync_tree(out)  # the manifest vouches for the rest, so it comes last
     write_json(out / MANIFEST, read_json(finished / MANIFEST) | {"taken_from": str(finished)})
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """The same file under a second name, or a copy; for shutil.copytree."""
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links
@@ -450,22 +437,3 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iter
             yield from _changes(before, after, f"{prefix}{key}.")
         elif before != after:
             yield prefix + key, before, after
-
-
-def _reset_peak_memory() -> None:
-    """Start the peak afresh for this stage where the kernel allows it (Linux)."""
-    with suppress(OSError):  # else the peak covers the whole process, which is still an upper bound
-        Path("/proc/self/clear_refs").write_text("5")
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak_memory() -> int:
-    """Peak bytes of this stage: device memory on CUDA, resident memory otherwise."""
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,5 +1,6 @@
 """What every block of settings is, and those of a training phase."""
 
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -53,6 +54,20 @@ class TrainSettings(Settings):
     """Optimizer steps between checkpoints; a killed run goes on from the last one."""
     logging_steps: int = Field(default=1, ge=1)
     """Optimizer steps between lines in metrics.jsonl."""
+
+    snapshots: list[float] = Field(default=[], max_length=20)
+    """Shares of this phase's steps, such as [0.25, 0.5, 0.75], after which the model is kept too, in
+    <stage>/snapshots/25 and so on. A changed list trains the phase again."""
+
+    @field_validator("snapshots")
+    @classmethod
+    def _whole_percents_that_rise(cls, shares: list[float]) -> list[float]:
+        for share in shares:
+            if not 0 < share < 1 or abs(100 * share - round(100 * share)) > 1e-9:
+                raise ValueError(f"expected shares between 0 and 1 with at most two decimals, found {share}")
+        if any(later <= share for share, later in pairwise(shares)):
+            raise ValueError(f"expected shares that rise, each once, found {shares}")
+        return shares
 
     @field_validator("adam_betas", mode="before")
     @classmethod

@@ -275,3 +275,16 @@ def test_the_crossover_of_the_paper_lies_near_the_slowest_rate_and_not_the_faste
 
 def test_a_weak_model_without_spread_has_no_sensitivity_ratio():
     assert math.isnan(sensitivity_ratio(1.0, 0.0))
+
+
+@WEIGHTS
+def test_negative_mass_bounds_what_shielding_leaves(strong_weight):
+    """What training logs at each step bounds curvature and gradient, which it does not compute."""
+    draw = torch.Generator().manual_seed(0)
+    strong, weak = (spread * torch.randn(300, 40, generator=draw) for spread in (6.0, 3.0))
+    eye, target = torch.eye(40), torch.randint(40, (300,), generator=draw)
+    found = pair_statistics(strong, eye, weak, eye, target, strong_weight=strong_weight)
+    mass_T = found.negative_mass_mixed_T + 1e-9
+    assert (found.curvature_T <= 2 * mass_T).all()
+    assert (found.cross_curvature_T <= 2 * strong_weight * (1 - strong_weight) * mass_T).all()
+    assert (found.mixed_gradient_T <= math.sqrt(2) * mass_T).all()

@@ -209,7 +209,21 @@ def test_shielding_over_the_steps_is_what_training_logged(diagnosed):
     assert steps[0]["negative_mass_mixed"] == pytest.approx(1 - logged[0]["mixed_probability"])
     assert 0 < steps[0]["strong_grad_share"] < 1
     assert [one["round"] for one in drift["rounds"]] == [1, 2, 3]
-    assert any("keeps no checkpoints" in note for note in drift["facts"]["notes"])
+    for name in ("strong_mean_logit", "weak_mean_logit"):
+        assert [one[name] for one in steps] == [row[name] for row in logged]
+    assert not any("Mean logits" in note for note in drift["facts"]["notes"])
+
+
+def test_a_log_of_an_older_version_has_no_mean_logits_and_that_is_said(run):
+    path = run / "round-1/strong/metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [{name: value for name, value in row.items() if "mean_logit" not in name} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found, _ = diagnose(run)
+    drift = found["drift"]
+    assert "strong_mean_logit" not in drift["steps"]["round-1/strong"][0]
+    said = [note for note in drift["facts"]["notes"] if "Mean logits" in note]
+    assert len(said) == 1 and "over the steps of round-1/strong are not known" in said[0]
 
 
 def test_a_run_without_rounds_shows_its_first_models_and_names_the_rest(run):

@@ -71,6 +71,8 @@ def rows(tmp_path) -> Path:
         ("joint.weak_learning_rate=1e-6", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.weak=frozen", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("joint.save_weak=true", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("sft.snapshots=[0.5]", TRAINED),
+        ("joint.snapshots=[0.5]", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("selection.match_steps=true", {"round-1/strong", "eval/round-1/arithmetic"}),
         ("eval.max_new_tokens=47", {name for name in ALL if name.startswith("eval/")}),
         ("eval.limit=23", {name for name in ALL if name.startswith("eval/")}),
@@ -79,6 +81,17 @@ def rows(tmp_path) -> Path:
 )
 def test_a_setting_touches_its_stages_and_the_later_ones(override, touched):
     assert changed(keys(), keys(override)) == touched
+
+
+def test_another_weak_model_touches_only_the_round_and_its_own_entropies():
+    before = keys("sft.snapshots=[0.25, 0.5]")
+    after = keys("sft.snapshots=[0.25, 0.5]", "joint.weak_snapshot=0.25")
+    round_one = {"round-1/active", "round-1/strong", "eval/round-1/arithmetic"}
+    assert changed(before, after) == round_one | {"entropy/base", "entropy/sft-at-25"}
+
+
+def test_no_snapshots_leave_the_keys_of_older_runs_alone():
+    assert keys() == keys("sft.snapshots=[]", "joint.snapshots=[]")
 
 
 @pytest.mark.parametrize(

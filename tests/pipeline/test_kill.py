@@ -17,10 +17,12 @@ from weakdriven.rundir import work_folder
 
 KILL_WHEN = [
     ("data", "manifest.json"),
-    ("entropy/base", "parts/rows-*.parquet"),
     ("sft", "checkpoints/checkpoint-2/optimizer.pt"),  # in the middle of writing a checkpoint
+    ("sft", "snapshots/50.part/config.json"),  # in the middle of writing a snapshot
     ("sft", "checkpoints/checkpoint-4/complete"),
+    ("entropy/sft-at-50", "parts/rows-*.parquet"),
     ("entropy/sft", "parts/rows-*.parquet"),
+    ("round-1/strong", "snapshots/50"),
     ("round-1/strong", "checkpoints/checkpoint-2/complete"),
     ("round-1/strong", "manifest.json"),
     ("baselines/sft", "checkpoints/checkpoint-8/complete"),
@@ -34,6 +36,7 @@ FLUSH_EACH_BATCH = "import weakdriven.scores as s; s.FLUSH_SECONDS = 0; from wea
 
 def start(root: Path) -> subprocess.Popen:
     command = [sys.executable, "-c", FLUSH_EACH_BATCH, "run", "demo", *SMALL]
+    command += ["sft.snapshots=[0.5]", "joint.snapshots=[0.5]", "joint.weak_snapshot=0.5"]
     command += ["selection.batch_tokens=1024", "eval.batch_size=4", "--quiet", "--output", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -64,11 +67,12 @@ def test_final_weights_after_any_number_of_kills_equal_the_uninterrupted_ones(tm
     table = finish(stormy)
     assert "WMSS" in table and "report.html" in table
 
-    for model in ("sft", "round-1/strong", "baselines/sft"):
+    models = ("sft", "round-1/strong", "baselines/sft")
+    for model in (*models, *(f"{model}/snapshots/50" for model in models)):
         one, two = (load_file(root / model / "model.safetensors") for root in (calm, stormy))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one), f"{model} differs"
-    scores = [f"entropy/{model}/scores.parquet" for model in ("base", "sft")]
+    scores = [f"entropy/{model}/scores.parquet" for model in ("sft-at-50", "sft")]
     for file in (*scores, "round-1/active/active.parquet", "round-1/strong/metrics.jsonl"):
         assert (calm / file).read_bytes() == (stormy / file).read_bytes()
     for path in calm.glob("eval/*/*/scores.json"):

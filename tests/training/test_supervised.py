@@ -106,5 +106,6 @@ def test_a_saved_model_generates_with_a_cache_and_stops_where_it_was_told(precis
     loaded = type(model).from_pretrained(out)
     assert loaded.dtype == dtype
     assert loaded.generation_config.eos_token_id == [1, 2]
-    assert all(torch.equal(value, weights(model)[name]) for name, value in weights(loaded).items())
+    assert model.dtype == torch.float32 and model.config.use_cache is False  # it may go on training
+    assert all(torch.equal(value, weights(model)[name].to(dtype)) for name, value in weights(loaded).items())
     assert (out / METRICS).is_file() and (out / "tokenizer.json").is_file()

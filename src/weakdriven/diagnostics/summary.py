@@ -15,6 +15,7 @@ from weakdriven.diagnostics.gradients import crossover, sensitivity_ratio, step_
 POINTS = 1000
 """Training steps kept of a log, evenly spaced."""
 LOGGED = ("margin_share", "mixed_entropy", "strong_entropy", "weak_entropy", "strong_grad_norm", "weak_grad_norm")
+DRIFTING = ("strong_mean_logit", "weak_mean_logit")
 
 
 def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def gap(value: Any) -> float | None:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """What a joint training logged of shielding, step by step; lines that cannot be read are left out."""
+    """Mean logits and shielding as a joint training logged them; lines that cannot be read are left out."""
     if not path.is_file():
         return []
     rows = []
@@ -131,7 +132,7 @@ def step_values(row: dict[str, Any]) -> dict[str, Any]:
         if f"{name}_probability" in row:
             share = gap(row[f"{name}_probability"])
             found[f"negative_mass_{name}"] = None if share is None else 1 - share
-    found |= {name: gap(row[name]) for name in LOGGED if name in row}
+    found |= {name: gap(row[name]) for name in (*LOGGED, *DRIFTING) if name in row}
     strong, weak = found.get("strong_grad_norm"), found.get("weak_grad_norm")
     if strong is not None and weak is not None and strong + weak > 0:
         found["strong_grad_share"] = strong / (strong + weak)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
+from weakdriven.losses.mean_logit import MeanRow, mean_row, summed_mean_logit
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
@@ -27,6 +28,9 @@ class PairOutput(NamedTuple):
     num_tokens: Tensor
     """Supervised tokens of this batch."""
     statistics: MixStatistics
+    mean_logits: tuple[Tensor, Tensor]
+    """Of the strong and of the weak model: mean over the vocabulary, summed over supervised tokens. NaN where it was
+    not asked for, the model did not run, or its logits are capped."""
 
 
 class WeakStrongPair(nn.Module):
@@ -66,6 +70,7 @@ class WeakStrongPair(nn.Module):
         self.strong_weight = strong_weight
         self.implementation: Implementation = implementation
         self.weak_trainable = weak_trainable
+        self._mean_rows: tuple[MeanRow | None, MeanRow | None] = None, None
         if not weak_trainable:
             weak.requires_grad_(False)
 
@@ -78,6 +83,10 @@ class WeakStrongPair(nn.Module):
         self._strong_weight = value
         # all that a compiled forward reads of the weight, so that a schedule does not compile it again at each step
         self.strong_runs, self.weak_runs = value > 0 or self.strong_anchor > 0, value < 1
+
+    def measure_mean_logits(self, on: bool) -> None:
+        """Whether the following forwards give mean logits; to be called again once a head has moved."""
+        self._mean_rows = (mean_row(head(self.strong)), mean_row(head(self.weak))) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -116,14 +125,14 @@ class WeakStrongPair(nn.Module):
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
             weak_TE = supervised(self.weak) if self.weak_runs else None
         target_T = target.flatten().index_select(0, place)
-        loss, statistics = self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
-        return PairOutput(loss, torch.tensor(len(place), device=target.device), statistics)
+        loss, *rest = self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
+        return PairOutput(loss, torch.tensor(len(place), device=target.device), *rest)
 
     @torch.compiler.disable
     def _mixed_loss(
         self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
-    ) -> tuple[Tensor, MixStatistics]:
-        return mixed_cross_entropy_with_statistics(
+    ) -> tuple[Tensor, MixStatistics, tuple[Tensor, Tensor]]:
+        loss, statistics = mixed_cross_entropy_with_statistics(
             strong_TD,
             head(self.strong),
             weak_TE,
@@ -134,6 +143,12 @@ class WeakStrongPair(nn.Module):
             scale=1 / max(float(len(target_T) if items is None else items), 1.0),
             implementation=self.implementation,
         )
+        unknown = torch.full_like(statistics.mixed_loss, torch.nan)
+        strong, weak = (
+            unknown if row is None or hidden is None else summed_mean_logit(hidden, row)
+            for hidden, row in zip((strong_TD, weak_TE), self._mean_rows, strict=True)
+        )
+        return loss, statistics, (strong, weak)
 
     @property
     def config(self) -> Any:

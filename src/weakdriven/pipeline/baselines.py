@@ -12,7 +12,7 @@ from weakdriven.pipeline.controls import uniform_draw, wmss_budget
 from weakdriven.pipeline.preferences import dpo, spin
 from weakdriven.pipeline.ssb import ssb
 from weakdriven.pipeline.stages import Model, Stages
-from weakdriven.pipeline.wmss import first_strong, select, train_round, wmss
+from weakdriven.pipeline.wmss import first_strong, pair_of, select, train_round, wmss
 from weakdriven.recipe import JointSettings
 from weakdriven.rundir import Stage
 from weakdriven.training.neftune import EmbeddingNoise
@@ -128,7 +128,7 @@ def rounds(
     """M1 trained on in rounds; that of the last is the result."""
     models, last = [stages.base, first_strong(stages, data)], settings.rounds
     for turn in range(1, last + 1):
-        weak, strong = models[-2:]
+        weak, strong = pair_of(stages, models, turn)
         stage = f"baselines/{name}" if turn == last else f"baselines/{name}-round-{turn}"
         models.append(
             train_round(stages, stage, turn, weak, strong, data, choose(turn, weak, strong), settings, variant)
@@ -144,7 +144,7 @@ def of_wmss(stages: Stages, data: Stage, turn: int) -> Stage | None:
     """The active set of WMSS, whose own earlier rounds have to be trained first."""
     if not stages.recipe.selection.enabled:
         return None
-    *_, weak, strong = wmss(stages, data, rounds=turn - 1)
+    weak, strong = pair_of(stages, wmss(stages, data, rounds=turn - 1), turn)
     return select(stages, turn, weak, strong, data)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
+from weakdriven.machine import hardware, library_versions
+from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.run import carry_out, evaluate_models, method_models, planned_for
 from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
 from weakdriven.pipeline.stages import Stages
@@ -19,7 +21,7 @@ from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
-from weakdriven.rundir import RUN_FILE, Progress, hardware, library_versions, write_json
+from weakdriven.rundir import RUN_FILE, Progress, write_json
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
@@ -119,7 +121,7 @@ def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> 
         try:
             models = method_models(stages, data, method)
             if method == stages.recipe.method and stages.recipe.lora and stages.recipe.lora.output == "merged":
-                stages.merged(models[-1])
+                merged(stages, models[-1])
             evaluate_models(stages, models)
         except Exception as error:
             if stages.run.dry or (sentence := explain(error)) is None:

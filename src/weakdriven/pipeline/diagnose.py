@@ -16,8 +16,9 @@ import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
-from weakdriven.diagnostics.summary import changes, gap, read_steps, summarise_model, summarise_pair
+from weakdriven.diagnostics.summary import DRIFTING, changes, gap, read_steps, summarise_model, summarise_pair
 from weakdriven.errors import UserError
+from weakdriven.machine import hardware, library_versions
 from weakdriven.models.load import load_tokenizer
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.measure import Measured, Sample, compare, draw_sample, measure
@@ -32,8 +33,6 @@ from weakdriven.rundir import (
     WORK,
     Progress,
     Run,
-    hardware,
-    library_versions,
     read_json,
     work_folder,
     write_json,
@@ -47,8 +46,8 @@ EXAMPLES = 200
 CHAIN = ("mean", "std", "centered_norm", "target", "background", "gap", "entropy", "max_probability")
 SHIELDING = ("mixed_gradient", "curvature", "cross_curvature", "negative_mass_mixed", "negative_mass_strong")
 NO_STEPS = (
-    "Mean logits are known at the models alone: training does not log them, and a finished stage keeps no checkpoints. "
-    "Step by step there are negative mass, margin share and gradient norms of the rounds."
+    "Mean logits over the steps of {} are not known: its log has none, because an older version wrote it or the models "
+    "cap their logits."
 )
 
 
@@ -113,15 +112,18 @@ def strong_weights(found: RunModels, turn: int) -> list[float]:
     return [begin, begin if end is None else end]
 
 
-def roles(turn: int, names: Iterable[str]) -> dict[str, str]:
+def roles(turn: int, names: Iterable[str], weak: str | None = None) -> dict[str, str]:
     """What the models of a round are to it, of those that are there.
+
+    Args:
+        weak: Name of the weak model, if it is not M_{t-1}.
 
     >>> roles(1, ["base", "sft", "round-1", "baseline-sft"])
     {'weak': 'base', 'strong_before': 'sft', 'strong_after': 'round-1', 'control': 'baseline-sft'}
     """
     there = list(names)
     known = {
-        "weak": model_at(turn - 1),
+        "weak": weak or model_at(turn - 1),
         "strong_before": model_at(turn),
         "strong_after": model_at(turn + 1),
         "weak_after": f"round-{turn}-weak",
@@ -150,9 +152,11 @@ class Diagnosis:
         """Measure everything and write the files; returns the counters for the manifest."""
         notes = [*self.found.notes, *self._run_models()]
         logits, (pairs, more) = self._logits(), self._pairs()
-        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": self._steps()}
+        steps = self._steps()
+        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": steps}
+        silent = [stage for stage, rows in steps.items() if not any(name in row for row in rows for name in DRIFTING)]
         listed = self._token_view(out / TOKEN_VIEW)
-        facts = self._facts([*notes, *more, NO_STEPS])
+        facts = self._facts([*notes, *more, *map(NO_STEPS.format, silent)])
         write_json(out / LOGITS, {"facts": facts, **logits})
         write_json(out / GRADIENTS, {"facts": facts, "pairs": pairs})
         write_json(out / DRIFT, {"facts": facts, **drift})
@@ -169,7 +173,7 @@ class Diagnosis:
         except (OSError, ValueError, KeyError) as error:
             self.failed["data"] = f"{TOKENS} cannot be read ({error})"
             return ["Nothing was measured, because tokenised rows are missing."]
-        chain = {model_at(place) for place in range(found.last_round + 2)}
+        chain = {model_at(place) for place in range(found.last_round + 2)} | {found.weak_of(1)}
         each = len(self.sample.count_N)
         for place, (name, model) in enumerate(self.wanted.items()):
             paired = name in chain or name == f"round-{self.turn}-weak"
@@ -181,6 +185,9 @@ class Diagnosis:
                 self.progress.note(f"{name} is left out: {error}")
         return []
 
+    def _roles(self, names: Iterable[str]) -> dict[str, str]:
+        return roles(self.turn, names, self.found.weak_of(self.turn))
+
     def _size(self) -> dict[str, int]:
         count_N = self.sample.count_N if self.sample else np.zeros(0, int)
         return {"examples": len(count_N), "tokens": int(count_N.sum())}
@@ -191,7 +198,7 @@ class Diagnosis:
             "round": self.turn,
             **self._size(),
             "seed": self.seed,
-            "roles": roles(self.turn, models),
+            "roles": self._roles(models),
             "models": {name: {"key": model.key, "folder": str(model.folder)} for name, model in models.items()},
             "missing": self.found.missing | self.failed,
             "notes": notes,
@@ -203,7 +210,7 @@ class Diagnosis:
 
     def _logits(self) -> dict[str, Any]:
         """Both logit tables of the paper: statistics of each model, and the changes to the strong one after."""
-        names = roles(self.turn, self.measured)
+        names = self._roles(self.measured)
         models = {name: self._summary(name) for name in self.measured}
         after = names.get("strong_after")
         starts = {role: names[role] for role in ("weak", "strong_before", "control") if role in names and after}
@@ -217,7 +224,7 @@ class Diagnosis:
 
     def _pairs(self) -> tuple[dict[str, Any], list[str]]:
         """The pair of the round as it began and as it ended, and notes."""
-        names, notes = roles(self.turn, self.measured), []
+        names, notes = self._roles(self.measured), []
         weak, strong, after = (names.get(role) for role in ("weak", "strong_before", "strong_after"))
         pairs = {}
         if weak and strong:
@@ -260,7 +267,7 @@ class Diagnosis:
         """What is left of the gradient, and of the curvature between the models, as each round begins."""
         rounds = []
         for turn in range(1, self.found.last_round + 2):  # the last one is what a further round would begin with
-            weak, strong = model_at(turn - 1), model_at(turn)
+            weak, strong = self.found.weak_of(turn), model_at(turn)
             if weak in self.measured and strong in self.measured:
                 pair = self._pair(weak, strong, strong_weights(self.found, turn)[0])
                 values = {name: pair["statistics"][name] for name in SHIELDING}
@@ -275,7 +282,7 @@ class Diagnosis:
         return {stage: steps for stage, (done, begun) in logs.items() if (steps := done or begun)}
 
     def _token_view(self, path: Path) -> dict[str, int]:
-        names = roles(self.turn, self.measured)
+        names = self._roles(self.measured)
         if self.sample is None or not {"weak", "strong_before"} <= names.keys():
             return dict.fromkeys(LISTS, 0)
         weak, strong, after = (names.get(role, "") for role in ("weak", "strong_before", "strong_after"))

@@ -14,6 +14,7 @@ from weakdriven.models.head import causal_lm
 from weakdriven.models.layers import fast_layers, use_liger
 from weakdriven.models.load import load_model
 from weakdriven.recipe import Recipe
+from weakdriven.rundir import SNAPSHOTS, digest
 from weakdriven.training.lora import lora_config
 
 
@@ -24,6 +25,12 @@ class Model:
     name: str
     folder: Path
     key: str
+    kept: tuple[int, ...] = ()
+    """Whole percents of its training after which it was kept too."""
+
+    def at(self, percent: int) -> "Model":
+        """The model that it was after so much of its training."""
+        return Model(f"{self.name}-at-{percent}", self.folder / SNAPSHOTS / str(percent), digest([self.key, percent]))
 
 
 @dataclass(frozen=True)

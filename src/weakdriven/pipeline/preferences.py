@@ -20,6 +20,7 @@ from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe_baselines import PreferenceSettings
 from weakdriven.rundir import EXAMPLES, FUNNEL, Stage, append_jsonl, read_jsonl, write_json
 from weakdriven.training.preference import COLUMNS, SIDES, train_preference
+from weakdriven.training.snapshots import publish_snapshots
 from weakdriven.training.supervised import Phase
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"
@@ -89,10 +90,11 @@ def preference(
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model, tokenizer = stages.loader.load(start), stages.renderer.tokenizer
-        phase = Phase(stage, turn, settings.epochs, work, stages.run.progress)
+        phase = Phase(stage, turn, settings.epochs, work, stages.run.progress, keep=partial(stages.save, model))
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])
         counters = train_preference(model, tokenizer, rows, settings, stages.recipe, phase, beta=settings.beta)
-        stages.save(model, work, out)
+        stages.save(model, out, work)
+        publish_snapshots(work, out, settings.snapshots)
         return counters
 
     inputs = keys(start=start, pairs=pairs[-1], previous_pairs=pairs[0] if len(pairs) > 1 else None)

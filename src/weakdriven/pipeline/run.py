@@ -11,11 +11,13 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
+from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
+from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.stages import Model, Stages
-from weakdriven.pipeline.wmss import first_strong, select, wmss
+from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
@@ -24,6 +26,7 @@ from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
     RECIPE_FILE,
+    TOKENS,
     Planned,
     Progress,
     Run,
@@ -32,6 +35,9 @@ from weakdriven.rundir import (
     write_json,
     write_text,
 )
+from weakdriven.settings import TrainSettings
+from weakdriven.training.arguments import phase_steps
+from weakdriven.training.snapshots import snapshot_steps
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
@@ -56,7 +62,7 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1)
 
     def up_to_the_active_set(stages: Stages) -> Stage:
         data = stages.data()
-        *_, weak, strong = wmss(stages, data, rounds=turn - 1)
+        weak, strong = pair_of(stages, wmss(stages, data, rounds=turn - 1), turn)
         return select(stages, turn, weak, strong, data)
 
     carry_out(recipe, root, progress, up_to_the_active_set, processes)
@@ -109,7 +115,8 @@ def carry_out(
         stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)
         try:
             progress.plan(planned)
-            stages.data()  # reads every row, so that a bad one is found before an older run here is touched
+            data = stages.data()  # reads every row, so that a bad one is found before an older run here is touched
+            refuse_same_snapshots(recipe, data)
             if leads and not beside:
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
                 write_json(root / PLAN_FILE, plan)
@@ -117,6 +124,18 @@ def carry_out(
         finally:
             stages.engines.close()
             progress.close()
+
+
+def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
+    """Two snapshots on one step, told before anything is trained where the steps are known from the rows alone."""
+    known: dict[str, TrainSettings] = {} if recipe.sft.model else {"sft": recipe.sft}
+    if recipe.method == "wmss" and (recipe.selection.match_steps or not recipe.selection.enabled):
+        known["joint"] = recipe.joint
+    if any(settings.snapshots for settings in known.values()):
+        rows = len(load_tokens(data.path / TOKENS))
+        for name, settings in known.items():
+            steps = phase_steps(rows, epochs=settings.epochs, batch_size=settings.batch_size)
+            snapshot_steps(settings.snapshots, steps, name)
 
 
 def whole_plan(stages: Stages, planned: list[Planned]) -> dict[str, str]:
@@ -156,7 +175,7 @@ def all_stages(stages: Stages) -> list[Model]:
     recipe, data = stages.recipe, stages.data()
     models = method_models(stages, data, recipe.method)
     if recipe.lora and recipe.lora.output == "merged":
-        stages.merged(models[-1])
+        merged(stages, models[-1])
     models += [method_models(stages, data, name)[-1] for name in recipe.baselines]
     evaluate_models(stages, models)
     return models
@@ -184,6 +203,8 @@ def planned_for(stages: Stages, method: str) -> tuple[Model, list[Planned]]:
 
 
 def evaluate_models(stages: Stages, models: Sequence[Model]) -> None:
-    for model in models:
+    """Each model on each benchmark; those that it was on its way, if asked for, before it."""
+    kept = {model.name: [model.at(place) for place in model.kept] for model in models if stages.recipe.eval.snapshots}
+    for model in (one for last in models for one in (*kept.get(last.name, []), last)):
         for benchmark in stages.recipe.eval.benchmarks:
             stages.evaluation(model, benchmark)

@@ -16,7 +16,9 @@ from weakdriven.pipeline.bind import ready_model
 from weakdriven.pipeline.loader import Model
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, digest, work_folder
+from weakdriven.report.words import mapping, split_snapshot, weak_of
+from weakdriven.rundir import MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SNAPSHOTS, digest, work_folder
+from weakdriven.training.snapshots import percent
 
 CONTROLS = ("baselines/sft_restart", "baselines/sft")
 
@@ -41,6 +43,14 @@ class RunModels:
     def rounds(self) -> list[int]:
         """Rounds whose strong model is there."""
         return sorted(int(found[1]) for name in self.models if (found := re.fullmatch(r"round-(\d+)", name)))
+
+    def weak_of(self, turn: int) -> str:
+        """Name of a round's weak model, as the round was trained or will be."""
+        trained = self.manifests.get(f"round-{turn}/strong")
+        share = self.recipe.joint.weak_snapshot
+        if turn == 1 and share is not None and "strong_weight" not in mapping(mapping(trained).get("settings")):
+            return f"sft-at-{percent(share)}"
+        return weak_of(turn, trained)
 
     @property
     def last_round(self) -> int:
@@ -79,6 +89,7 @@ def find_models(root: Path) -> RunModels:
         if (folder := found.models[f"round-{turn}"].folder / WEAK_FOLDER).is_dir():
             key = digest([found.models[f"round-{turn}"].key, WEAK_FOLDER])
             found.models[f"round-{turn}-weak"] = Model(f"round-{turn}-weak", folder, key)
+    _add_snapshot(found, found.weak_of(1))
     for stage in CONTROLS:
         if stage.removeprefix("baselines/") in (recipe.method, *recipe.baselines) or (root / stage).is_dir():
             _add(found, stage, stage.replace("baselines/", "baseline-"))
@@ -91,6 +102,18 @@ def find_models(root: Path) -> RunModels:
 def _add(found: RunModels, stage: str, name: str) -> None:
     if manifest := _stage(found, stage):
         found.models[name] = Model(name, found.root / stage, str(manifest["key"]))
+
+
+def _add_snapshot(found: RunModels, name: str) -> None:
+    """A weak model that is what M1 was earlier in its training; of M0 and M1 there is nothing to add."""
+    last, place = split_snapshot(name)
+    if place is None or last not in found.models:
+        return
+    snapshot = found.models[last].at(place)
+    if snapshot.folder.is_dir():
+        found.models[name] = snapshot
+    else:
+        found.missing[name] = f"{SNAPSHOTS}/{place} of {last} is not there"
 
 
 def _stage(found: RunModels, stage: str) -> dict[str, Any] | None:

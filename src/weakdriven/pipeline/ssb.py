@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe import LoraSettings
 from weakdriven.recipe_baselines import RolloutSettings
-from weakdriven.rundir import EXAMPLES, FUNNEL, MANIFEST, Stage, append_jsonl, read_json, write_json
+from weakdriven.rundir import EXAMPLES, FUNNEL, MANIFEST, SNAPSHOTS, Stage, append_jsonl, read_json, write_json
+from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.training.ssb import STORED, stored, train_student
 from weakdriven.training.supervised import Phase
 
@@ -202,20 +204,29 @@ def student(stages: Stages, start: Model, targets: Stage) -> Model:
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = Loader(adapted, stages.base if recipe.lora else start).load(start)
-        phase = Phase(name, 1, settings.epochs, work, stages.run.progress)
+        keep = partial(stages.save, model) if recipe.lora else partial(save_adapter, model)
+        phase = Phase(name, 1, settings.epochs, work, stages.run.progress, keep=keep)
         rows = load_tokens(targets.path / TARGETS)
         counters = train_student(model, stages.renderer.tokenizer, rows, settings, adapted, phase)
-        if not recipe.lora:
-            model.save_pretrained(str(work / "adapter"), save_embedding_layers=False)
-            precision = "fp32" if recipe.precision == "fp32" else "bf16"
-            trust = recipe.trust_remote_code
-            model = load_merged(work / "adapter", start.folder, precision=precision, trust_remote_code=trust)
-        stages.save(model, work, out)
+        if recipe.lora:
+            stages.save(model, out, work)
+            publish_snapshots(work, out, settings.snapshots)
+            return counters
+        precision = "fp32" if recipe.precision == "fp32" else "bf16"
+        options = {"precision": precision, "trust_remote_code": recipe.trust_remote_code}
+        save_adapter(model, work / "adapter")
+        stages.save(load_merged(work / "adapter", start.folder, **options), out, work)
+        for place, folder in snapshot_folders(work, settings.snapshots).items():
+            stages.save(load_merged(folder, start.folder, **options), out / SNAPSHOTS / place)
         return counters
 
     losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
     also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
     return stages.model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 def write_rows(path: Path, batches: Any) -> None:

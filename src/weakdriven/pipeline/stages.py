@@ -24,7 +24,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
 from weakdriven.generate import Engine
-from weakdriven.models.adapters import ADAPTER_FILE, load_merged
+from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
     fingerprint,
@@ -44,6 +44,7 @@ from weakdriven.rundir import (
     FUNNEL,
     MANIFEST,
     SCORES,
+    SNAPSHOTS,
     TOKENS,
     TRAIN,
     WORK,
@@ -62,6 +63,7 @@ from weakdriven.selection import align_scores, draw_active, selection_counters, 
 from weakdriven.settings import TrainSettings
 from weakdriven.training.joint import train_joint
 from weakdriven.training.lora import name_base
+from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.training.supervised import Phase, save_model, train_supervised
 from weakdriven.training.token_loss import PLAIN, Variant
 
@@ -191,11 +193,12 @@ class Stages:
             model = self.loader.load(start)
             rows = training_rows(data, active)
             epoch_rows = read_json(budget.path / BUDGET)["rows"] if budget else self._epoch_rows(data, active)
-            phase = Phase(name, turn, epochs, work, self.run.progress, epoch_rows)
+            phase = Phase(name, turn, epochs, work, self.run.progress, epoch_rows, partial(self.save, model))
             frozen = self.loader.load(teacher, train=False, scan=True) if teacher else None
             shared = self.renderer.tokenizer, rows, settings, self.recipe, phase
             counters = train_supervised(model, *shared, variant.noise, variant.loss, frozen)
-            self.save(model, work, out)
+            self.save(model, out, work)
+            publish_snapshots(work, out, settings.snapshots)
             return counters
 
         inputs = keys(start=start, data=data, active=active, teacher=teacher, budget=budget)
@@ -254,8 +257,9 @@ class Stages:
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or ("fp32" if recipe.precision == "fp32" else "bf16")
 
-    def selection(self, name: str, turn: int, data: Stage, weak_scores: Stage, strong_scores: Stage) -> Stage:
+    def selection(self, name: str, turn: int, data: Stage, weak: Model, strong: Model) -> Stage:
         """WD-DS: both models' entropies -> the active set of this round."""
+        weak_scores, strong_scores = self.entropy(weak, data), self.entropy(strong, data)
         settings = self.recipe.selection
         weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
 
@@ -281,6 +285,7 @@ class Stages:
                 **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
                 "seed": [self.recipe.seed, turn],
                 "version": VERSION,
+                **self._other_weak(weak),
             },
             inputs=keys(data=data, weak_scores=weak_scores, strong_scores=strong_scores),
         )
@@ -299,15 +304,18 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             strong_model, weak_model = self.loader.pair(strong, weak)
-            phase = Phase(name, turn, settings.epochs, work, self.run.progress, self._epoch_rows(data, active))
+            keep, epoch_rows = partial(self.save, strong_model), self._epoch_rows(data, active)
+            phase = Phase(name, turn, settings.epochs, work, self.run.progress, epoch_rows, keep)
             rows, tokenizer = training_rows(data, active), self.renderer.tokenizer
             counters = train_joint(strong_model, weak_model, tokenizer, rows, settings, self.recipe, phase)
-            self.save(strong_model, work, out)
+            self.save(strong_model, out, work)
+            publish_snapshots(work, out, settings.snapshots)
             if settings.save_weak:
-                self.save(weak_model, work, out / WEAK_FOLDER)
+                self.save(weak_model, out / WEAK_FOLDER, work)
             return counters
 
         mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | self._matching(active)
+        mixing |= self._other_weak(weak)
         inputs = keys(weak=weak, strong=strong, data=data, active=active)
         return self.model_stage(name, compute, settings, inputs=inputs, also=mixing)
 
@@ -357,34 +365,29 @@ class Stages:
         load = partial(self.loader.load, model, train=False)
         return self.engines.of(model.key, partial(local_engine, load, self.renderer.tokenizer, settings))
 
-    def merged(self, model: Model) -> Stage:
-        """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
-        recipe = self.recipe
-        precision = "fp32" if recipe.precision == "fp32" else "bf16"
-
-        def compute(work: Path, out: Path) -> dict[str, Any]:
-            network = load_merged(
-                model.folder, self.base.folder, precision=precision, trust_remote_code=recipe.trust_remote_code
-            )
-            network.config.use_cache = True
-            network.save_pretrained(out)
-            self.renderer.tokenizer.save_pretrained(out)
-            return {"parameters": network.num_parameters()}
-
-        return self.run.stage("merged", compute, settings={"precision": precision}, inputs=keys(model=model))
-
     def model_stage(
         self, name: str, compute: Compute, settings: TrainSettings, *, inputs: dict[str, str], also: dict[str, Any]
     ) -> Model:
-        fields = set(TrainSettings.model_fields)
+        fields, kept = set(TrainSettings.model_fields), tuple(map(percent, settings.snapshots))
         decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
+        if not kept:  # then older runs stay good
+            del decisive["snapshots"]
         common = self.asking() | {"seed": self.recipe.seed}
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
         execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": self._layers()}
         stage = self.run.stage(
-            name, compute, settings={**decisive, **common, **also}, inputs=inputs, execution=execution
+            name,
+            compute,
+            settings={**decisive, **common, **also},
+            inputs=inputs,
+            execution=execution,
+            holds=[f"{SNAPSHOTS}/{place}" for place in kept],
         )
-        return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key)
+        return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key, kept)
+
+    def _other_weak(self, weak: Model) -> dict[str, Any]:
+        """Written down where the weak model is none of M0, M1, ..., so that a reader of the run finds it."""
+        return {"weak_model": weak.name} if "-at-" in weak.name else {}
 
     def _layers(self) -> str:
         return "liger" if fast_layers(self.recipe.fast_layers, model_type(self.base.folder)) else "off"
@@ -401,7 +404,8 @@ class Stages:
         settings = self.recipe.model_dump(include={"precision", "attention"})
         return settings | ({"quantize": lora.quantize} if (lora := self.recipe.lora) and lora.quantize else {})
 
-    def save(self, model: PreTrainedModel | PeftModel, work: Path, out: Path) -> None:
+    def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
+        """A model's folder, with the metrics of its phase in `work`."""
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)
         save_model(

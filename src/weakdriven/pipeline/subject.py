@@ -94,8 +94,8 @@ def find_renderer(subject: Subject, branch: Branch) -> Renderer:
 
 
 def run_recipe_of(folder: Path) -> Any:
-    """Recipe of the run that a model folder lies in, if it does: RUN/sft, RUN/round-1/strong, RUN/baselines/sft."""
-    for parent in folder.resolve().parents[:2]:
+    """Recipe of the run that a model folder lies in, if it does: RUN/sft to RUN/round-1/strong/snapshots/25."""
+    for parent in folder.resolve().parents[:4]:
         if (parent / RECIPE_FILE).is_file():
             return load_recipe(str(parent / RECIPE_FILE))
     return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.machine import hardware, library_versions
 from weakdriven.pipeline.run import all_stages, carry_out, planned_for
 from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
 from weakdriven.pipeline.stages import Stages
@@ -17,7 +18,7 @@ from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.sweep import write_sweep
-from weakdriven.rundir import RUN_FILE, Progress, hardware, library_versions
+from weakdriven.rundir import RUN_FILE, Progress
 from weakdriven.sweep_grid import Axis, Point, as_overrides, axes_of, points_of
 
 

@@ -10,7 +10,17 @@ from weakdriven.errors import UserError
 from weakdriven.report.columns import Columns, read_columns
 from weakdriven.report.examples import add_questions, odds_bars, sample_points
 from weakdriven.report.tokens import token_view
-from weakdriven.report.words import LEFTOVER, MODEL_NAMES, STALE, mapping, model_at, model_name, number, shorten
+from weakdriven.report.words import (
+    LEFTOVER,
+    STALE,
+    mapping,
+    model_at,
+    model_name,
+    model_order,
+    number,
+    shorten,
+    weak_of,
+)
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
@@ -61,7 +71,7 @@ def load_run(run: Path) -> dict[str, Any]:
             for name in names
         ],
         "metrics": {name: rows for name in names if (rows := _read_log(run, name, current, problems))},
-        "rounds": _read_rounds(run, numbers, current, problems),
+        "rounds": _read_rounds(run, numbers, manifests, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {
@@ -120,7 +130,9 @@ def _rounds(stages: list[str]) -> list[int]:
     return sorted({int(found[1]) for name in stages if (found := pattern.fullmatch(name))})
 
 
-def _read_rounds(run: Path, numbers: list[int], current: set[str] | None, problems: list[str]) -> list[dict[str, Any]]:
+def _read_rounds(
+    run: Path, numbers: list[int], manifests: dict[str, Any], current: set[str] | None, problems: list[str]
+) -> list[dict[str, Any]]:
     """Each round's pair of models, the points of its scatter and the bars of its odds."""
 
     def columns(stage: str, file: str, *names: str) -> Columns | None:
@@ -132,11 +144,13 @@ def _read_rounds(run: Path, numbers: list[int], current: set[str] | None, proble
             problems.append(str(error))
             return None
 
-    models = {model_at(place) for t in numbers for place in (t - 1, t)}
+    own = {name: one for name, one in manifests.items() if current is None or name in current}
+    weak_at = {t: weak_of(t, own.get(f"round-{t}/active"), own.get(f"round-{t}/strong")) for t in numbers}
+    models = {*weak_at.values(), *map(model_at, numbers)}
     entropy = {model: columns(f"entropy/{model}", SCORES, "entropy") for model in sorted(models)}
     rounds: list[dict[str, Any]] = []
     for t in numbers:
-        weak, strong, stage = model_at(t - 1), model_at(t), f"round-{t}/active"
+        weak, strong, stage = weak_at[t], model_at(t), f"round-{t}/active"
         one = _fitting(entropy[weak], entropy[strong], columns(stage, ACTIVE, "probability", "draws"), stage, problems)
         rounds.append({"number": t, "weak": weak, "strong": strong, **one})
     add_questions(run, rounds, problems)
@@ -214,15 +228,13 @@ def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]
 
 
 def _read_scores(run: Path, current: set[str] | None, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(benchmark, model) to its scores; models in the order of `MODEL_NAMES`, then the rounds."""
-    rank = {model: str(place) for place, model in enumerate(MODEL_NAMES)}
+    """(benchmark, model) to its scores; models in the order of `model_order`."""
     found = {
         (path.parts[-2], path.parts[-3]): path
         for path in run.glob(f"eval/*/*/{BENCHMARK_SCORES}")
         if current is None or path.parent.relative_to(run).as_posix() in current
     }
-    # The length puts round-10 after round-9.
-    order = sorted(found, key=lambda pair: (pair[0], len(rank.get(pair[1], pair[1])), rank.get(pair[1], pair[1])))
+    order = sorted(found, key=lambda pair: (pair[0], model_order(pair[1])))
     return {pair: _read_json(found[pair], problems) for pair in order}
 
 

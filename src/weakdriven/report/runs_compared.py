@@ -33,7 +33,7 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
     )
     if reference not in found:
         raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(found)}.")
-    scores = {label: {name: one[name] for name in common} for label, one in found.items()}
+    scores: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
     rows = [row_of(label, *models[label], scores, reference) for label in scores]
     recipe = ", ".join(dict.fromkeys(run.name for run in runs))
     return {"recipe": recipe, "against": reference, "rows": rows, "seeds": [1], "failed": {}}

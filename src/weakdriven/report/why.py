@@ -14,7 +14,7 @@ from pyarrow import compute
 
 from weakdriven.errors import UserError
 from weakdriven.report.columns import Columns, read_columns, read_examples, read_row
-from weakdriven.report.words import mapping, model_at, number, share_words, shorten
+from weakdriven.report.words import mapping, model_at, number, share_words, shorten, weak_of
 from weakdriven.rundir import ACTIVE, MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SCORES
 from weakdriven.selection import draws, selection_weights
 
@@ -41,12 +41,14 @@ class Selection:
     weak_entropy: np.ndarray
     strong_entropy: np.ndarray
     truncated: np.ndarray
+    weak: str
+    """Name of the weak model."""
     note: str
     """What makes the explanation doubtful; empty if nothing does."""
 
     @property
     def models(self) -> tuple[str, str]:
-        return model_at(self.turn - 1), model_at(self.turn)
+        return self.weak, model_at(self.turn)
 
     @property
     def draws(self) -> int:
@@ -62,8 +64,9 @@ class Selection:
 def load_selection(run: Path, turn: int | None = None) -> Selection:
     """The selection of a round, by default of the last that has one, with its scores."""
     turn, outdated = find_round(run, turn)
-    stage, weak, strong = f"round-{turn}/active", model_at(turn - 1), model_at(turn)
+    stage, strong = f"round-{turn}/active", model_at(turn)
     manifest = _read_json(run / stage / MANIFEST)
+    weak = weak_of(turn, manifest)
     settings = mapping(manifest.get("settings"))
     if lacking := [name for name in (*LETTERS, "formula", "multiplier") if name not in settings]:
         raise UserError(
@@ -75,7 +78,7 @@ def load_selection(run: Path, turn: int | None = None) -> Selection:
     note = f"The recipe has changed since {stage} was drawn; run it again to draw anew." if outdated else ""
     counters = mapping(manifest.get("counters"))
     columns = (weak_scores["entropy"], strong_scores["entropy"], strong_scores["truncated"])
-    selection = Selection(run, turn, settings, counters, active, *columns, note)
+    selection = Selection(run, turn, settings, counters, active, *columns, weak, note)
     if _follows(selection):
         return selection
     note += f" The probabilities in {stage} do not follow from the entropies that are there now; run the recipe again."

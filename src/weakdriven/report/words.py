@@ -35,9 +35,39 @@ def model_name(model: str) -> str:
     """
     >>> model_name("base"), model_name("round-2"), model_name("baseline-spin-2")
     ('M0, base model', 'WMSS, round 2', 'SPIN, iteration 2')
+    >>> model_name("sft-at-25"), model_name("round-1-at-25")
+    ('M1, after 25% of phase-1 SFT', 'WMSS, round 1, after 25% of its steps')
     """
+    last, percent = split_snapshot(model)
+    if percent is not None:
+        return (
+            f"M1, after {percent}% of phase-1 SFT"
+            if last == "sft"
+            else f"{model_name(last)}, after {percent}% of its steps"
+        )
     name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
     return MODEL_NAMES.get(model) or re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
+
+
+def split_snapshot(model: str) -> tuple[str, int | None]:
+    """The model that a training ended with, and after how many percent of it this one was kept.
+
+    >>> split_snapshot("round-1-at-25"), split_snapshot("round-1")
+    (('round-1', 25), ('round-1', None))
+    """
+    found = re.fullmatch(r"(.+)-at-(\d+)", model)
+    return (found[1], int(found[2])) if found else (model, None)
+
+
+def model_order(model: str) -> tuple[Any, ...]:
+    """Sorts models as in `MODEL_NAMES`, then rounds; what one was on its way comes before it.
+
+    >>> sorted(["round-10", "round-9", "round-9-at-50", "sft", "sft-at-75", "sft-at-5", "base"], key=model_order)
+    ['base', 'sft-at-5', 'sft-at-75', 'sft', 'round-9-at-50', 'round-9', 'round-10']
+    """
+    last, percent = split_snapshot(model)
+    place = [*MODEL_NAMES].index(last) if last in MODEL_NAMES else len(MODEL_NAMES)
+    return place, len(last), last, 100 if percent is None else percent  # the length puts round-10 after round-9
 
 
 def model_at(place: int) -> str:
@@ -47,6 +77,16 @@ def model_at(place: int) -> str:
     ('base', 'sft', 'round-1')
     """
     return ("base", "sft")[place] if place < 2 else f"round-{place - 1}"
+
+
+def weak_of(turn: int, *manifests: Any) -> str:
+    """Name of a round's weak model: what one of the round's manifests says, else M_{t-1}.
+
+    >>> weak_of(1, {"settings": {"weak_model": "sft-at-25"}}), weak_of(1, None, {"settings": {}})
+    ('sft-at-25', 'base')
+    """
+    named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
+    return next((name for name in named if isinstance(name, str)), model_at(turn - 1))
 
 
 def in_prose(model: str) -> str:
@@ -60,7 +100,7 @@ def in_prose(model: str) -> str:
 
 
 def colour(model: str) -> str:
-    return COLOURS.get(model, "blue")
+    return COLOURS.get(split_snapshot(model)[0], "blue")
 
 
 def number(value: Any) -> Any:

@@ -38,13 +38,18 @@ def training_order(
     return np.concatenate([shuffle[:keep] for shuffle in shuffles])
 
 
+def phase_steps(rows: int, *, epochs: int, batch_size: int) -> int:
+    """Optimizer steps of a phase; fewer rows than a batch are one batch."""
+    return rows // min(batch_size, rows) * epochs
+
+
 def training_arguments(
     settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
 ) -> SFTConfig:
     """Arguments for `epochs` epochs over `rows` rows that come in order; fewer rows than a batch are one batch."""
     batch = min(settings.batch_size, rows)
     micro = math.gcd(batch, settings.micro_batch_size)
-    steps = rows // batch * epochs
+    steps = phase_steps(rows, epochs=epochs, batch_size=batch)
     eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
         output_dir=str(folder),

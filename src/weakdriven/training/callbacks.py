@@ -36,11 +36,15 @@ class PhaseCallback(TrainerCallback):
         self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not all(torch.isfinite(weight).all() for weight in kwargs["model"].parameters()):
-            raise UserError(f"Training diverged: at step {state.global_step} a weight is not finite. {REMEDY}")
+        refuse_broken_weights(kwargs["model"], state.global_step)
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         sync_tree(checkpoint)
         write_text(checkpoint / COMPLETE, f"{state.global_step}\n")
+
+
+def refuse_broken_weights(model: Any, step: int) -> None:
+    if not all(torch.isfinite(weight).all() for weight in model.parameters()):
+        raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")
 
 
 def last_complete_checkpoint(folder: Path) -> Path | None:

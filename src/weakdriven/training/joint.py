@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy
 from trl.models.activation_offloading import OffloadActivations
 from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
@@ -41,7 +41,7 @@ from weakdriven.training import branches
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.supervised import Phase, fit
-from weakdriven.training.watch import GapWatch, means, refuse_divergence
+from weakdriven.training.watch import SUMS, GapWatch, mean_logits, means, refuse_divergence
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ class WDJTTrainer(SFTTrainer):
         self._pending: Tensor | None = None
         self._logged: list[tuple[list[float], dict[str, float]]] = []
         self._gap, self._total_train_tokens = GapWatch(), 0
+        self._measured = 0
 
     def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Where training begins, begins again with a smaller batch, or goes on from a checkpoint."""
@@ -184,7 +185,18 @@ class WDJTTrainer(SFTTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
+        self._measure_heads()
         return super().training_step(*args, **kwargs)
+
+    def _measure_heads(self) -> None:
+        """Once for all micro-batches of a step: whether it will be logged, so that mean logits are worth a pass."""
+        step, args = self.state.global_step + 1, self.args
+        if step != self._measured:
+            logged = args.logging_strategy == IntervalStrategy.EPOCH or (step == 1 and args.logging_first_step)
+            if args.logging_strategy == IntervalStrategy.STEPS:
+                logged = logged or step % self.state.logging_steps == 0
+            self.pair.measure_mean_logits(logged)
+            self._measured = step
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -200,7 +212,7 @@ class WDJTTrainer(SFTTrainer):
         else:
             num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device)
         # added up where they are, so that nothing waits for the device before the optimizer step
-        sums = torch.stack([num_tokens, output.num_tokens, *output.statistics]).float()
+        sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
         self._pending = sums if self._pending is None else self._pending + sums
         return (loss, output) if return_outputs else loss
 
@@ -243,7 +255,8 @@ class WDJTTrainer(SFTTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._logged:
-            logs |= means([sum(column) for column in zip(*(sums for sums, _ in self._logged), strict=True)])
+            columns = zip(*(sums[: len(SUMS)] for sums, _ in self._logged), strict=True)
+            logs |= means([sum(column) for column in columns]) | mean_logits(self._logged[-1][0])
             for name in ("strong", "weak"):
                 if norms := [found[name] for _, found in self._logged if name in found]:
                     logs[f"{name}_grad_norm"] = sum(norms) / len(norms)
@@ -272,7 +285,7 @@ class WDJTTrainer(SFTTrainer):
             inner.collate_fn = WithLengths(inner.collate_fn)
         output: Any = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self._pending is not None:
-            found = means(self._read_sums({})[0])
+            found = means(self._read_sums({})[0][: len(SUMS)])
             found["strong_weight"] = self.pair.strong_weight
             found["loss"] = found["mixed_loss"]
             if self.pair.strong_anchor:

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
@@ -19,10 +20,11 @@ from weakdriven.models.recompute import keep
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
-from weakdriven.training.arguments import training_arguments, training_order
+from weakdriven.training.arguments import phase_steps, training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
+from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
 BLOCK = 10_000
@@ -42,6 +44,8 @@ class Phase:
     progress: Progress
     epoch_rows: int | None = None
     """Rows whose steps an epoch has, if not those of its own rows."""
+    keep: Keep | None = None
+    """Writes the model into a folder; needed where the settings ask for snapshots."""
 
     def prepare(
         self,
@@ -62,12 +66,17 @@ class Phase:
         )
         rows = self.epoch_rows or rows
         folder = self.work / "checkpoints"
+        callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress)]
+        if settings.snapshots and self.keep:
+            steps = phase_steps(rows, epochs=epochs, batch_size=settings.batch_size)
+            kept = snapshot_steps(settings.snapshots, steps, self.stage)
+            callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         # its default is a folder in the checkpoints, which go away with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
             "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
             "train_dataset": dataset.select_columns(list(columns)).select(order),
-            "callbacks": [PhaseCallback(self.work, self.progress)],
+            "callbacks": callbacks,
             "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
 
@@ -132,25 +141,43 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     *,
-    work: Path,
+    work: Path | None = None,
     precision: str,
     stop_ids: list[int],
 ) -> None:
-    """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; and the metrics.
+    """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; metrics of `work`.
 
-    Of an adapted model the adapter, as it was trained, stands in for the weights.
+    Of an adapted model the adapter, as it was trained, stands in for the weights. The model may go on training.
     """
     network: Any = causal_lm(model)
-    network.config.use_cache = True  # Trainer turns it off in the config it trains with
-    generation = network.generation_config
+    generation, cached = network.generation_config, getattr(network.config, "use_cache", False)
     generation.eos_token_id, generation.pad_token_id = stop_ids, tokenizer.pad_token_id
+    network.config.use_cache = True  # Trainer turns it off in the config it trains with
     if isinstance(model, PeftModel):
         # PEFT would ask the Hub whether the embedding is that of the base, which it is
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
+    elif precision == "bf16-mixed":
+        with in_bf16(network):
+            network.save_pretrained(out)
     else:
-        if precision == "bf16-mixed":
-            network.to(torch.bfloat16)
         network.save_pretrained(out)
+    network.config.use_cache = cached
     tokenizer.save_pretrained(out)
-    shutil.copy(work / METRICS, out / METRICS)
+    if work:
+        shutil.copy(work / METRICS, out / METRICS)
+
+
+@contextmanager
+def in_bf16(network: Any) -> Iterator[None]:
+    """Within it the weights are bf16 copies in main memory; afterwards they are the very tensors that they were."""
+    weights = [weight for weight in (*network.parameters(), *network.buffers()) if weight.is_floating_point()]
+    masters, dtype = [weight.data for weight in weights], network.config.dtype
+    for weight in weights:
+        weight.data = weight.data.to("cpu", torch.bfloat16)
+    try:
+        yield
+    finally:
+        for weight, master in zip(weights, masters, strict=True):
+            weight.data = master
+        network.config.dtype = dtype

@@ -12,6 +12,8 @@ from weakdriven.training.callbacks import REMEDY
 
 SUMS = ("num_tokens", "tokens", *MixStatistics._fields)
 """What is added up over micro-batches and ranks: all tokens, supervised tokens, statistics of the latter."""
+MEAN_LOGITS = ("strong_mean_logit", "weak_mean_logit")
+"""What follows them at steps that are logged: mean over the vocabulary of each model's logits."""
 
 
 def means(sums: list[float]) -> dict[str, float]:
@@ -25,6 +27,16 @@ def means(sums: list[float]) -> dict[str, float]:
     found["margin_share"] = found.pop("margin_tokens")
     found["strong_gap"] = found["strong_loss"] - found["mixed_loss"]
     return {"tokens": tokens, **{name: value for name, value in found.items() if not math.isnan(value)}}
+
+
+def mean_logits(sums: list[float]) -> dict[str, float]:
+    """Per-token means of `MEAN_LOGITS`, of those that are known.
+
+    >>> mean_logits([9, 4, *[0.0] * 9, -8.0, math.nan])
+    {'strong_mean_logit': -2.0}
+    """
+    found = zip(MEAN_LOGITS, sums[len(SUMS) :], strict=True)
+    return {name: total / max(sums[1], 1) for name, total in found if not math.isnan(total)}
 
 
 def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:

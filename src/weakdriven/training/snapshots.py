@@ -1,0 +1,85 @@
+"""Models that a phase keeps on its way: at given shares of its steps, each a whole folder."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from weakdriven.errors import UserError
+from weakdriven.rundir import PART, SNAPSHOTS, link, sync, sync_tree
+from weakdriven.training.callbacks import refuse_broken_weights
+
+Keep = Callable[[Path], None]
+"""Writes the model, as it is now, into a folder."""
+
+
+def percent(share: float) -> int:
+    """How a snapshot is named.
+
+    >>> percent(0.29)
+    29
+    """
+    return round(100 * share)
+
+
+def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int, str]:
+    """Optimizer step to the name of its snapshot; an error where two of them would be the same model.
+
+    >>> snapshot_steps([0.25, 0.5], 10, "sft")
+    {2: '25', 5: '50'}
+    """
+    found = dict[int, str]()
+    for share in shares:
+        step, name = max(round(share * steps), 1), str(percent(share))
+        if step in found or step == steps:
+            other = f"that at {int(found[step]) / 100}" if step in found else "the end"
+            raise UserError(
+                f"{stage}: the snapshot at {share} falls on step {step} of {steps}, as does {other}; "
+                "leave one out, or train more steps."
+            )
+        found[step] = name
+    return found
+
+
+class SnapshotCallback(TrainerCallback):
+    """Keeps the model after some steps.
+
+    A snapshot is on disk before the checkpoint of its step, so a resumed run has every one that lies behind it. Those
+    that lie before it are written again, because they have to belong to the training that goes on.
+    """
+
+    def __init__(self, work: Path, steps: dict[int, str], keep: Keep):
+        self.folder, self.steps, self.keep = work / SNAPSHOTS, steps, keep
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        name = self.steps.get(state.global_step)
+        if name is None:
+            return
+        refuse_broken_weights(kwargs["model"], state.global_step)
+        place = self.folder / name
+        part = place.with_name(name + PART)
+        for leftover in (part, place):
+            shutil.rmtree(leftover, ignore_errors=True)
+        part.mkdir(parents=True)
+        self.keep(part)
+        sync_tree(part)
+        os.rename(part, place)
+        sync(self.folder)
+
+
+def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
+    """Where the finished training of a phase has left its snapshots, by name."""
+    folders = {str(percent(share)): work / SNAPSHOTS / str(percent(share)) for share in shares}
+    for folder in folders.values():
+        if not folder.is_dir():
+            raise UserError(f"{folder} is gone since training wrote it; remove {work.parent} and run again.")
+    return folders
+
+
+def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
+    """Snapshots beside the finished model; `work` keeps its own, so that a kill before the end loses none."""
+    for name, folder in snapshot_folders(work, shares).items():
+        shutil.copytree(folder, out / SNAPSHOTS / name, copy_function=link)
