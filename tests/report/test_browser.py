@@ -13,6 +13,7 @@ from report_runs import EVIL, finish
 from run_files import put
 from weakdriven.pipeline.diagnose import diagnose_run
 from weakdriven.report import write_report
+from weakdriven.report.compare_page import write_compare
 from weakdriven.rundir import Progress
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium is installed; on Debian: apt-get install chromium"
 )
 SCREENSHOTS = os.environ.get("WEAKDRIVEN_SCREENSHOTS")
-"""A folder for pictures of the pages, as docs/report.md shows them."""
+"""A folder for pictures of the pages; those of docs/report are of the demo, diagnosed and named by the next one."""
+REPORT = os.environ.get("WEAKDRIVEN_REPORT")
+"""A report to look at instead of a small one made here."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def report(two_round_run, tmp_path_factory) -> Path:
+def report(request, tmp_path_factory) -> Path:
+    if REPORT:
+        return Path(REPORT).resolve()
+    two_round_run = request.getfixturevalue("two_round_run")
     root = Path(shutil.copytree(two_round_run[0], tmp_path_factory.mktemp("page") / "run"))
     diagnose_run(root, Progress(), examples=16)
     return write_report(root)
@@ -161,6 +167,18 @@ def test_text_of_models_never_becomes_markup_or_script(browser, tmp_path):
     assert tip is not None and "<img src=x" in tip.inner_text()
     assert opened.page.locator("img").count() == 0 and opened.complaints == []
     opened.page.close()
+
+
+def test_the_page_of_several_runs_is_drawn_on_a_phone_too(browser, tmp_path, report):
+    page = write_compare([report.parent], tmp_path / "compare.html")
+    for width in (390, 1440):
+        opened = Opened(browser, page, width=width)
+        opened.keep(f"compare-{width}")
+        states = opened.page.eval_on_selector_all("[data-figure]", "all => all.map(one => one.dataset.state)")
+        assert states == ["drawn"] * 3 and opened.complaints == [] and opened.requests == [page.as_uri()]
+        wide = opened.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0
+        opened.page.close()
 
 
 def test_an_empty_run_opens_too(browser, tmp_path):

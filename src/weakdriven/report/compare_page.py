@@ -45,9 +45,9 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
     """
     board = board_of(paths, against)
     page = out or (paths[0] if len(paths) == 1 else Path()) / PAGE
-    write_text(
-        page, render("compare.html.j2", {**vars(board), "figures": drawn_by_page(board.figures), "drawn": board})
-    )
+    shown = {**vars(board), "drawn": board.figures, "figures": drawn_by_page(board.figures)}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_text(page, render("compare.html.j2", shown))
     write_figures(board.figures, page.parent / FIGURES)
     return page
 

@@ -1,0 +1,97 @@
+"""One page for several runs: labels, reference, comparability, and what it says of differences."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from report_runs import EVIL, finish, specs, write_plan
+from run_files import put
+from weakdriven.cli import app
+from weakdriven.errors import UserError
+from weakdriven.report.compare_page import apart, headline, write_compare
+from weakdriven.report.runs_compared import runs_compared
+from weakdriven.rundir import read_json, write_json
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs whose scores know their terms, as evaluation writes them."""
+    found = [tmp_path / "a", tmp_path / "b"]
+    for run in found:
+        finish(run)
+        for path in run.glob("eval/*/*/scores.json"):
+            write_json(path, read_json(path) | {"golds": "g", "samples": 1})
+        for path in run.glob("**/manifest.json"):
+            stage = path.parent.relative_to(run).as_posix()
+            write_json(path, read_json(path) | {"key": stage, "inputs": {}})
+        plan = read_json(run / "plan.json")
+        write_plan(run, list(plan), **{name: name for name in plan})
+    return found
+
+
+def test_every_model_of_every_run_is_a_row_tested_against_the_first_control(runs: list[Path]) -> None:
+    found = runs_compared(runs, None)
+    assert len(found["rows"]) == 8 and found["against"] == "a: SFT (same epochs)"
+    rows = {row["method"]: row for row in found["rows"]}
+    assert "against" not in rows[found["against"]]
+    wmss, control = rows["a: WMSS (round 1)"], rows["a: SFT (same epochs)"]
+    assert wmss["against"]["difference"] == pytest.approx(wmss["score"] - control["score"])
+    assert rows["b: SFT (same epochs)"]["against"]["difference"] == 0  # the same answers in another folder
+    assert wmss["seconds"] == pytest.approx(43.5)
+
+
+def test_folders_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs[0], tmp_path / "deep/a"))
+    labels = [row["method"] for row in runs_compared([runs[0], other], None)["rows"]]
+    assert len(set(labels)) == 8 and any(label.startswith("deep/a: ") for label in labels)
+
+
+def test_runs_that_were_asked_other_items_are_refused(runs: list[Path]) -> None:
+    for path in runs[1].glob("eval/*/*/scores.json"):
+        write_json(path, read_json(path) | {"golds": "other"})
+    with pytest.raises(UserError, match="no benchmark in common"):
+        runs_compared(runs, None)
+
+
+def test_an_unknown_reference_and_a_folder_that_is_no_run_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--against: nobody is none of them"):
+        runs_compared(runs, "nobody")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="not a run directory"):
+        write_compare([tmp_path / "empty"])
+
+
+def test_the_page_has_a_leaderboard_and_three_figures(runs: list[Path], tmp_path: Path) -> None:
+    put(runs[0] / "eval/base/arithmetic/samples.jsonl", (runs[0] / "eval/sft/arithmetic/samples.jsonl").read_text())
+    result = CliRunner().invoke(app, ["report", "compare", *map(str, runs), "--output", str(tmp_path / "out/c.html")])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "out/c.html").read_text(encoding="utf-8")
+    assert list(specs(page)) == ["scores", "gains", "cost-gain"]
+    assert "Highest score: " in page and "not corrected" in page
+    assert {path.suffix for path in (tmp_path / "out/figures").iterdir()} == {".svg", ".png"}
+
+
+def test_labels_are_never_markup(runs: list[Path], tmp_path: Path) -> None:
+    evil = Path(shutil.copytree(runs[0], tmp_path / EVIL.replace("/", "")))
+    page = write_compare([runs[1], evil], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert page.lower().count("<script") == 3
+
+
+def test_only_what_problems_and_seeds_both_speak_for_is_called_a_difference() -> None:
+    assert apart({"p_items": 0.01, "p_seeds": None}) and apart({"p_items": 0.01, "p_seeds": 0.04})
+    assert not apart({"p_items": 0.01, "p_seeds": 0.2}) and not apart({"p_items": 0.2, "p_seeds": 0.01})
+
+
+def test_the_headline_names_the_better_the_worse_and_the_rest() -> None:
+    def row(name: str, score: float, p: float) -> dict[str, object]:
+        against = {"difference": score - 0.5, "p_items": p, "p_seeds": None}
+        return {"method": name, "score": score, "interval": (score, score), "against": against}
+
+    words = headline([row("up", 0.6, 0.001), row("down", 0.3, 0.001), row("same", 0.5, 0.9)], "sft")
+    assert words[0] == "Highest score: up, 60.0 [60.0, 60.0] percent."
+    assert "Told apart from sft and better, in points: up (+10.0)." in words
+    assert "Told apart from sft and worse, in points: down (-20.0)." in words
+    assert "Not told apart from sft: same." in words
+    assert headline([], "sft") == ["Nothing has been evaluated yet, so there is nothing to compare."]
