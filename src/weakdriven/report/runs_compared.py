@@ -9,11 +9,10 @@ from weakdriven.eval.seeds import Scores, compare_seeds, interval_of, score_of
 from weakdriven.report.comparison import scores_of
 from weakdriven.report.read import current_stages
 from weakdriven.report.sweep_table import costs, manifests_of
-from weakdriven.report.words import in_prose
+from weakdriven.report.words import CONTROLS, in_prose
 from weakdriven.rundir import BENCHMARK_SCORES, read_json
 
 Row = dict[str, Any]
-CONTROLS = ("baseline-sft_restart", "baseline-sft")
 
 
 def runs_compared(runs: Sequence[Path], against: str | None) -> Row:

@@ -1,7 +1,6 @@
 """The runs of a sweep -> one tidy row for each point, seed, model and benchmark; and each point over its seeds."""
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,12 +13,10 @@ from numpy.typing import NDArray
 from weakdriven.eval.scoring import correct_counts
 from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.read import accuracy_rows
-from weakdriven.report.words import model_name
+from weakdriven.report.words import CONTROLS, model_name, split_snapshot
 from weakdriven.rundir import MANIFEST, PLAN_FILE, SAMPLES, read_json, read_jsonl
 
 Row = dict[str, Any]
-CONTROLS = ("baseline-sft_restart", "baseline-sft")
-"""Models that a point's result is tested against: the first of them that the runs have."""
 NOT_RUN = "not run yet"
 MEASURED = ["items", "correct", "accuracy", "low", "high"]
 COSTS = ["seconds", "trained_tokens", "peak_bytes"]
@@ -104,8 +101,8 @@ def snapshot(model: str) -> tuple[str, float | None]:
     >>> snapshot("round-1-at-25"), snapshot("baseline-sft")
     (('round-1', 0.25), ('baseline-sft', None))
     """
-    found = re.fullmatch(r"(.+)-at-(\d+(?:\.\d+)?)", model)
-    return (found[1], float(found[2]) / 100) if found else (model, None)
+    name, percent = split_snapshot(model)
+    return name, None if percent is None else percent / 100
 
 
 def stage_of(model: str) -> str:

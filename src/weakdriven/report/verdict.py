@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 
 from weakdriven.eval.seeds import SeedComparison, compare_seeds
-from weakdriven.report.words import in_prose, mapping, number, plain, score
+from weakdriven.report.words import CONTROLS, in_prose, mapping, number, plain, score
 
-CONTROLS = ("baseline-sft", "baseline-sft_restart")
-"""What WMSS is held against: the first of these that has been evaluated."""
 SURE = 0.05
 """p-value below which a difference is called one."""
 
@@ -22,7 +20,7 @@ def final_model(data: dict[str, Any]) -> str | None:
 
 def control_of(data: dict[str, Any]) -> str:
     evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
-    return next((model for model in CONTROLS if model in evaluated), CONTROLS[0])
+    return next((model for model in CONTROLS if model in evaluated), "baseline-sft")
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
@@ -113,7 +111,7 @@ def effort(data: dict[str, Any]) -> str:
         return ""
     last = int(final.removeprefix("round-"))
     ours = ["sft", *(f"round-{t}/strong" for t in range(1, last + 1))]
-    theirs = ["baselines/sft"] if control == CONTROLS[0] else ["sft", "baselines/sft_restart"]
+    theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
     told = []
     for model, stages in ((final, ours), (control, theirs)):
         counters = [mapping(mapping(manifests.get(stage)).get("counters")) for stage in stages]

@@ -25,6 +25,8 @@ MODEL_NAMES = {
     "baseline-wdds_only": "WMSS, WD-DS only",
     "baseline-wmss_frozen": "WMSS, frozen weak model",
 }
+CONTROLS = ("baseline-sft_restart", "baseline-sft")
+"""What a result is held against: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
 LEFTOVER, STALE = "from an older recipe", "out of date"
 WAITING = ("unfinished", "not run yet", STALE)
