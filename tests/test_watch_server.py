@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -270,6 +271,30 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
     assert process.returncode == 0
     assert errors == "Warning: anyone who has this address and can reach 0.0.0.0 can read the run.\n"
     assert snapshot(tmp_path) == there
+
+
+@pytest.mark.parametrize("display", [":0", ""])
+def test_the_browser_is_given_a_private_file_and_none_is_opened_without_a_display(tmp_path, display):
+    run, browser, seen = begin_run(tmp_path / "run"), tmp_path / "browser", tmp_path / "seen"
+    put(browser, f'#!/bin/sh\nprintf %s "$*" > {seen}\n')
+    browser.chmod(0o755)
+    environment = os.environ | {"BROWSER": str(browser), "DISPLAY": display, "WAYLAND_DISPLAY": ""}
+    command = [sys.executable, "-m", "weakdriven", "watch", str(run)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    url = process.stdout.readline().strip()
+    assert process.stdout.readline() == "Ctrl-C ends it.\n"
+    assert "stages are done" in process.stdout.readline(), "it comes after the browser"
+    page = Path(unquote(urlsplit(seen.read_text()).path)) if seen.exists() else None
+    told, mode = (page.read_text(), page.stat().st_mode & 0o777) if page else ("", None)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    if display:
+        assert page and seen.read_text().startswith("file:///") and url.split("/")[3] not in seen.read_text()
+        assert url in told and mode == 0o600 and not page.parent.exists()
+    else:
+        assert page is None
 
 
 def test_the_line_tells_stage_step_loss_rate_and_time_left(tmp_path, monkeypatch):
