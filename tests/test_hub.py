@@ -12,12 +12,14 @@ from huggingface_hub import ModelCard
 
 from hub_server import TOKEN, HubServer
 from run_files import put
+from weakdriven.hub import files_to_push
 
 KEY = "ab12"
 
 
 def make_run(run: Path, model: str = "owner/base") -> Path:
-    put(run / "run.json", {"recipe": "demo", "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"})
+    facts = {"recipe": "demo", "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"}
+    put(run / "run.json", facts | {"hub_models": ["owner/base"]})
     put(run / "recipe.yaml", yaml.safe_dump({"name": "demo", "method": "wmss", "model": model}))
     put(run / "plan.json", {"round-1/strong": KEY})
     strong = run / "round-1/strong"
@@ -80,6 +82,25 @@ def test_an_adapter_over_a_folder_of_this_machine_names_that_folder_alone(tmp_pa
         assert weakdriven("export", "hub", str(run), "me/demo", hub=hub.url).returncode == 0
     assert json.loads(hub.files["adapter_config.json"]) == {"r": 8, "base_model_name_or_path": "tiny"}
     assert not any(str(tmp_path).encode() in content for content in hub.files.values())
+
+
+def test_an_adapter_keeps_the_hub_id_of_its_base_where_the_run_tells_nothing_of_it(tmp_path):
+    for model, expected in (("owner/base", b"owner/base"), ("/home/me/base", b"base")):
+        path = tmp_path / "adapter_config.json"
+        put(path, {"base_model_name_or_path": model})
+        put(tmp_path / "config.json", {"_name_or_path": "models/tiny"})
+        files = dict(files_to_push(tmp_path, None))
+        adapter = files["adapter_config.json"]
+        text = Path(adapter).read_bytes() if isinstance(adapter, str) else adapter
+        assert json.loads(text)["base_model_name_or_path"].encode() == expected
+        assert json.loads(files["config.json"]) == {"_name_or_path": "tiny"}
+
+
+def test_private_without_a_push_is_refused_before_the_run(tmp_path):
+    words = ("run", "demo", "--output", str(tmp_path / "run"), "--private")
+    done = weakdriven(*words, hub="http://127.0.0.1:9")
+    assert done.returncode == 2 and "add --push-to-hub OWNER/NAME, or leave --private out" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_push_that_fails_says_where_the_model_is_and_how_to_try_again(tmp_path):

@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
     settings, root, progress = prepare(recipe, overrides, output, quiet)
-    refuse_push(push_to_hub)
+    refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import run_recipe
 
     report = run_recipe(settings, root, progress)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weakdriven.cli_common import Debug, quieten_libraries
+from weakdriven.errors import UserError
 
 PushToHub = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push the result to the Hub at the end.")]
 Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repository a private one.")]
@@ -24,8 +25,13 @@ def export_hub(
     print(f"Pushed: {push_run(run, repo, private=private)}")
 
 
-def refuse_push(repo: str | None) -> None:
+def refuse_push(repo: str | None, *, private: bool = False) -> None:
     """Before the hours of a run, not after them."""
+    if private and not repo:
+        raise UserError(
+            "--private was given without --push-to-hub, so nothing would be pushed; add --push-to-hub OWNER/NAME, or "
+            "leave --private out."
+        )
     if repo:
         from weakdriven.hub import check_push
 

@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from weakdriven.errors import UserError
 from weakdriven.report.card import CARD, read_settings, result_stages, write_cards
-from weakdriven.report.card_facts import ADAPTER_FILE, hub_id, public_name
+from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, hub_id, public_name
 from weakdriven.report.read import load_run
 from weakdriven.rundir import MANIFEST, RUN_FILE
 
@@ -80,7 +80,7 @@ def find_result(run: Path) -> tuple[Path, str | None]:
     if not stages:
         raise UserError(f"{run} has no trained model yet; run its recipe to the end first.")
     write_cards(run)
-    return run / stages[-1], hub_id(read_settings(data).get("model"))
+    return run / stages[-1], hub_id(read_settings(data).get("model"), from_hub(data))
 
 
 def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | bytes]]:
@@ -97,11 +97,10 @@ def _without_paths(path: Path, base: str | None) -> bytes | None:
     if path.name not in (ADAPTER_FILE, "config.json", "tokenizer_config.json"):
         return None
     values = json.loads(path.read_text(encoding="utf-8"))
-    paths = {
-        key: base or public_name(value)
-        for key, value in values.items()
-        if key.endswith("name_or_path") and isinstance(value, str) and public_name(value) != value
-    }
+    named = {key: one for key, one in values.items() if key.endswith("name_or_path") and isinstance(one, str)}
+    # An adapter names a base in a folder by its whole path (`training/lora.py`), so what is none is of the Hub.
+    own = {key: public_name(one, [one] if path.name == ADAPTER_FILE else ()) for key, one in named.items()}
+    paths = {key: base or own[key] for key, one in named.items() if own[key] != one}
     return json.dumps(values | paths, indent=2, ensure_ascii=False).encode() + b"\n" if paths else None
 
 

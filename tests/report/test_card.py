@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from run_files import put
 from weakdriven.cli import app
+from weakdriven.pipeline.run import hub_models
+from weakdriven.recipe_file import load_recipe
 from weakdriven.report import load_run
 from weakdriven.report.card import MARK, escaped, result_stages, write_cards
 from weakdriven.report.card_facts import hub_id, licence, public_name, without_paths
@@ -39,6 +41,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
 def put_manifest(run: Path, stage: str, **counters: Any) -> None:
     facts = {"wall_seconds": 90.0, "peak_memory_bytes": 3 * 2**30, "finished": "2026-11-15", "counters": counters}
     facts |= {"versions": {"torch": "2.9.0", "trl": "1.16.0", "bitsandbytes": "not installed"}, "hardware": "1 x H200"}
+    facts["inputs"] = {"rows": "owner/rows:main@0a1b/train"} if stage == "data" else {}
     put(run / stage / "manifest.json", {"stage": stage, "key": KEY, **facts})
 
 
@@ -51,7 +54,8 @@ def put_scores(run: Path, model: str, correct: int, items: int = 80) -> None:
 
 
 def make_run(run: Path, settings: dict[str, Any] | None = None, *, evaluated: bool = True) -> Path:
-    put(run / "run.json", {"recipe": "demo", "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"})
+    facts = {"recipe": "demo", "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"}
+    put(run / "run.json", facts | {"hub_models": ["Qwen/Qwen3-4B-Base"]})
     put(run / "recipe.yaml", yaml.safe_dump(settings or recipe()))
     models = {"base": 8, "sft": 41, "baseline-sft": 44, "round-1": 60}
     stages = ["data", "sft", "round-1/active", "round-1/strong", "baselines/sft"]
@@ -167,7 +171,7 @@ def test_no_path_of_this_machine_is_told(tmp_path):
 
 def test_text_of_a_run_is_never_markup(tmp_path):
     run = make_run(tmp_path, recipe(model=EVIL, data={"path": f"x|{EVIL}\n# title"}, name="```\n<script>"))
-    put(run / "run.json", {"recipe": f"{EVIL} [x](javascript:1) *a*"})
+    put(run / "run.json", {"recipe": f"{EVIL} [x](javascript:1) *a*", "hub_models": [EVIL, ["x"]]})
     put(run / "data/funnel.json", {"in": 4, "kept": 3, "dropped": {EVIL: {"rows": 1, "first": []}}})
     text = card(run)
     matter, body = text[4:].split("\n---\n", 1)
@@ -191,6 +195,11 @@ def test_the_licence_of_the_base_is_that_of_its_own_card_or_said_to_be_unknown(t
     put(snapshot / "README.md", "---\nlicense: other\nlicense_name: own\nlicense_link: LICENSE\n---\n")
     link = "https://huggingface.co/owner/name/blob/main/LICENSE"
     assert licence(str(snapshot)) == {"license": "other", "license_name": "own", "license_link": link}
+
+
+def test_a_base_whose_name_no_repository_can_have_has_no_known_licence():
+    assert licence("/gone/models--my--own--base/snapshots/ab12") == {}
+    assert licence("my--models/base", ["my--models/base"]) == {}
 
 
 def test_a_card_that_someone_edited_stays_and_an_own_one_is_written_again(tmp_path):
@@ -225,7 +234,43 @@ def test_a_broken_recipe_or_none_still_gives_a_card(tmp_path):
 
 def test_names_are_hub_ids_or_the_last_part_of_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert hub_id("owner/name") == "owner/name" and public_name("owner/name:main") == "owner/name:main"
+    known = {"owner/name", "owner/name:main"}
+    assert hub_id("owner/name", known) == "owner/name" and public_name("owner/name:main", known) == "owner/name:main"
     put(tmp_path / "owner/name/config.json", {})
-    assert hub_id("owner/name") is None and public_name("owner/name") == "name", "a folder comes before the Hub"
+    assert hub_id("owner/name", known) == "owner/name", "what lies here now says nothing of what was read then"
+    assert hub_id("models/tiny", known) is None and public_name("models/tiny", known) == "tiny"
     assert without_paths({"a": ["/x/y", 1, None], "b": "plain"}) == {"a": ["y", 1, None], "b": "plain"}
+
+
+def test_a_folder_that_looks_like_a_hub_id_is_none_wherever_the_card_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "run", recipe(model="models/tiny", data={"path": "data/train"}))
+    put(run / "data/funnel.json", {"in": 4, "kept": 4, "sources": ["raw/rows"], "dropped": {}})
+    for facts in ({"recipe": "demo", "hub_models": []}, {"recipe": "demo"}):  # of a run, and of an older one
+        put(run / "run.json", facts)
+        text = card(run)
+        read = ModelCard(text).data
+        assert read.base_model is None and read.datasets is None and "base_model_relation" not in text
+        assert "models/tiny" not in text and "data/train" not in text and "tiny (M0)" in text
+    key = "raw/rows@0a1b/train"
+    facts = {"in": 4, "kept": 4, "sources": ["raw/rows", "x/y"], "dropped": {}}
+    put(run / "data/funnel.json", facts | {"settings": {"sources": [["rows", key], ["y", "0123abcd"]]}})
+    card(run)
+    assert ModelCard.load(run / "round-1/strong/README.md").data.datasets == ["raw/rows"], "the build tells which"
+
+
+def test_a_run_writes_down_which_of_its_models_came_from_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "models/tiny/config.json", {})
+    for model, expected in (("models/tiny", []), ("owner/name", ["owner/name"]), ("embedded:base", [])):
+        assert hub_models(load_recipe("demo", [f"model={model}"])) == expected
+
+
+def test_what_another_run_computed_is_no_cost_of_this_one(tmp_path):
+    run = make_run(tmp_path, evaluated=False)
+    assert "| **all** | 7 min 30 s |" in card(run)
+    manifest = json.loads((run / "sft/manifest.json").read_text())
+    put(run / "sft/manifest.json", manifest | {"taken_from": "/home/someone/other/sft"})
+    text = card(run)
+    assert "| sft | taken over from another run, not counted | 10 |" in text and "| **all** | 6 min" in text
+    assert "/home/someone" not in text

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.merge import merged
@@ -26,12 +27,14 @@ from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
     RECIPE_FILE,
+    RUN_FILE,
     TOKENS,
     Planned,
     Progress,
     Run,
     Stage,
     claimed,
+    read_json,
     write_json,
     write_text,
 )
@@ -120,10 +123,17 @@ def carry_out(
             if leads and not beside:
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
                 write_json(root / PLAN_FILE, plan)
+                write_json(root / RUN_FILE, read_json(root / RUN_FILE) | {"hub_models": hub_models(recipe)})
             return work(stages)
         finally:
             stages.engines.close()
             progress.close()
+
+
+def hub_models(recipe: Recipe) -> list[str]:
+    """Models of the recipe that come from the Hub; told now, since only here and now is a folder's name one."""
+    named = [source for source in (recipe.model, recipe.sft.model) if source and source != EMBEDDED]
+    return [source for source in named if not Path(source).expanduser().exists()]
 
 
 def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from weakdriven.report.card_facts import ADAPTER_FILE, front_matter, licence, public_name, without_paths
+from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, front_matter, licence, public_name, without_paths
 from weakdriven.report.read import load_run
 from weakdriven.report.training_set import training_set
 from weakdriven.report.verdict import effort, verdict
@@ -77,7 +77,7 @@ def signed(text: str) -> str:
 
 def describe_model(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     """The whole card of the model in one stage."""
-    recipe = read_settings(data)
+    recipe, known = read_settings(data), from_hub(data)
     trained = result_stages(data)[0]
     model = trained.removesuffix("/strong").replace("baselines/", "baseline-")
     rows = [row for row in data["accuracy"] if row["accuracy"] is not None]
@@ -88,25 +88,25 @@ def describe_model(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     name = public_name(data["info"].get("recipe") or "unnamed run")
     manifest = next(one["manifest"] for one in data["stages"] if one["name"] == stage)
     parts = [
-        f"---\n{front_matter(recipe, own, name=name, adapter=adapter, sources=sources)}\n---",
+        f"---\n{front_matter(recipe, own, name=name, adapter=adapter, sources=sources, known=known)}\n---",
         f"# {escaped(name)}",
-        what_was_run(recipe, trained, adapter=adapter, merged=stage == "merged"),
+        what_was_run(recipe, trained, known, adapter=adapter, merged=stage == "merged"),
         escaped(" ".join(verdict(data))),
         escaped(effort(data)),
         "## Scores",
         score_table(rows, model),
         waiting(data),
         "## Training data",
-        data_words(data, settings),
+        data_words(data, settings, known),
         *(funnel_table(*table) for table in built.get("tables", [])),
         "## Recipe",
         "Paths are cut to their last part; `weakdriven run` takes this file once they are whole again.",
-        fenced(yaml.safe_dump(without_paths(recipe), sort_keys=False, allow_unicode=True, width=100), "yaml"),
+        fenced(yaml.safe_dump(without_paths(recipe, known), sort_keys=False, allow_unicode=True, width=100), "yaml"),
         "## Versions, hardware and cost",
         versions(manifest),
         cost_table(data),
         "## Licence",
-        licence_words(recipe),
+        licence_words(recipe, known),
         "## Limits",
         LIMITS,
         "## Citation",
@@ -116,9 +116,9 @@ def describe_model(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def what_was_run(recipe: dict[str, Any], stage: str, *, adapter: bool, merged: bool) -> str:
+def what_was_run(recipe: dict[str, Any], stage: str, known: set[str], *, adapter: bool, merged: bool) -> str:
     """Two sentences: method and rounds, and what this folder holds."""
-    base, method = escaped(public_name(recipe.get("model") or NO_BASE)), str(recipe.get("method") or "wmss")
+    base, method = escaped(public_name(recipe.get("model") or NO_BASE, known)), str(recipe.get("method") or "wmss")
     joint, sft = mapping(recipe.get("joint")), mapping(recipe.get("sft"))
     form = "the LoRA adapter" if adapter else "the adapted model with its adapter merged in" if merged else "the model"
     if method != "wmss":
@@ -162,10 +162,10 @@ def waiting(data: dict[str, Any]) -> str:
     return f"The run is not finished; without a result yet: {escaped(', '.join(names))}." if names else ""
 
 
-def data_words(data: dict[str, Any], settings: dict[str, Any]) -> str:
+def data_words(data: dict[str, Any], settings: dict[str, Any], known: set[str]) -> str:
     done = {stage["name"]: stage["manifest"] for stage in data["stages"] if stage["status"] == "done"}
     counters = mapping(mapping(done.get("data")).get("counters"))
-    told = f"Rows from {escaped(public_name(settings.get('path') or 'an unknown source'))}"
+    told = f"Rows from {escaped(public_name(settings.get('path') or 'an unknown source', known))}"
     if number(counters.get("examples")) is None:
         return f"{told}."
     read, rest = counters.get("rows_read", counters["examples"]), []
@@ -203,23 +203,25 @@ def versions(manifest: dict[str, Any]) -> str:
 
 
 def cost_table(data: dict[str, Any]) -> str:
-    """What each finished stage took."""
+    """What each finished stage took here; one that another run computed took nothing."""
     rows, total = [], 0.0
     for stage in data["stages"]:
         if stage["status"] == "done":
             seconds, memory = (number(stage["manifest"].get(key)) for key in ("wall_seconds", "peak_memory_bytes"))
             steps = number(mapping(stage["manifest"].get("counters")).get("steps"))
-            total += seconds or 0.0
+            taken = bool(stage["manifest"].get("taken_from"))
+            total += 0.0 if taken else seconds or 0.0
+            took = "taken over from another run, not counted" if taken else duration(seconds)
             peak = "" if memory is None else f"{memory / 2**30:.2f} GiB"
-            rows.append([escaped(stage["name"]), duration(seconds), "" if steps is None else plain(steps), peak])
+            rows.append([escaped(stage["name"]), took, "" if steps is None else plain(steps), peak])
     if not rows:
         return ""
     return table(["stage", "time", "steps", "peak memory"], [*rows, ["**all**", duration(total), "", ""]])
 
 
-def licence_words(recipe: dict[str, Any]) -> str:
+def licence_words(recipe: dict[str, Any], known: set[str]) -> str:
     source = str(recipe.get("model") or NO_BASE)
-    base, stated = escaped(public_name(source)), licence(source)
+    base, stated = escaped(public_name(source, known)), licence(source, known)
     if not stated:
         return (
             f"The licence of the base model, {base}, was not found where this card was written. Look it up and add it "

@@ -1,6 +1,7 @@
 """What the front matter of a model card says: base, licence, data, scores; and no path of this machine."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,27 @@ EMBEDDED = "embedded:"
 OUR_LICENCE = "apache-2.0"
 """Of the model that comes with the package."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.(gz|zst))?$", re.IGNORECASE)
 
 
-def hub_id(source: Any) -> str | None:
+def from_hub(data: dict[str, Any]) -> set[str]:
+    """Models and datasets that a run read from the Hub, as its files tell: a name alone may be a folder's."""
+    models = data["info"].get("hub_models")
+    rows = [mapping(one["manifest"].get("inputs")).get("rows") for one in data["stages"] if one["status"] == "done"]
+    built = mapping(data["funnel"].get("settings")).get("sources")
+    rows += [pair[-1] for pair in built if isinstance(pair, list) and pair] if isinstance(built, list) else []
+    datasets = [key.rpartition("@")[0] for key in rows if isinstance(key, str)]  # a file's key is a hash, without @
+    names = [*(models if isinstance(models, list) else []), *datasets]
+    return {name for name in names if isinstance(name, str) and name}
+
+
+def hub_id(source: Any, known: Collection[str] = ()) -> str | None:
     """The id of a model or dataset on the Hub, if that is what a recipe names; also that of a folder in its cache.
 
-    >>> hub_id("Qwen/Qwen3-4B-Base"), hub_id("owner/name:main"), hub_id("data/train.jsonl"), hub_id("/home/me/model")
-    ('Qwen/Qwen3-4B-Base', 'owner/name', None, None)
+    Args:
+        known: Names that were read from the Hub.
+
+    >>> hub_id("owner/name:main", ["owner/name:main"]), hub_id("models/tiny"), hub_id("/home/me/model")
+    ('owner/name', None, None)
     >>> hub_id("/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-4B/snapshots/ab12")
     'Qwen/Qwen3-4B'
     """
@@ -31,42 +45,40 @@ def hub_id(source: Any) -> str | None:
     if cached := re.search(r"(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/", source):
         return f"{cached[1]}/{cached[2]}"
     name = source.partition(":")[0]
-    if not HUB_ID.fullmatch(name) or DATA_FILE.search(name) or Path(source).expanduser().exists():
-        return None
-    return name
+    return name if source in known and HUB_ID.fullmatch(name) else None
 
 
-def public_name(source: Any) -> str:
+def public_name(source: Any, known: Collection[str] = ()) -> str:
     """What a model or file may be called in public: its Hub id, or the last part of its path.
 
     >>> public_name("/home/me/models/tiny"), public_name("~/x/train.jsonl"), public_name("embedded:base")
     ('tiny', 'train.jsonl', 'embedded:base')
     """
     text = str(source)
-    if found := hub_id(text):
+    if found := hub_id(text, known):
         return found + text.partition(":")[1] + text.partition(":")[2] if text.startswith(found) else found
     return text if text.startswith(EMBEDDED) else re.split(r"[/\\]", text.rstrip("/\\"))[-1]
 
 
-def without_paths(value: Any) -> Any:
+def without_paths(value: Any, known: Collection[str] = ()) -> Any:
     """Settings in which every path is cut to its last part."""
     if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
+        return {key: without_paths(item, known) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    return public_name(value) if isinstance(value, str) and re.search(r"[/\\]", value) else value
+        return [without_paths(item, known) for item in value]
+    return public_name(value, known) if isinstance(value, str) and re.search(r"[/\\]", value) else value
 
 
-def licence(source: str) -> dict[str, str]:
+def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     """Licence of a base model as its own card states it; empty where that is not known here."""
     if source.startswith(EMBEDDED):
         return {"license": OUR_LICENCE}
-    folder, name = Path(source).expanduser(), hub_id(source)
-    card = folder / "README.md" if folder.is_dir() else None
-    if card is None and name:
-        found = try_to_load_from_cache(name, "README.md")
-        card = Path(found) if isinstance(found, str) else None
+    folder, name = Path(source).expanduser(), hub_id(source, known)
+    card = folder / "README.md" if folder.is_dir() and source not in known else None
     try:
+        if card is None and name:
+            found = try_to_load_from_cache(name, "README.md")
+            card = Path(found) if isinstance(found, str) else None
         text = card.read_text(encoding="utf-8", errors="replace") if card else ""
         matter = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
         values = mapping(yaml.safe_load(matter[1])) if matter else {}
@@ -86,21 +98,28 @@ def licence(source: str) -> dict[str, str]:
 
 
 def front_matter(
-    recipe: dict[str, Any], scores: list[dict[str, Any]], *, name: str, adapter: bool, sources: list[str]
+    recipe: dict[str, Any],
+    scores: list[dict[str, Any]],
+    *,
+    name: str,
+    adapter: bool,
+    sources: list[str],
+    known: Collection[str],
 ) -> str:
     """YAML that the Hub reads.
 
     Args:
         scores: Rows of the model itself.
         sources: Where the training rows came from.
+        known: Names that were read from the Hub.
     """
-    base = hub_id(recipe.get("model"))
-    facts: dict[str, Any] = licence(str(recipe.get("model") or ""))
+    base = hub_id(recipe.get("model"), known)
+    facts: dict[str, Any] = licence(str(recipe.get("model") or ""), known)
     if base:
         facts["base_model_relation"] = "adapter" if adapter else "finetune"
     data = ModelCardData(
         base_model=base,
-        datasets=sorted({found for source in sources if (found := hub_id(source))}) or None,
+        datasets=sorted({found for source in sources if (found := hub_id(source, known))}) or None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=TAGS,
