@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import run_small
+from conftest import run_small, small_recipe
+from run_files import put
 from weakdriven.models.load import locate_model
+from weakdriven.pipeline.run import hub_models
 from weakdriven.rundir import read_jsonl
 from weakdriven.scores import read_scores
 
@@ -55,6 +57,14 @@ def test_running_again_skips_everything(two_round_run):
     again = run_small(root, "joint.rounds=2")
     assert again.ran == {}
     assert again.skipped == list(first.ran)
+
+
+def test_a_run_writes_down_which_of_its_models_came_from_the_hub(two_round_run, tmp_path, monkeypatch):
+    assert json.loads((two_round_run[0] / "run.json").read_text())["hub_models"] == []
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "models/tiny/config.json", {})
+    for model, expected in (("models/tiny", []), ("owner/name", ["owner/name"]), ("embedded:base", [])):
+        assert hub_models(small_recipe(f"model={model}")) == expected
 
 
 def test_the_strong_folder_loads_and_generates_like_any_other(two_round_run):

@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 
 from run_files import put
 from weakdriven.cli import app
-from weakdriven.pipeline.run import hub_models
-from weakdriven.recipe_file import load_recipe
 from weakdriven.report import load_run
 from weakdriven.report.card import MARK, escaped, result_stages, write_cards
 from weakdriven.report.card_facts import hub_id, licence, public_name, without_paths
@@ -257,13 +255,6 @@ def test_a_folder_that_looks_like_a_hub_id_is_none_wherever_the_card_is_written(
     put(run / "data/funnel.json", facts | {"settings": {"sources": [["rows", key], ["y", "0123abcd"]]}})
     card(run)
     assert ModelCard.load(run / "round-1/strong/README.md").data.datasets == ["raw/rows"], "the build tells which"
-
-
-def test_a_run_writes_down_which_of_its_models_came_from_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path / "models/tiny/config.json", {})
-    for model, expected in (("models/tiny", []), ("owner/name", ["owner/name"]), ("embedded:base", [])):
-        assert hub_models(load_recipe("demo", [f"model={model}"])) == expected
 
 
 def test_what_another_run_computed_is_no_cost_of_this_one(tmp_path):
