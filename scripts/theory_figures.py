@@ -1,6 +1,6 @@
 """Draws the figures of docs/theory.md from the checks themselves: python scripts/theory_figures.py [folder].
 
-Each is an SVG of its own, readable on light and on dark pages. No plotting library: the report's axes and a few marks.
+Each is an SVG of its own, readable on light and on dark pages. No plotting library: axes and a few marks.
 """
 
 import math
@@ -13,7 +13,6 @@ from markupsafe import Markup
 from weakdriven import diagnostics as theory
 from weakdriven.diagnostics import counterexamples as cases
 from weakdriven.diagnostics.counterexamples import Case
-from weakdriven.report.charts import Axes
 
 FOLDER = Path(__file__).parents[1] / "docs/theory"
 COLOURS = {"blue": "#3b82f6", "orange": "#e07b1a", "green": "#2f9e5b", "purple": "#a05be0", "grey": "#8a8f98"}
@@ -27,6 +26,48 @@ STYLE = (
 WEIGHTS = [i / 100 for i in range(101)]
 """Strong weights at which curves are computed."""
 LEGEND_ROW = 18
+
+
+class Axes:
+    """Maps values to a drawing and draws the grid, with room for labels at the left and below."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], left: int = 48, height: int = 270) -> None:
+        self.x_range, self.y_range, self.left, self.bottom = x, y, left, height - 40
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return self.left + (value - low) / (high - low) * (408 - self.left)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return self.bottom - (value - low) / (high - low) * (self.bottom - 10)
+
+    def draw(self, title: str, x_label: str, y_label: str, marks: list[Markup]) -> Markup:
+        grid = Markup('<path class="grid" d="{}"/><text x="{:.1f}" y="{:.1f}" text-anchor="{}">{:g}</text>')
+        parts = []
+        for value in ticks(*self.x_range):
+            x = self.x(value)
+            parts.append(grid.format(f"M{x:.1f} 10V{self.bottom}", x, self.bottom + 16, "middle", value))
+        for value in ticks(*self.y_range) if y_label else ():
+            y = self.y(value)
+            parts.append(grid.format(f"M{self.left} {y:.1f}H408", self.left - 6, y + 4, "end", value))
+        name = Markup('<text class="label" transform="translate({} {}) rotate({})" text-anchor="middle">{}</text>')
+        parts.append(name.format((self.left + 408) / 2, self.bottom + 34, 0, x_label))
+        parts.append(name.format(11, self.bottom / 2 + 5, -90, y_label))
+        svg = Markup('<svg viewBox="0 0 420 {}" role="img" aria-label="{}">{}</svg>')
+        return svg.format(self.bottom + 40, title, Markup("").join(parts + marks))
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """About five round numbers inside a range.
+
+    >>> ticks(0, 1)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    return [round(i * step, 12) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 class Figure:

@@ -24,7 +24,7 @@ from weakdriven.models.load import locate_model
 from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
 from weakdriven.pipeline.measure import draw_sample
 from weakdriven.pipeline.token_view import SCHEMA
-from weakdriven.report import write_report
+from weakdriven.report import load_run, write_report
 from weakdriven.report.diagnosis import print_diagnosis
 from weakdriven.rundir import Progress, read_json, write_json
 from weakdriven.scores import read_scores
@@ -365,3 +365,12 @@ def test_the_command_refuses_a_folder_that_is_no_run(tmp_path, monkeypatch, caps
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2 and "is not a run directory" in capsys.readouterr().err
+
+
+def test_the_page_of_a_fresh_diagnosis_calls_nothing_old(run):
+    run_small(run, "joint.rounds=2", "joint.save_weak=true")
+    diagnose(run)
+    assert not [problem for problem in load_run(run)["problems"] if "anew" in problem]
+    manifest = run / "sft/manifest.json"
+    write_json(manifest, read_json(manifest) | {"key": "other"})
+    assert [problem for problem in load_run(run)["problems"] if "trained anew since (sft)" in problem]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from report_runs import EVIL, finish, specs, write_plan
+from report_runs import EVIL, finish, specs, start, write_plan
 from run_files import put
 from weakdriven.cli import app
 from weakdriven.errors import UserError
@@ -48,6 +48,32 @@ def test_folders_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Pat
     assert len(set(labels)) == 8 and any(label.startswith("deep/a: ") for label in labels)
 
 
+def test_the_same_point_of_two_sweeps_is_two_runs(runs: list[Path], tmp_path: Path) -> None:
+    both = [Path(shutil.copytree(runs[0], tmp_path / sweep / "point/seed-42")) for sweep in ("x", "y")]
+    rows = runs_compared(both, None)["rows"]
+    assert len(rows) == 8 and {row["method"].split("/")[0] for row in rows} == {"x", "y"}
+
+
+def test_what_is_not_finished_is_named(runs: list[Path], tmp_path: Path) -> None:
+    start(tmp_path / "begun")
+    (runs[1] / "eval/round-1/arithmetic/manifest.json").unlink()
+    plan = read_json(runs[0] / "plan.json")
+    write_json(runs[0] / "plan.json", plan | {"eval/sft/gsm8k": "not yet"})
+    found = runs_compared([*runs, tmp_path / "begun"], None)
+    assert found["missing"] == [
+        "begun: no model has been evaluated",
+        "a: M1 (after phase-1 SFT): not all of its benchmarks are finished",
+    ]
+    assert len(found["rows"]) == 6
+    page = write_compare([*runs, tmp_path / "begun"], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "begun: no model has been evaluated" in page
+
+
+def test_a_run_without_a_plan_is_shown_as_it_stands(runs: list[Path]) -> None:
+    (runs[0] / "plan.json").unlink()
+    assert len(runs_compared(runs, None)["rows"]) == 8
+
+
 def test_runs_that_were_asked_other_items_are_refused(runs: list[Path]) -> None:
     for path in runs[1].glob("eval/*/*/scores.json"):
         write_json(path, read_json(path) | {"golds": "other"})
@@ -70,7 +96,7 @@ def test_the_page_has_a_leaderboard_and_three_figures(runs: list[Path], tmp_path
     page = (tmp_path / "out/c.html").read_text(encoding="utf-8")
     assert list(specs(page)) == ["scores", "gains", "cost-gain"]
     assert "Highest score: " in page and "not corrected" in page
-    assert {path.suffix for path in (tmp_path / "out/figures").iterdir()} == {".svg", ".png"}
+    assert {path.suffix for path in (tmp_path / "out/c-figures").iterdir()} == {".svg", ".png"}
 
 
 def test_labels_are_never_markup(runs: list[Path], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from weakdriven.report.answers import sample_items
 from weakdriven.report.costs import cost_words, selection_cost
 from weakdriven.report.examples import BARS, SCATTER_POINTS, odds_bars
 from weakdriven.report.plots import CURVE_POINTS
-from weakdriven.rundir import PLAN_FILE
+from weakdriven.rundir import PLAN_FILE, read_json, write_json
 
 
 def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_long_runs_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     finish(tmp_path, examples=SCATTER_POINTS + 5, steps=3 * CURVE_POINTS)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert len(points(page)) == SCATTER_POINTS and "A random 2,000 of them are drawn" in page
-    assert "A point is the mean of 3 steps (mixed), 3 steps (strong alone), 3 steps (weak alone)" in page
+    assert "mean of 3 logged values (mixed), 3 logged values (strong alone), 3 logged values (weak alone)" in page
     rows = [row for row in specs(page)["loss-round-1"]["data"]["values"] if row["name"] == "mixed"]
     logged = [row["loss"] for row in load_run(tmp_path)["metrics"]["round-1/strong"]]
     assert len(rows) == len(logged) / 3 <= CURVE_POINTS
@@ -81,6 +81,7 @@ def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
     for stage in ("entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"):
         assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>not run yet", page)
     assert "Not run yet: entropy/base, entropy/sft, round-1/active." in page
+    assert "Not run yet: round-1/strong, baselines/sft." in page
     assert list(specs(page)) == ["loss-sft", "stages-time", "stages-memory"]
 
 
@@ -302,6 +303,7 @@ def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
     start(tmp_path)
     for model, version in (("round-1", 1), ("baseline-sft", 2)):
         put(tmp_path / f"eval/{model}/arithmetic/scores.json", scores([True, False], version=version))
+        put(tmp_path / f"eval/{model}/arithmetic/samples.jsonl", [{"id": "a", "correct": True}])
         manifest(tmp_path, f"eval/{model}/arithmetic", 50)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "not comparable" in page and "difference" not in own_part(page)
@@ -372,6 +374,49 @@ def test_the_page_says_how_much_each_side_was_trained(tmp_path: Path) -> None:
     assert f"Trained in all: {told}" in page
     (tmp_path / "sft/manifest.json").unlink()
     assert "Trained in all" not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(tmp_path: Path) -> None:
+    finish(tmp_path)
+    before = write_report(tmp_path).read_text(encoding="utf-8")
+    path = tmp_path / "sft/manifest.json"
+    write_json(path, read_json(path) | {"taken_from": "../other/sft"})
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "done, taken over" in page and "done, taken over" not in before
+    assert "sft" in {row["stage"] for row in specs(before)["stages-time"]["data"]["values"]}
+    assert "sft" not in {row["stage"] for row in specs(page)["stages-time"]["data"]["values"]}
+
+
+def test_a_training_under_way_is_drawn_also_where_an_older_result_is_still_there(tmp_path: Path) -> None:
+    finish(tmp_path)
+    write_plan(tmp_path, PLAN, sft="cd34")
+    put(tmp_path / ".work/sft/work/metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    rows = [row for row in specs(page)["loss-sft"]["data"]["values"] if row["name"] == "M1, after phase-1 SFT"]
+    assert [row["y"] for row in rows] == [9.5, 9.25]
+
+
+def test_missing_entropies_are_not_called_no_selection(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "entropy/base/scores.parquet").unlink()
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "nothing is selected" not in page and "entropies of round 1 are not there" in page
+    write_plan(tmp_path, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
+    assert "Round 1 trains on every example; nothing is selected." in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_answers_that_are_gone_are_not_called_other_items(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "eval/round-1/arithmetic/samples.jsonl").unlink()
+    assert "answers are not there to be paired" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_a_diagnosis_of_another_version_is_told_and_left_out(tmp_path: Path) -> None:
+    finish(tmp_path)
+    for name in ("logits", "gradients", "drift"):
+        put(tmp_path / f"diagnostics/{name}.json", {"facts": {"version": 0, "round": 1}, "pairs": {}, "models": []})
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "diagnostics is not whole or of another version; run weakdriven diagnose again." in page
 
 
 def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path) -> None:

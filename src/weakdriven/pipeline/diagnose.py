@@ -26,6 +26,7 @@ from weakdriven.pipeline.run_models import RunModels, find_models, read_lenient
 from weakdriven.pipeline.token_view import LISTS, write_token_view
 from weakdriven.report.words import mapping, model_at
 from weakdriven.rundir import (
+    DIAGNOSIS_VERSION,
     DIAGNOSTICS,
     MANIFEST,
     METRICS,
@@ -39,8 +40,6 @@ from weakdriven.rundir import (
 )
 
 LOGITS, GRADIENTS, DRIFT, TOKEN_VIEW = "logits.json", "gradients.json", "drift.json", "tokens.parquet"
-VERSION = 1
-"""Of what is measured; raised where results of an older version must not be used."""
 EXAMPLES = 200
 """As many as the paper samples for its logit tables."""
 CHAIN = ("mean", "std", "centered_norm", "target", "background", "gap", "entropy", "max_probability")
@@ -72,7 +71,7 @@ def diagnose_run(
     def compute(work: Path, out: Path) -> dict[str, Any]:
         return Diagnosis(found, wanted, turn, weights, examples, seed, progress).write(out)
 
-    settings: dict[str, Any] = {"version": VERSION, "examples": examples, "seed": seed, "round": turn}
+    settings: dict[str, Any] = {"version": DIAGNOSIS_VERSION, "examples": examples, "seed": seed, "round": turn}
     settings |= {"strong_weight": weights, "missing": sorted(found.missing)}
     settings |= found.recipe.model_dump(mode="json", include={"precision", "attention"})
     data = {"data": found.manifests["data"]["key"]} if "data" in found.manifests else {}
@@ -205,7 +204,7 @@ class Diagnosis:
             "precision": self.found.recipe.precision,
             "hardware": hardware(),
             "versions": library_versions(),
-            "version": VERSION,
+            "version": DIAGNOSIS_VERSION,
         }
 
     def _logits(self) -> dict[str, Any]:

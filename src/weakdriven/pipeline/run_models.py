@@ -16,11 +16,9 @@ from weakdriven.pipeline.bind import ready_model
 from weakdriven.pipeline.loader import Model
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
-from weakdriven.report.words import mapping, split_snapshot, weak_of
+from weakdriven.report.words import CONTROLS, mapping, split_snapshot, stage_of, weak_of
 from weakdriven.rundir import MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SNAPSHOTS, digest, work_folder
 from weakdriven.training.snapshots import percent
-
-CONTROLS = ("baselines/sft_restart", "baselines/sft")
 
 
 @dataclass
@@ -90,10 +88,11 @@ def find_models(root: Path) -> RunModels:
             key = digest([found.models[f"round-{turn}"].key, WEAK_FOLDER])
             found.models[f"round-{turn}-weak"] = Model(f"round-{turn}-weak", folder, key)
     _add_snapshot(found, found.weak_of(1))
-    for stage in CONTROLS:
+    controls = [stage_of(name) for name in CONTROLS]
+    for stage in controls:
         if stage.removeprefix("baselines/") in (recipe.method, *recipe.baselines) or (root / stage).is_dir():
             _add(found, stage, stage.replace("baselines/", "baseline-"))
-    if not any(name.startswith("baseline-") for name in found.models) and not set(CONTROLS) & set(found.missing):
+    if not any(name.startswith("baseline-") for name in found.models) and not set(controls) & set(found.missing):
         found.notes.append("There is no SFT control; baselines: [sft_restart] in the recipe trains one.")
     _tell_outdated(found)
     return found

@@ -8,14 +8,14 @@ from typing import Any
 from weakdriven.errors import UserError
 from weakdriven.report.comparison import COMPARE_FILE, brackets, caption, compare_runs, failures, tables
 from weakdriven.report.figure import Figure, drawn_by_page, write_figures
-from weakdriven.report.page import FIGURES, render
+from weakdriven.report.page import render
 from weakdriven.report.plots import interval_figure, number_tip
 from weakdriven.report.runs_compared import runs_compared
 from weakdriven.report.sweep import caption as sweep_caption
 from weakdriven.report.sweep import failures as sweep_failures
 from weakdriven.report.sweep import read_sweep, sweep_figures
 from weakdriven.report.sweep import tables as sweep_tables
-from weakdriven.report.words import duration, number
+from weakdriven.report.words import duration, in_prose, number
 from weakdriven.rundir import RUN_FILE, write_text
 
 Row = dict[str, Any]
@@ -48,7 +48,7 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
     shown = {**vars(board), "drawn": board.figures, "figures": drawn_by_page(board.figures)}
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, render("compare.html.j2", shown))
-    write_figures(board.figures, page.parent / FIGURES)
+    write_figures(board.figures, page.with_name(f"{page.stem}-figures"))
     return page
 
 
@@ -80,10 +80,10 @@ def board_of_rows(found: Row) -> Board:
     return Board(
         name=f"{found['recipe']}: compared",
         words=headline(scored, found["against"]),
-        caption=caption(found),
+        caption=found.get("caption") or caption(found),
         tables=[("Leaderboard", titles, rows), ("What each cost", cost_titles, cost_rows)],
         figures=[figure for figure in figures if figure is not None],
-        missing=failures(found),
+        missing=found["missing"] if "missing" in found else failures(found),
     )
 
 
@@ -95,15 +95,21 @@ def board_of_sweep(root: Path) -> Board:
         if row["role"] == "result"
     ]
     scored = [row for row in results if "score" in row]
+    reference = next((words_of(row["against"]["name"]) for row in scored if row["against"]), "a control")
     extra = cost_figure(results)
     return Board(
         name=f"{found['recipe']}: sweep",
-        words=headline(scored, "its control"),
+        words=headline(scored, reference),
         caption=sweep_caption(found),
         tables=[(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
         figures=[*sweep_figures(root), *([extra] if extra else [])],
         missing=sweep_failures(found),
     )
+
+
+def words_of(name: str) -> str:
+    """A model, or the point of a sweep that is the recipe's own."""
+    return in_prose(name) if name.startswith("baseline-") else f"the point {name}"
 
 
 def headline(scored: list[Row], against: str) -> list[str]:
@@ -135,9 +141,8 @@ def apart(against: Row) -> bool:
 
 def score_figure(rows: list[Row], order: list[str]) -> Figure | None:
     rows = sorted(rows, key=lambda row: order.index(row["method"]))
-    return interval_figure(
-        "scores", "Score", [dot(row["method"], row["score"], row["interval"]) for row in rows], x="score, per cent"
-    )
+    dots = [dot(row["method"], row["score"], row["interval"], sign="") for row in rows]
+    return interval_figure("scores", "Score", dots, x="score, per cent")
 
 
 def gain_figure(rows: list[Row], against: str) -> Figure | None:
@@ -146,9 +151,9 @@ def gain_figure(rows: list[Row], against: str) -> Figure | None:
     return interval_figure("gains", f"Difference to {against}", dots, x="points", rule=0.0)
 
 
-def dot(label: str, value: float, interval: Sequence[float]) -> Row:
+def dot(label: str, value: float, interval: Sequence[float], sign: str = "+") -> Row:
     low, high = (100 * end for end in interval)
-    told = f"{100 * value:+.1f} {brackets(interval)}"
+    told = f"{100 * value:{sign}.1f} {brackets(interval)}"
     return {"label": label, "colour": "blue", "value": 100 * value, "low": low, "high": high, "told": told}
 
 

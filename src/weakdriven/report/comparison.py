@@ -47,8 +47,10 @@ def scores_of(model: str, runs: dict[str, Path]) -> dict[str, Scores]:
     """Share of right samples of each problem, for each seed that has all benchmarks: seed -> benchmark -> (1, P)."""
     found: dict[str, Scores] = {}
     for seed, run in runs.items():
-        asked = [name for name in read_json(run / PLAN_FILE) if name.startswith(f"eval/{model}/")]
-        if asked and current_stages(run).issuperset(asked):
+        there = current_stages(run)
+        plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else sorted(there)
+        asked = [name for name in plan if name.startswith(f"eval/{model}/")]
+        if asked and there.issuperset(asked):
             counts = {name: correct_counts(list(read_jsonl(run / name / SAMPLES))) for name in asked}
             found[seed] = {name.split("/")[-1]: np.array([right]) / n for name, (right, n) in counts.items()}
     return found

@@ -14,14 +14,22 @@ from weakdriven.report.diagnosis import diagnosis_tables, sample_words
 from weakdriven.report.diagnosis_figures import drift_figures, logit_figures, pair_figures
 from weakdriven.report.figure import PALETTE, Figure, drawn_by_page, write_figures
 from weakdriven.report.read import load_run
-from weakdriven.report.run_figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
+from weakdriven.report.run_figures import (
+    accuracy_figures,
+    loss_figures,
+    selection_figures,
+    stage_kind,
+    step_figures,
+    timeline,
+)
 from weakdriven.report.training_set import training_set
 from weakdriven.report.verdict import effort, verdict
-from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, mapping, number
+from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, here, mapping, number
 from weakdriven.rundir import REPORT, write_text
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 FIGURES = "figures"
+TRAININGS = ("training", "baselines")
 SECTIONS = {
     "accuracy": "Accuracy",
     "losses": "Losses",
@@ -92,11 +100,13 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
             versions.setdefault(package, set()).add(str(version))
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in data["scores"]))
     manifests = {stage["name"]: stage["manifest"] for stage in done}
+    waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
     cost = selection_cost(data["stages"])
     shown = data | {
         "name": str(data["info"].get("recipe") or "unnamed run"),
         "sections": list(SECTIONS.items()),
-        "waiting": [stage["name"] for stage in data["stages"] if stage["status"] in WAITING],
+        "waiting": waiting,
+        "untrained": [name for name in waiting if stage_kind(name) in TRAININGS and name not in data["metrics"]],
         "leftover": LEFTOVER,
         "verdict": verdict(data),
         "effort": effort(data),
@@ -110,7 +120,8 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
         "cost_words": cost_words(cost) if cost else "",
         "manifests": manifests,
         "sample_items": [item for name in benchmarks for item in sample_items(name, data)],
-        "total_wall": sum(number(stage["manifest"].get("wall_seconds")) or 0.0 for stage in done),
+        "planned": [stage["name"] for stage in data["stages"] if stage["status"] != LEFTOVER],
+        "total_wall": sum(number(stage["manifest"].get("wall_seconds")) or 0.0 for stage in done if here(stage)),
         "versions": {package: ", ".join(sorted(found)) for package, found in sorted(versions.items())},
     }
     return shown | {"figures": drawn_by_page(all_figures(shown))}

@@ -38,7 +38,7 @@ def line_figure(
     if gaps := sum(value is None for curve in shown for _, value in curve.points):
         notes.append(f"Logged values that are not numbers: {gaps:,}, shown as gaps.")
     if long := {name: each for name, each in stretches.items() if each > 1}:
-        told = ", ".join(f"{each} steps ({name})" for name, each in long.items())
+        told = ", ".join(f"{each} logged values ({name})" for name, each in long.items())
         notes.append(f"A point is the mean of {told}; the shade behind it spans their smallest and their largest.")
     names, colours = [curve.name for curve in shown], [f"@{curve.colour}" for curve in shown]
     dashes = [[5, 4] if curve.dashed else [1, 0] for curve in shown]

@@ -19,11 +19,13 @@ from weakdriven.report.words import (
     model_order,
     number,
     shorten,
+    stage_of,
     weak_of,
 )
 from weakdriven.rundir import (
     ACTIVE,
     BENCHMARK_SCORES,
+    DIAGNOSIS_VERSION,
     DIAGNOSTICS,
     FUNNEL,
     MANIFEST,
@@ -88,8 +90,7 @@ def _read_log(run: Path, stage: str, current: set[str] | None, problems: list[st
     """What a training logged, of one under way too."""
     if current is None or stage in current:
         return _read_lines(run / stage / METRICS, problems)
-    begun = work_folder(run, stage) / "work" / METRICS
-    return _read_lines(begun, problems) if not (run / stage).exists() else []
+    return _read_lines(work_folder(run, stage) / "work" / METRICS, problems)
 
 
 def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
@@ -111,11 +112,12 @@ def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -
         return {}
     found = {name: _read_json(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
     facts = mapping(found["logits"].get("facts"))
-    if not facts or "pairs" not in found["gradients"] or "models" not in found["drift"]:
+    if facts.get("version") != DIAGNOSIS_VERSION or "pairs" not in found["gradients"] or "models" not in found["drift"]:
         problems.append(f"{DIAGNOSTICS} is not whole or of another version; run weakdriven diagnose again.")
         return {}
-    keys = {mapping(manifest).get("key") for manifest in manifests.values()}
-    old = [name for name, one in mapping(facts.get("models")).items() if name != "base" and one.get("key") not in keys]
+    keys = {name: manifests.get(stage_of(name), {}).get("key") for name in mapping(facts.get("models"))}
+    # a model without a stage of its own (M0, a given M1, a snapshot) cannot be trained anew under its name
+    old = [name for name, key in keys.items() if key and mapping(facts["models"][name]).get("key") != key]
     if old:
         problems.append(
             f"{DIAGNOSTICS} is of models that have been trained anew since ({', '.join(old)}); "

@@ -6,7 +6,7 @@ from typing import Any
 from weakdriven.report.examples import SCATTER_POINTS
 from weakdriven.report.figure import Figure
 from weakdriven.report.plots import Curve, interval_figure, line_figure, number_tip
-from weakdriven.report.words import colour, duration, mapping, model_name, number, score
+from weakdriven.report.words import colour, duration, here, mapping, model_name, number, score
 
 Rows = list[dict[str, Any]]
 OTHERS = ("purple", "grey", "green", "blue", "orange")
@@ -279,7 +279,7 @@ def stage_kind(name: str) -> str:
 def timeline(stages: Rows) -> list[Figure]:
     """What each finished stage took, end to end in the order in which they finished, and how much memory."""
     rows, clock = [], 0.0
-    done = [stage for stage in stages if stage["status"] == "done"]
+    done = [stage for stage in stages if stage["status"] == "done" and here(stage)]
     for stage in sorted(done, key=lambda stage: str(stage["manifest"].get("finished"))):
         seconds, memory = (number(stage["manifest"].get(key)) for key in ("wall_seconds", "peak_memory_bytes"))
         told = {"took": duration(seconds), "memory": "not recorded" if memory is None else f"{memory / 1e9:.2f} GB"}
@@ -304,7 +304,7 @@ def timeline(stages: Rows) -> list[Figure]:
             "stages-time",
             "Time of each stage",
             {"height": height, "data": {"values": rows}, "mark": {"type": "bar", "minBandSize": 2}, "encoding": bars},
-            "Bars lie end to end in the order in which stages finished; pauses between stages are left out.",
+            "Bars lie end to end in the order in which stages finished, without pauses or what another run computed.",
         )
     ]
     if any(row["gb"] is not None for row in rows):

@@ -13,6 +13,11 @@ from weakdriven.report.words import CONTROLS, in_prose
 from weakdriven.rundir import BENCHMARK_SCORES, read_json
 
 Row = dict[str, Any]
+CAPTION = (
+    "Score: mean accuracy in percent over the benchmarks that all were asked alike, one run each. Brackets: 95% "
+    "bootstrap interval over problems. Difference: to the reference, in points, on the same problems. p (items): other "
+    "problems for these models; not corrected for the number of rows. Time: from the base model on, evaluation aside."
+)
 
 
 def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
@@ -21,11 +26,15 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
     Args:
         against: Label of the reference; unset: the SFT control of the first run that has one, else the first row.
     """
-    models = {label: (run, model) for run, name in names_of(runs).items() for label, model in evaluated(run, name)}
+    names = names_of(runs)
+    models = {label: (run, model) for run, name in names.items() for label, model in evaluated(run, name)}
     found = {label: next(iter(scores_of(model, {"": run}).values()), {}) for label, (run, model) in models.items()}
+    missing = [f"{name}: no model has been evaluated" for run, name in names.items() if not evaluated(run, name)]
+    missing += [f"{label}: not all of its benchmarks are finished" for label, scores in found.items() if not scores]
     found = {label: scores for label, scores in found.items() if scores}
+    facts: Row = {"recipe": ", ".join(names.values()), "missing": missing, "caption": CAPTION}
     if not found:
-        return {"recipe": ", ".join(run.name for run in runs), "against": "", "rows": [], "seeds": [], "failed": {}}
+        return facts | {"against": "", "rows": []}
     common = common_benchmarks({label: models[label] for label in found}, found)
     reference = against or next(
         (label for control in CONTROLS for label in found if models[label][1] == control), next(iter(found))
@@ -34,17 +43,20 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
         raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(found)}.")
     scores: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
     rows = [row_of(label, *models[label], scores, reference) for label in scores]
-    recipe = ", ".join(dict.fromkeys(run.name for run in runs))
-    return {"recipe": recipe, "against": reference, "rows": rows, "seeds": [1], "failed": {}}
+    return facts | {"against": reference, "rows": rows}
 
 
 def names_of(runs: Sequence[Path]) -> dict[Path, str]:
-    """Each run's folder name, with its parent's where two have the same."""
-    short = [run.resolve().name for run in runs]
-    return {
-        run: name if short.count(name) == 1 else "/".join(run.resolve().parts[-2:])
-        for run, name in zip(runs, short, strict=True)
-    }
+    """Each run's folder name, with as many of the folders above it as tell it from all others."""
+    parts = {run: run.resolve().parts for run in runs}
+
+    def name(run: Path) -> str:
+        ends = ("/".join(parts[run][-length:]) for length in range(1, len(parts[run])))
+        return next(
+            (end for end in ends if sum("/".join(one).endswith(f"/{end}") for one in parts.values()) == 1), str(run)
+        )
+
+    return {run: name(run) for run in parts}
 
 
 def evaluated(run: Path, name: str) -> list[tuple[str, str]]:

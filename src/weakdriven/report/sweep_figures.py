@@ -282,7 +282,7 @@ def over_steps(found: Row) -> Figure | None:
         "height": 280,
         "data": {"values": rows},
         "encoding": {
-            "x": {"field": "steps", "type": "quantitative", "title": "optimizer steps after M1"},
+            "x": {"field": "steps", "type": "quantitative", "title": "optimizer steps of its last training"},
             "color": {
                 "field": "series",
                 "type": "nominal",

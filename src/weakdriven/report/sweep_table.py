@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from weakdriven.eval.scoring import correct_counts
 from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.read import accuracy_rows
-from weakdriven.report.words import CONTROLS, model_name, split_snapshot
+from weakdriven.report.words import CONTROLS, model_name, split_snapshot, stage_of
 from weakdriven.rundir import MANIFEST, PLAN_FILE, SAMPLES, read_json, read_jsonl
 
 Row = dict[str, Any]
@@ -90,7 +90,7 @@ def result_of(facts: Row, point: str) -> str | None:
 
 def manifests_of(run: Path) -> dict[str, Row]:
     """Stage to manifest, of those that belong to the run's recipe."""
-    plan = read_json(run / PLAN_FILE)
+    plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else {}
     found = {name: read_json(run / name / MANIFEST) for name in plan if (run / name / MANIFEST).is_file()}
     return {name: one for name, one in found.items() if one.get("key") == plan[name]}
 
@@ -103,14 +103,6 @@ def snapshot(model: str) -> tuple[str, float | None]:
     """
     name, percent = split_snapshot(model)
     return name, None if percent is None else percent / 100
-
-
-def stage_of(model: str) -> str:
-    """
-    >>> stage_of("round-2"), stage_of("baseline-spin"), stage_of("sft")
-    ('round-2/strong', 'baselines/spin', 'sft')
-    """
-    return f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
 
 
 def progress_of(model: str, manifests: dict[str, Row]) -> Row:

@@ -85,5 +85,5 @@ def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:
 
 
 def _short(value: Any) -> Any:
-    """Three digits say what a reader can use."""
-    return None if number(value) is None else float(f"{value:.3g}")
+    """Three digits say what a reader can use; counts stay whole."""
+    return None if number(value) is None else int(value) if value == int(value) else float(f"{value:.3g}")

@@ -43,16 +43,18 @@ def verdict(data: dict[str, Any]) -> list[str]:
         sentence = f"On {name}, {in_prose(final)} scores {score(rows[name, final])}"
         if name in pairs:
             sentence += f", {in_prose(control)} {score(rows[name, control])}"
-            sentence += f": {test_words(test({name: pairs[name]}))}" if len(pairs) > 1 else ""
+            sentence += f": {test_words(compared({name: pairs[name]}))}" if len(pairs) > 1 else ""
+        elif name in both and not all(data["samples"][name, model]["right"] for model in (final, control)):
+            sentence += f"; the answers are not there to be paired with those of {in_prose(control)}"
         elif name in both:
             sentence += f"; {in_prose(control)} was scored on another version or other items: not comparable"
         else:
             sentence += f"; there is no score of {in_prose(control)} to compare it with"
         sentences.append(f"{sentence}.")
-    return [headline(final, control, list(pairs), test(pairs)), *sentences] if pairs else sentences
+    return [headline(final, control, list(pairs), compared(pairs)), *sentences] if pairs else sentences
 
 
-def test(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
+def compared(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
     """Control and WMSS over some benchmarks, item by item."""
     return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
 

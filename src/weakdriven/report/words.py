@@ -91,6 +91,20 @@ def weak_of(turn: int, *manifests: Any) -> str:
     return next((name for name in named if isinstance(name, str)), model_at(turn - 1))
 
 
+def stage_of(model: str) -> str:
+    """The stage that trains a model.
+
+    >>> stage_of("round-2"), stage_of("baseline-spin"), stage_of("sft")
+    ('round-2/strong', 'baselines/spin', 'sft')
+    """
+    return f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
+
+
+def here(stage: dict[str, Any]) -> bool:
+    """Whether a stage was computed in this run, and not taken over from another."""
+    return not stage["manifest"].get("taken_from")
+
+
 def in_prose(model: str) -> str:
     """A model's name inside a sentence, where its comma would mislead.
 
