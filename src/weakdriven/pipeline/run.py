@@ -22,6 +22,7 @@ from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
+from weakdriven.report.read import current_stages
 from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
@@ -32,6 +33,7 @@ from weakdriven.rundir import (
     Run,
     Stage,
     claimed,
+    read_json,
     write_json,
     write_text,
 )
@@ -124,6 +126,14 @@ def carry_out(
         finally:
             stages.engines.close()
             progress.close()
+
+
+def is_finished(root: Path, recipe: Recipe) -> bool:
+    """Whether this very recipe was run there, and all of its stages are done."""
+    files = (root / RECIPE_FILE, root / PLAN_FILE)
+    if not all(file.is_file() for file in files) or files[0].read_text(encoding="utf-8") != dump_recipe(recipe):
+        return False
+    return current_stages(root).issuperset(read_json(files[1]))
 
 
 def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
