@@ -43,9 +43,12 @@ def breaks(progress):
 
 
 def dies(progress):
-    child = os.fork()  # holds the pipe of the dead open
-    if child == 0:
-        time.sleep(3)
+    os._exit(9)
+
+
+def dies_and_leaves_a_child(progress):
+    if os.fork() == 0:
+        time.sleep(5)  # holds the pipe of the dead open
         os._exit(0)
     os._exit(9)
 
@@ -88,11 +91,13 @@ def test_tasks_run_in_processes_of_their_own_with_a_share_of_the_cores_and_a_log
 
 
 def test_a_killed_process_is_told_in_one_sentence_and_the_others_go_on(tmp_path):
-    tasks = {"dead": dies, **{name: partial(surroundings, name) for name in ("beside", "after")}}
+    tasks = {"dead": dies, "beside": partial(surroundings, "beside")}
+    tasks |= {"parent": dies_and_leaves_a_child, "after": partial(surroundings, "after")}
     ended = {
         name: outcome(name, result, tmp_path) for name, result in side_by_side(tasks, Recorder(), jobs=2, logs=tmp_path)
     }
-    assert "was killed, perhaps for lack of memory; run again with fewer --jobs" in ended.pop("dead")[1]
+    for name in ("dead", "parent"):
+        assert "was killed, perhaps for lack of memory; run again with fewer --jobs" in ended.pop(name)[1]
     assert {name: (found[0], why) for name, (found, why) in ended.items()} == {
         name: (name, "") for name in ("beside", "after")
     }
