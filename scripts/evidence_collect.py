@@ -52,8 +52,6 @@ def stopped(folder: Path) -> dict[str, Any]:
     runs = {path.parent.name: path.parent for path in sorted(folder.glob(f"seed-*/{PLAN_FILE}"))}
     if not runs:
         raise SystemExit(f"{folder} holds neither {COMPARE_FILE}, {SWEEP_FILE} nor runs; give a folder with results.")
-    import torch  # noqa: F401, `hardware` sees a GPU only where it is loaded
-
     first = next(iter(runs.values()))
     versions = read_json(first / "data" / MANIFEST)["versions"]
     methods = {
@@ -63,7 +61,17 @@ def stopped(folder: Path) -> dict[str, Any]:
     }
     seeds = {name.removeprefix("seed-"): name for name in runs}
     facts = {"seeds": seeds, "methods": methods, "failed": {}, "versions": versions}
-    return facts | {"hardware": hardware(), "jobs": len(runs)}
+    return facts | {"hardware": hardware_of(runs.values()), "jobs": len(runs)}
+
+
+def hardware_of(runs: Iterable[Path]) -> str:
+    """What the stages of the runs were computed on; of older runs, which do not say, the machine that collects them."""
+    manifests = [read_json(run / name / MANIFEST) for run in runs for name in sorted(current_stages(run))]
+    if found := dict.fromkeys(one["hardware"] for one in manifests if "hardware" in one):
+        return "; ".join(found)
+    import torch  # noqa: F401, `hardware` sees a GPU only where it is loaded
+
+    return hardware()
 
 
 def points_of(folder: Path) -> dict[str, Any]:

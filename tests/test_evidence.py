@@ -193,6 +193,11 @@ def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
         "wmss": ["42"],
     }
     assert found["methods"]["wmss"]["cost"]["seconds"] == 4.0 and found["versions"] == {"torch": "2"}
+    for seed, gpu in {42: "8 x GPU", 43: "1 x GPU"}.items():
+        for path in (compared / f"seed-{seed}").rglob("manifest.json"):
+            put(path, json.loads(path.read_text(encoding="utf-8")) | {"hardware": gpu})
+    (found,) = collecting.collect(compared, study="core", student="gemma").values()
+    assert found["hardware"] == "8 x GPU; 1 x GPU", "that of the runs, not of the machine that collects them"
     shutil.rmtree(compared)
     with pytest.raises(SystemExit, match="holds neither"):
         collecting.collect(compared, study="core", student="gemma")

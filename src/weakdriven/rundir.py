@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -296,8 +296,9 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
                 shutil.rmtree(root / WORK)
                 for name in (RUN_FILE, RECIPE_FILE, PLAN_FILE):
                     (root / name).unlink(missing_ok=True)
-                for folder in made:
-                    folder.rmdir()
+                with suppress(OSError):  # up to the first folder that others use too
+                    for folder in made:
+                        folder.rmdir()
             raise
 
 

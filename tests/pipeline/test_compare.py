@@ -3,10 +3,12 @@
 import csv
 import json
 import shutil
+import sys
 
 import pytest
 
 from conftest import Recorder, small_recipe
+from weakdriven.cli import main
 from weakdriven.errors import UserError
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.compare import compare_methods, needs
@@ -182,6 +184,44 @@ def test_a_second_call_computes_nothing_and_a_further_seed_only_itself(compared,
     assert rows_of(found)["sft"]["seeds"] == ["42", "43", "44"] and "spin" not in rows_of(found)
     assert {"sft", "baselines/sft", "baselines/sft_restart"} <= set(recorder.ran)
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_rerun_that_is_stopped_keeps_the_seeds_that_were_done(compared, tmp_path):
+    root = tmp_path / "again"
+    shutil.copytree(compared[0], root)
+
+    class Stops(Recorder):
+        def plan(self, planned):
+            if self.planned:
+                raise KeyboardInterrupt
+            self.planned = planned
+
+    with pytest.raises(KeyboardInterrupt):
+        compare_methods("demo", SMALL, root, Stops(), methods=ALL, seeds=2)
+    found = read_json(root / "comparison.json")
+    assert list(found["seeds"]) == ["42", "43"] and rows_of(found)["dpo"]["seeds"] == ["42", "43"]
+    shutil.rmtree(root / "seed-43/baselines/dpo")
+    with pytest.raises(KeyboardInterrupt):
+        compare_methods("demo", SMALL, root, Stops(), methods=ALL, seeds=2)
+    assert list(read_json(root / "comparison.json")["seeds"]) == ["42"], (
+        "what is not whole any more is not told as done"
+    )
+
+
+def test_a_bad_row_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    rows = '{"id": "a", "question": "1 + 1?", "solution": "2"}\n{"id": "b", "question": "1 + 2?"}\n'
+    (tmp_path / "bad.jsonl").write_text(rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "compare", "demo", "data.path=bad.jsonl"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    errors = capsys.readouterr().err
+    assert (
+        stop.value.code == 2
+        and errors.startswith("Error: ")
+        and "bad.jsonl, row 2: " in errors
+        and errors.count("\n") == 1
+    )
 
 
 def test_a_method_that_cannot_be_trained_leaves_the_others_alone_and_is_named(compared, tmp_path):

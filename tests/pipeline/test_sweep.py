@@ -15,7 +15,9 @@ import pytest
 from conftest import Recorder
 from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
+from weakdriven.pipeline.run import is_finished
 from weakdriven.pipeline.sweep import sweep_recipe
+from weakdriven.recipe_file import load_recipe
 from weakdriven.report.sweep import failures, sweep_figures, write_sweep
 from weakdriven.rundir import read_json
 
@@ -163,6 +165,38 @@ def test_an_interrupted_sweep_goes_on_and_keeps_what_is_finished(swept, tmp_path
     assert {one["status"] for one in found["runs"].values()} == {"done"} and len(found["runs"]) == 3
     assert [stage for stage, _ in history.begun].count("round-1/strong") == 2
     assert not (root / ".locks").exists()
+
+
+def test_a_rerun_that_is_stopped_keeps_what_was_done_in_the_table(swept, tmp_path):
+    root = tmp_path / "again"
+    shutil.copytree(swept[0], root)
+    stale = root / POINTS[0] / "seed-43"
+    recipe = [*SMALL, "joint.strong_weight=0.3", "seed=43"]
+    assert is_finished(stale, load_recipe("demo", recipe))
+    assert not is_finished(stale, load_recipe("demo", [*recipe, "eval.limit=4"]))
+    shutil.rmtree(stale / "round-1/strong")  # told as done, and is not any more
+    assert not is_finished(stale, load_recipe("demo", recipe))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(root, history=History(stop_at=1))
+    found = read_json(root / "sweep.json")["runs"]
+    assert set(swept[2]["runs"]) - set(found) == {f"{POINTS[0]}/seed-43"}
+    assert "Runs: 5 of 6 done" in (root / "sweep.md").read_text()
+
+
+def test_a_sweep_over_other_settings_does_not_take_the_folder(swept):
+    root, before = swept[0], (swept[0] / "sweep.md").read_text()
+    answer = r"holds a sweep over joint\.strong_weight, and this one is over joint\.weak; give another --output"
+    with pytest.raises(UserError, match=answer):
+        sweep(root, grids=["joint.weak=joint,frozen"])
+    assert (root / "sweep.md").read_text() == before and not (root / "joint.weak-joint").exists()
+
+
+def test_a_bad_row_is_named_at_every_point(tmp_path):
+    rows = tmp_path / "bad.jsonl"
+    rows.write_text('{"id": "a", "question": "1 + 1?", "solution": "2"}\n{"id": "b", "question": "1 + 2?"}\n')
+    _, found = sweep(tmp_path / "runs", f"data.path={rows}", grids=["joint.strong_weight=0.3,0.5"], seeds=1)
+    reasons = [one["reason"] for one in found["runs"].values()]
+    assert len(reasons) == 2 and all("bad.jsonl" in one and "row 2" in one for one in reasons)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from weakdriven.errors import UserError, explain
 from weakdriven.machine import hardware, library_versions
 from weakdriven.pipeline.merge import merged
-from weakdriven.pipeline.run import carry_out, evaluate_models, method_models, planned_for
+from weakdriven.pipeline.run import carry_out, evaluate_models, is_finished, method_models, planned_for
 from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
@@ -21,7 +21,7 @@ from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
-from weakdriven.rundir import RUN_FILE, Progress, write_json
+from weakdriven.rundir import RUN_FILE, Progress, read_json, write_json
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
@@ -51,7 +51,7 @@ def compare_methods(
     numbers = range(first.seed, first.seed + seeds)
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
     options = {"root": root, "others": list(runs), "methods": methods}
-    facts: dict[str, Any] = {"recipe": first.name, "seeds": {}, "methods": {}, "failed": {}}
+    facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
     tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
@@ -60,6 +60,7 @@ def compare_methods(
         found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
         if why:
             found = {"failed": dict.fromkeys(methods, why)}  # the other seeds go on
+            facts["seeds"].pop(seed, None)
         else:
             facts["methods"] = found["methods"]
             facts["seeds"] = dict(sorted({**facts["seeds"], seed: name}.items()))
@@ -91,6 +92,14 @@ def run_seed(
     write_report(root / name)
     write_cards(root / name)
     return found
+
+
+def still_done(root: Path, runs: dict[str, Recipe]) -> dict[str, Any]:
+    """What an earlier call told of seeds that are done and the same now: a kill does not take them off the table."""
+    earlier = read_json(root / COMPARE_FILE) if (root / COMPARE_FILE).is_file() else {"seeds": {}}
+    same = {seed: name for seed, name in earlier["seeds"].items() if name in runs}
+    seeds = {seed: name for seed, name in same.items() if is_finished(root / name, runs[name])}
+    return {"seeds": seeds, "methods": earlier["methods"] if seeds else {}}
 
 
 def known_methods(names: list[str]) -> list[str]:

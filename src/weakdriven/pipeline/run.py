@@ -23,6 +23,7 @@ from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
+from weakdriven.report.read import current_stages
 from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
@@ -134,6 +135,14 @@ def hub_models(recipe: Recipe) -> list[str]:
     """Models of the recipe that come from the Hub; told now, since only here and now is a folder's name one."""
     named = [source for source in (recipe.model, recipe.sft.model) if source and source != EMBEDDED]
     return [source for source in named if not Path(source).expanduser().exists()]
+
+
+def is_finished(root: Path, recipe: Recipe) -> bool:
+    """Whether this very recipe was run there, and all of its stages are done."""
+    files = (root / RECIPE_FILE, root / PLAN_FILE)
+    if not all(file.is_file() for file in files) or files[0].read_text(encoding="utf-8") != dump_recipe(recipe):
+        return False
+    return current_stages(root).issuperset(read_json(files[1]))
 
 
 def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:

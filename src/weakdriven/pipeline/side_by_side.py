@@ -1,12 +1,14 @@
 """Several runs at once: each in a process of its own, and on a GPU of its own where there are several."""
 
 import os
+import pickle
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ LOCKS = ".locks"
 """Folder of several runs in which they agree who computes a stage that they share."""
 Task = Callable[[Progress], Any]
 """Can be pickled; tells of its progress."""
+KILLED = "One of the processes was killed, perhaps for lack of memory; run again with fewer --jobs to go on."
+PATIENCE = 30
+"""Seconds that a process has to end after Ctrl-C."""
 
 
 def side_by_side(
@@ -36,23 +41,30 @@ def side_by_side(
             yield name, lambda task=task: task(progress)
         return
     context = get_context("spawn")  # a forked process cannot use CUDA
-    places: Any = context.Queue()
-    for place in range(jobs):
-        places.put(place)
-    with ProcessPoolExecutor(jobs, context, _take_place, (places, jobs)) as pool:
-        running: dict[Future[Any], str] = {}
-        for name, task in tasks.items():
-            log = logs / f"{name}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            progress.note(f"{name}: progress in {log}")
-            running[pool.submit(_logged, task, log)] = name
-        try:
-            for future in as_completed(running):
-                progress.note(f"{running[future]}: {'failed' if future.exception() else 'done'}")
-                yield running[future], lambda future=future: _result(future)
-        except BaseException:  # above all the user's Ctrl-C: what has not begun must not begin
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    waiting, places = list(tasks.items()), list(range(jobs))
+    running: dict[Connection, tuple[str, int, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and places:
+                (name, task), place = waiting.pop(0), places.pop(0)
+                log = logs / f"{name}.log"
+                log.parent.mkdir(parents=True, exist_ok=True)
+                progress.note(f"{name}: progress in {log}")
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(pickle.dumps(task), log, theirs, place, jobs))
+                process.start()
+                theirs.close()
+                running[ours] = name, place, process
+            for ours in _ended(running):
+                name, place, process = running[ours]
+                result, error = _received(ours)
+                process.join()  # gives the memory of its GPU back before the next one starts there
+                del running[ours]
+                places.append(place)
+                progress.note(f"{name}: {'failed' if error else 'done'}")
+                yield name, lambda result=result, error=error: _given(result, error)
+    finally:  # above all after the user's Ctrl-C
+        _end([process for _, _, process in running.values()])
 
 
 def outcome(name: str, result: Callable[[], Any], logs: Path) -> tuple[Any, str]:
@@ -69,18 +81,73 @@ def outcome(name: str, result: Callable[[], Any], logs: Path) -> tuple[Any, str]
         return None, f"{type(error).__name__}: {error} (the whole of it: {log})."
 
 
-def _result(future: Future[Any]) -> Any:
+def _ended(running: Mapping[Connection, tuple[str, int, BaseProcess]]) -> list[Any]:
+    """Waits for those that have told their result or were killed."""
+    while True:
+        # what a killed process had started may hold its pipe open, so we look at the process too
+        ended = wait(running, timeout=1) or [ours for ours, (_, _, one) in running.items() if not one.is_alive()]
+        if ended:
+            return list(ended)
+
+
+def _received(ours: Connection) -> tuple[Any, Exception | None]:
+    """The result, or the error with its traceback, which a pipe loses, as its cause."""
     try:
-        return future.result()
-    except BrokenProcessPool:
-        raise UserError(
-            "One of the processes was killed, perhaps for lack of memory; run again with fewer --jobs to go on."
-        ) from None
+        result, error, told = pickle.loads(ours.recv_bytes()) if ours.poll() else (None, UserError(KILLED), "")
+    except (EOFError, OSError):
+        return None, UserError(KILLED)
+    finally:
+        ours.close()
+    if told:
+        error.__cause__ = RuntimeError(f"in a process of its own\n{told}")
+    return result, error
 
 
-def _take_place(places: Any, jobs: int) -> None:
-    """In a new process, before anything of torch runs."""
-    place, cores = places.get(), len(os.sched_getaffinity(0))
+def _given(result: Any, error: Exception | None) -> Any:
+    if error:
+        raise error
+    return result
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive() and process.pid:
+            os.kill(process.pid, signal.SIGINT)  # and not TERM: it has servers of its own to end
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+        process.join()
+
+
+def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> None:
+    """In a new process: the task is unpickled, which loads torch, after the environment is set."""
+    signal.signal(signal.SIGINT, _interrupt_once)
+    try:
+        _take_place(place, jobs)
+        answer = pickle.dumps((_logged(pickle.loads(task), log), None, ""))
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        answer = pickle.dumps((None, _portable(error), "".join(traceback.format_exception(error))))
+    theirs.send_bytes(answer)
+
+
+def _interrupt_once(*_: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells us too, and the first time we are already ending
+    raise KeyboardInterrupt
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or what it says if it cannot be pickled."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        sentence = explain(error)
+        return UserError(sentence) if sentence else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _take_place(place: int, jobs: int) -> None:
+    cores = len(os.sched_getaffinity(0))
     threads = str(max(1, cores // jobs))
     os.environ["OMP_NUM_THREADS"] = threads
     import torch

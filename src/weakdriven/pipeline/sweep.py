@@ -11,13 +11,13 @@ from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.machine import hardware, library_versions
-from weakdriven.pipeline.run import all_stages, carry_out, planned_for
+from weakdriven.pipeline.run import all_stages, carry_out, is_finished, planned_for
 from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
-from weakdriven.report.sweep import write_sweep
+from weakdriven.report.sweep import SWEEP, read_sweep, write_sweep
 from weakdriven.rundir import RUN_FILE, Progress
 from weakdriven.sweep_grid import Axis, Point, as_overrides, axes_of, points_of
 
@@ -47,6 +47,8 @@ def sweep_recipe(
     root = root or Path("runs") / "-".join([default.name, "sweep", *(Path(word).stem for word in named)])
     if (root / RUN_FILE).exists():
         raise UserError(f"{root} is the directory of one run; give another --output for the sweep.")
+    earlier = read_sweep(root) if (root / f"{SWEEP}.json").is_file() else {"runs": {}}
+    refuse_other_axes(root, earlier, axes)
     runs = runs_of(recipes, range(default.seed, default.seed + seeds))
     facts: dict[str, Any] = {
         "recipe": default.name,
@@ -57,7 +59,7 @@ def sweep_recipe(
             one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
         },
         "default": next((name for name, recipe in recipes.items() if recipe == default), None),
-        "runs": {},
+        "runs": still_done(root, earlier["runs"], runs),
         "hardware": hardware(),
         "jobs": jobs,
         "versions": library_versions(),
@@ -67,9 +69,9 @@ def sweep_recipe(
     tasks = {
         folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in runs.items()
     }
-    for folder, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
+    for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
         if jobs == 1:
-            progress.note(f"{folder}: run {len(facts['runs']) + 1} of {len(runs)}")
+            progress.note(f"{folder}: run {number} of {len(runs)}")
         model, why = outcome(folder, result, logs)
         facts["runs"][folder] = {"status": "failed", "reason": why} if why else {"status": "done", "model": model}
         if why:
@@ -106,6 +108,22 @@ def recipes_of(
         if not recipe.eval.benchmarks:
             raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to show; name some.")
     return load_recipe(source, common), recipes
+
+
+def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> None:
+    """A folder has one table, so the table of another sweep would be lost."""
+    there, asked = [axis["label"] for axis in earlier.get("axes", [])], [axis.label for axis in axes]
+    if there and sorted(there) != sorted(asked):
+        raise UserError(
+            f"{root} holds a sweep over {', '.join(there)}, and this one is over {', '.join(asked)}; give another "
+            "--output, or remove that folder."
+        )
+
+
+def still_done(root: Path, told: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
+    """What an earlier call told of runs that are done and the same now: a kill does not take them off the table."""
+    done = [folder for folder in runs if told.get(folder, {}).get("status") == "done"]
+    return {folder: told[folder] for folder in done if is_finished(root / folder, runs[folder])}
 
 
 def runs_of(recipes: dict[str, Recipe], seeds: range) -> dict[str, Recipe]:
