@@ -128,9 +128,8 @@ def headline(scored: list[Row], against: str) -> list[str]:
     if rest:
         words.append(f"Not told apart from {against}: {', '.join(rest)}.")
     if len(tested) > 1:
-        words.append(
-            f"{len(tested)} tests at 5% each, not corrected: about {0.05 * len(tested):.1g} would fall by chance."
-        )
+        chance = f"about {0.05 * len(tested):.1g} would be told apart by chance alone"
+        words.append(f"{len(tested)} tests at 5% each, not corrected: {chance}.")
     return words
 
 
