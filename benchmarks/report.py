@@ -21,6 +21,7 @@ from common import append, measure
 from playwright.sync_api import sync_playwright
 from pyarrow import parquet
 
+from weakdriven.pipeline.token_view import SCHEMA
 from weakdriven.report import examples, plots, run_figures, write_report
 
 STAGES = ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"]
@@ -70,6 +71,38 @@ def make_run(run: Path, rows: int, steps: int, items: int = 1319) -> None:
         put(run / f"eval/{model}/gsm8k/samples.jsonl", answers)
 
 
+def put_tokens(path: Path, examples: int = 36, tokens: int = 1000, negatives: int = 8) -> None:
+    """As many examples as `weakdriven diagnose` lists, each longer than the page shows."""
+    rng, lists = np.random.default_rng(1), ("hardest", "regressed", "random")
+    rows = []
+    for place in range(examples * tokens):
+        example, position = divmod(place, tokens)
+        row: dict[str, Any] = {
+            name: float(rng.random()) for name in SCHEMA.names if name.endswith(("probability", "entropy"))
+        }
+        row |= {
+            "lists": [lists[example % 3]],
+            "id": f"train-{example}",
+            "row": example,
+            "position": position,
+            "token": place % 997,
+        }
+        row |= {
+            "text": f" word{place % 997}",
+            "disagreement": float(rng.random()),
+            "hard_negatives": 900.0,
+            "uniform_margin": 0.0,
+        }
+        row |= {
+            "negative_tokens": list(range(negatives)),
+            "negative_texts": [f" other{(place + k) % 991}" for k in range(negatives)],
+        }
+        row |= {f"negative_{name}": rng.random(negatives).tolist() for name in ("weak", "strong", "mixed", "gradient")}
+        rows.append(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+
+
 def open_page(path: Path) -> tuple[list[float], list[float]]:
     """Seconds until the page is there, and until its last figure is, of three openings."""
     there, drawn = [], []
@@ -98,6 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         make_run(run, options.examples, options.steps)
+        put_tokens(run / "diagnostics/tokens.parquet")
         for variant in ("thinned, as shipped", "every step and example"):
             if variant.startswith("every"):
                 plots.CURVE_POINTS = examples.SCATTER_POINTS = run_figures.SCATTER_POINTS = 10**9
