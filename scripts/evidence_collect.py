@@ -167,7 +167,7 @@ def unpacked(text: str, count: int) -> Any:
 def without_paths(value: Any) -> Any:
     """The value with folders cut off every path in it.
 
-    >>> without_paths({"model": "/root/w/gemma", "why": ["See /tmp/a/b.log."], "share": "1/2", "id": "a/b"})
+    >>> without_paths({"model": "/models/gemma", "why": ["See /logs/a/b.log."], "share": "1/2", "id": "a/b"})
     {'model': 'gemma', 'why': ['See b.log.'], 'share': '1/2', 'id': 'a/b'}
     """
     if isinstance(value, dict):

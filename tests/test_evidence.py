@@ -234,7 +234,7 @@ def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller
         split = importlib.import_module("evidence_data").split
     rows = [
         {"id": f"gsm8k-{i}#s{j}", "prompt": [{"content": f"question {i}"}], "completion": f"{j}", "gold": str(i)}
-        | {"meta": {"teacher": "/root/teacher", "sample": j} | ({"options": ["1", "2"]} if i % 4 == 0 else {})}
+        | {"meta": {"teacher": "/models/teacher", "sample": j} | ({"options": ["1", "2"]} if i % 4 == 0 else {})}
         for i in range(900)
         for j in range(1 + i % 3)
     ]

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,12 +15,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 from typer.testing import CliRunner
 
+from chromium import CHROMIUM, needs_chromium
 from run_files import put
 from weakdriven.cli import app
 from weakdriven.errors import UserError
 from weakdriven.report.page import render_report
+from weakdriven.rundir import work_folder
 from weakdriven.under_way import UnderWay, is_held, last_row
 from weakdriven.watch import Page, Server, changes, check_run
 
@@ -168,12 +170,13 @@ def test_what_a_report_is_not_made_from_draws_no_new_page(tmp_path):
     begin_stage(run, "sft", [{"step": 1, "loss": 2.0}])
     page = Page(run, render_report)
     assert page.refresh() and not page.refresh()
-    for name in ("report.html", "plan.json.part", ".work/sft/work/checkpoints/checkpoint-1/state.json", ".work/lock"):
-        put(run / name, "x")
-    put(run / ".work/sft/work/samples.jsonl", "x")
+    kept = work_folder(run, "sft") / "work"
+    for path in (run / "report.html", run / "plan.json.part", run / ".work/lock", kept / "samples.jsonl"):
+        put(path, "x")
+    put(kept / "checkpoints/checkpoint-1/state.json", "x")
     assert not page.refresh()
     mark = changes(run)
-    put(run / ".work/sft/work/metrics.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
+    put(kept / "metrics.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
     assert changes(run) != mark and page.refresh()
     mark = changes(run)
     put(run / "diagnostics/summary.json", {})
@@ -202,11 +205,11 @@ def test_a_reader_gets_the_last_page_while_the_next_is_drawn_or_cannot_be(tmp_pa
         free.set()
         wait_for(lambda: "two" in ask(server, path)[2])
         put(tmp_path / "plan.json", {"b": KEY, "c": KEY})
-        wait_for(lambda: "three" in ask(server, path)[2]), "what failed is tried again"
+        wait_for(lambda: "three" in ask(server, path)[2])  # what failed is tried again
 
 
+@needs_chromium
 def test_a_browser_reloads_the_page_and_comes_back_to_where_it_was(tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
     run, extra = begin_run(tmp_path / "run"), ["first"]
 
     def render(_: Path) -> str:
@@ -214,25 +217,22 @@ def test_a_browser_reloads_the_page_and_comes_back_to_where_it_was(tmp_path):
         words = f"<p id=word>{extra[0]}</p><details><p>in</p></details>{tall}"
         return f"<html><head></head><body><main>{words}</main></body></html>"
 
-    with playwright.sync_playwright() as started:
-        path = next(filter(os.path.isfile, [started.chromium.executable_path, shutil.which("chromium") or ""]), None)
-        if not path:
-            pytest.skip("no Chromium here")
-        browser = started.chromium.launch(executable_path=path)
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         server = Server(Page(run, render, interval=0.05, poll=0.1), status=lambda: "step 7/9")
         with server:
             page, errors = browser.new_page(), []
             page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.goto(server.url)
-            playwright.expect(page.locator("#watch-bar")).to_have_text("step 7/9")
+            expect(page.locator("#watch-bar")).to_have_text("step 7/9")
             page.evaluate("document.querySelector('details').open = true; scrollTo(0, 500)")
             extra[0] = "second"
             put(run / "plan.json", {"a": KEY})
-            playwright.expect(page.locator("#word")).to_have_text("second")
+            expect(page.locator("#word")).to_have_text("second")
             wait_for(lambda: page.evaluate("scrollY === 500 && document.querySelector('details').open"))
             assert not errors
-        playwright.expect(page.locator("#watch-bar")).to_contain_text("Run ended or server stopped")
+        expect(page.locator("#watch-bar")).to_contain_text("Run ended or server stopped")
         assert page.text_content("#word") == "second"
         browser.close()
 
@@ -311,11 +311,12 @@ def test_the_line_tells_stage_step_loss_rate_and_time_left(tmp_path, monkeypatch
         assert under_way.line() == "[2/3] sft  step 10/100  loss 2.5"
         clock[0] += 10
         row = {"step": 30, "loss": 1.25, "epoch": 0.3}
-        put(run / ".work/sft/work/metrics.jsonl", json.dumps(row) + '\n{"step": 31, "lo')
+        put(work_folder(run, "sft") / "work" / "metrics.jsonl", json.dumps(row) + '\n{"step": 31, "lo')
         assert under_way.line() == "[2/3] sft  step 30/100  loss 1.25  2/s  35.0 s left"
         begin_stage(run, "round-1/strong", [])
         assert under_way.line().startswith("[3/3] round-1/strong  for ")
-        put(run / ".work/round-1--strong/work/metrics.jsonl", [{"step": 1, "loss": float("nan"), "epoch": 0.5}])
+        rows = [{"step": 1, "loss": float("nan"), "epoch": 0.5}]
+        put(work_folder(run, "round-1/strong") / "work" / "metrics.jsonl", rows)
         assert under_way.line() == "[3/3] round-1/strong  step 1/2  loss is not a number"
     assert is_held(run / ".work/lock") is False
     for stage in ("sft", "round-1/strong"):

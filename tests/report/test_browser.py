@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from chromium import CHROMIUM, needs_chromium
 from report_runs import EVIL, finish
 from run_files import put
 from weakdriven.pipeline.diagnose import diagnose_run
@@ -16,10 +17,7 @@ from weakdriven.report import write_report
 from weakdriven.report.compare_page import write_compare
 from weakdriven.rundir import Progress
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed; on Debian: apt-get install chromium"
-)
+pytestmark = needs_chromium
 SCREENSHOTS = os.environ.get("WEAKDRIVEN_SCREENSHOTS")
 """A folder for pictures of the pages; those of docs/report are of the demo, diagnosed and named by the next one."""
 REPORT = os.environ.get("WEAKDRIVEN_REPORT")

@@ -16,7 +16,7 @@ from weakdriven.report.answers import sample_items
 from weakdriven.report.costs import cost_words, selection_cost
 from weakdriven.report.examples import BARS, SCATTER_POINTS, odds_bars
 from weakdriven.report.plots import CURVE_POINTS
-from weakdriven.rundir import PLAN_FILE, read_json, write_json
+from weakdriven.rundir import PLAN_FILE, read_json, work_folder, write_json
 
 
 def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(tmp_path
 def test_a_training_under_way_is_drawn_also_where_an_older_result_is_still_there(tmp_path: Path) -> None:
     finish(tmp_path)
     write_plan(tmp_path, PLAN, sft="cd34")
-    put(tmp_path / ".work/sft/work/metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
+    put(work_folder(tmp_path, "sft") / "work" / "metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
     page = write_report(tmp_path).read_text(encoding="utf-8")
     rows = [row for row in specs(page)["loss-sft"]["data"]["values"] if row["name"] == "M1, after phase-1 SFT"]
     assert [row["y"] for row in rows] == [9.5, 9.25]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.errors import UserError
 from weakdriven.recipe import DataSettings, JointSettings, Recipe
-from weakdriven.rundir import Progress
+from weakdriven.rundir import Progress, work_folder
 from weakdriven.settings import TrainSettings
 from weakdriven.training.joint import train_joint
 from weakdriven.training.snapshots import publish_snapshots, snapshot_steps
@@ -111,7 +111,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_snapshots(joint, stop, t
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "stormy", progress=Stop(stop), **options)
     if stop < 4:
-        torn = tmp_path / "stormy/.work/stage/work/snapshots/75.part"
+        torn = work_folder(tmp_path / "stormy", "stage") / "work" / "snapshots/75.part"
         torn.mkdir(parents=True)
         (torn / "model.safetensors").write_bytes(b"half")
     again, work = train(tmp_path / "stormy", **options)
@@ -159,7 +159,7 @@ def test_two_snapshots_on_one_step_are_refused(shares, answer):
 def test_two_snapshots_on_one_step_are_refused_before_the_first_step(tmp_path):
     with pytest.raises(UserError, match="falls on step 2 of 6"):
         train(tmp_path, snapshots=[0.25, 0.3])
-    assert not (tmp_path / ".work/stage/work/metrics.jsonl").exists()
+    assert not (work_folder(tmp_path, "stage") / "work" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(
