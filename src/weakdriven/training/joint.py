@@ -38,6 +38,7 @@ from weakdriven.models.pair import (
 from weakdriven.models.recompute import keep
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.training import branches
+from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.supervised import Phase, fit
@@ -148,12 +149,13 @@ class WDJTTrainer(SFTTrainer):
         return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream; NEFTune, if asked for, puts its noise on the embeddings of both models."""
+        """As upstream, without cuDNN's attention; NEFTune puts its noise, if asked for, on both models' embeddings."""
         self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
         models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
         hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
         try:
-            return super().train(*args, **kwargs)
+            with without_cudnn_attention():
+                return super().train(*args, **kwargs)
         finally:
             for model, hook in hooks:
                 deactivate_neftune(model, hook)

@@ -21,6 +21,7 @@ from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import phase_steps, training_arguments, training_order
+from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
@@ -115,7 +116,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     for leftover in folder.glob("checkpoint-*"):
         if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
             shutil.rmtree(leftover)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with without_cudnn_attention():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
