@@ -22,7 +22,7 @@ demo: $(READY)
 
 test: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 # What vLLM brings for pictures and sound are CUDA builds, which do not load beside the CPU build of torch.
 $(VLLM)/ready:

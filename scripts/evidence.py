@@ -24,8 +24,8 @@ from weakdriven.report.words import MISSING, duration
 from weakdriven.rundir import write_json, write_text
 
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
-RATE = "rate"
-"""Study of the learning rates, on validation problems; one file for each rate."""
+VALIDATION = ("rate", "epochs")
+"""Studies on validation problems, by which the learning rate and the epochs of saturated SFT are chosen."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -42,7 +42,7 @@ def main() -> None:
     commands.add_parser("write", help="tables and figures from the results")
     adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
     adding.add_argument("folder", type=Path)
-    adding.add_argument("--study", required=True, help=f"{RATE}, {', '.join(STUDIES)}, or a new one")
+    adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")
     adding.add_argument("--student", required=True)
     adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
     adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
@@ -83,14 +83,14 @@ def with_tables(page: str, results: list[dict[str, Any]]) -> str:
 
 def all_tables(results: list[dict[str, Any]]) -> dict[str, str]:
     found = trained_methods(tested(results))
-    tables = {"verdicts": verdict_table(found), RATE: rate_table(results), "files": file_table(results)}
+    tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - set(STUDIES))]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
     return tables | {"costs": cost_table(found)}
 
 
 def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in results if one["study"] != RATE]
+    return [one for one in results if one["study"] not in VALIDATION]
 
 
 def verdict_table(found: list[Trained]) -> str:
@@ -143,17 +143,17 @@ def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
     return [*cells, difference, f"{against.p_items:.3f}", chance, cut]
 
 
-def rate_table(results: list[dict[str, Any]]) -> str:
+def validation_table(results: list[dict[str, Any]]) -> str:
     rows = []
     for one in results:
-        if one["study"] != RATE:
+        if one["study"] not in VALIDATION:
             continue
-        found = {trained.method: trained for trained in trained_methods([one])}
+        found, settings = {trained.method: trained for trained in trained_methods([one])}, one["recipe"]["sft"]
         scores = [f"{100 * score_of(found[name].scores):.1f}" for name in (*STARTS, REFERENCE)]
-        seeds = found[REFERENCE].seeds
-        rows.append([one["student"], f"{one['recipe']['sft']['learning_rate']:g}", str(len(seeds)), *scores])
-    rows.sort(key=lambda row: (row[0], float(row[1])))
-    return table(["student", "learning rate", "seeds", *STARTS, REFERENCE], rows)
+        rate, epochs = f"{settings['learning_rate']:g}", str(settings["epochs"])
+        rows.append([one["student"], one["study"], rate, epochs, str(len(found[REFERENCE].seeds)), *scores])
+    rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
+    return table(["student", "choice of", "learning rate", "epochs of m1", "seeds", *STARTS, REFERENCE], rows)
 
 
 def cost_table(found: list[Trained]) -> str:

@@ -1,0 +1,142 @@
+"""The study of docs/evidence, a sitting at a time: what protocol.md fixes, as commands that are run and collected.
+
+    python scripts/evidence_run.py smollm2-135m rate core --output runs/evidence
+    python scripts/evidence_run.py qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
+
+A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol; its results are collected as
+soon as it ends, so that the next sitting can go on from them. The learning rate is the one that the student's `rate`
+results choose, and the epochs of `saturated` those that its `epochs` results do. Relative paths of the recipes (models,
+data) are looked up where the command is started; `--set model=...` goes to every command.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from evidence_results import REFERENCE, STUDENTS, read_results, trained_methods
+
+from weakdriven.eval.seeds import score_of
+
+FOLDER = Path(__file__).parents[1] / "docs/evidence"
+ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
+"""What is tried too where the best rate is at an end of the grid."""
+ENOUGH = 0.005
+"""A longer SFT that gains less than this on validation is not worth it."""
+VALIDATION = "eval.data_dir=data/validation"
+GRIDS = ("rate", "epochs", "variants", "saturated")
+METHODS = {
+    "core": "sft,sft_restart,sft_active,wdjt_only,wmss,wmss_frozen",
+    "controls": "scaled_ce,sft_compute,uniform_active",
+    "published": "neftune,undial,spin,dpo,ssb",
+}
+STUDIES = (*GRIDS, *METHODS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("student", choices=STUDENTS)
+    parser.add_argument("studies", nargs="+", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
+    parser.add_argument("--first", type=int, default=42, help="first seed")
+    parser.add_argument("--seeds", type=int, default=5, help="how many, of the studies that have several")
+    parser.add_argument("--jobs", type=int, default=5, help="runs at once")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--commit", default="", help="of the code that runs")
+    args = parser.parse_args()
+    for study in args.studies:
+        for command, folder in commands(study, args):
+            run(["-m", "weakdriven", *command, "--output", str(folder)])
+            run([str(Path(__file__).with_name("evidence.py")), "collect", str(folder), *collected_as(study, args)])
+
+
+def run(arguments: list[str]) -> None:
+    print("$ python", *arguments, flush=True)
+    if subprocess.run([sys.executable, *arguments]).returncode not in (0, 2):  # 2: a method without a result is one
+        raise SystemExit(f"It failed: python {' '.join(arguments)}")
+
+
+def collected_as(study: str, args: Any) -> list[str]:
+    told = ["--study", "variants" if study == "controls" else study, "--student", args.student]
+    told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
+    if study in ("rate", "epochs"):
+        return told
+    return [*told, "--part", f"{'controls-' if study == 'controls' else ''}s{args.first}"]
+
+
+def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
+    """Arguments of `weakdriven`, and the folder to fill; what comes later may hang on what was collected before."""
+    recipe, folder = str(FOLDER / f"recipes/{args.student}.yaml"), args.output / f"{args.student}-{study}"
+    jobs = ["--jobs", str(args.jobs)]
+    grid = ["--grid", str(FOLDER / f"recipes/{ {'rate': 'rates'}.get(study, study) }.yaml")]
+    if study == "rate":
+        one_seed = [*args.set, VALIDATION, "--seeds", "1"]
+        yield ["sweep", recipe, *one_seed, *grid, *jobs], folder
+        if more := ONE_MORE.get(best_rate(args.results, args.student)):
+            settings = [
+                f"sft.learning_rate={more:g}",
+                "method=sft_restart",
+                "baselines=[]",
+                "eval.benchmarks=[math500]",
+            ]
+            yield (
+                ["sweep", recipe, *settings, *one_seed, "--grid", f"joint.learning_rate={more:g}"],
+                folder.with_name(f"{folder.name}-more"),
+            )
+        return
+    settings = [*args.set, *rate_settings(best_rate(args.results, args.student))]
+    if study == "epochs":
+        yield ["sweep", recipe, *settings, VALIDATION, "--seeds", "1", *grid, *jobs], folder
+        return
+    if study == "saturated":
+        settings.append(f"sft.epochs={enough_epochs(args.results, args.student)}")
+    settings += [f"seed={args.first}", "--seeds", str(args.seeds), *jobs]
+    folder = folder.with_name(f"{folder.name}-s{args.first}")
+    if study in GRIDS:
+        yield ["sweep", recipe, *settings, *grid], folder
+    else:
+        yield ["compare", recipe, *settings, "--methods", METHODS[study]], folder
+
+
+def rate_settings(rate: float) -> list[str]:
+    """The student's rate for every method; SPIN, DPO and SSB by the paper's ratios to it.
+
+    >>> rate_settings(1e-4)[2:]
+    ['spin.learning_rate=5e-06', 'dpo.learning_rate=5e-06', 'ssb.learning_rate=0.001']
+    """
+    rates = {"sft": rate, "joint": rate, "spin": rate / 20, "dpo": rate / 20, "ssb": 10 * rate}
+    return [f"{phase}.learning_rate={value:g}" for phase, value in rates.items()]
+
+
+def best_rate(results: Path, student: str) -> float:
+    """The learning rate with the highest validation accuracy; at a tie the smaller."""
+    found = [(validated(one), -one["recipe"]["sft"]["learning_rate"]) for one in of_study(results, student, "rate")]
+    return -max(found)[1]
+
+
+def enough_epochs(results: Path, student: str) -> int:
+    """The first number of epochs that the next does not beat by half a point on validation."""
+    scores = {one["recipe"]["sft"]["epochs"]: validated(one) for one in of_study(results, student, "epochs")}
+    enough = (count for count, more in pairwise(sorted(scores)) if scores[more] < scores[count] + ENOUGH)
+    return next(enough, max(scores))
+
+
+def validated(result: dict[str, Any]) -> float:
+    """Accuracy that a choice is made by: of M1 where its epochs are chosen, of the reference where its rate is."""
+    wanted = "m1" if result["study"] == "epochs" else REFERENCE
+    return next(score_of(one.scores) for one in trained_methods([result]) if one.method == wanted)
+
+
+def of_study(results: Path, student: str, study: str) -> list[dict[str, Any]]:
+    found = [one for one in read_results(results) if (one["student"], one["study"]) == (student, study)]
+    if not found:
+        raise SystemExit(f"{results} holds no results of the study {study} on {student}; run that first.")
+    return found
+
+
+if __name__ == "__main__":
+    main()

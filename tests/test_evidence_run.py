@@ -1,0 +1,111 @@
+"""A sitting of the study runs what its protocol says, on what earlier sittings chose."""
+
+import doctest
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from evidence_cases import result
+from weakdriven.pipeline.baselines import BASELINES
+from weakdriven.recipe_file import load_recipe
+from weakdriven.sweep_grid import as_overrides, axes_of, points_of
+
+ROOT = Path(__file__).parents[1]
+STUDENT = "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def running():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield importlib.import_module("evidence_run")
+
+
+@pytest.fixture
+def results(running, tmp_path):
+    """Results of the rates and epochs, of which 1e-4 and three are best."""
+    for rate, right in {1e-5: 0.2, 3e-5: 0.3, 1e-4: 0.5, 3e-4: 0.4}.items():
+        put_result(tmp_path, "rate", right, learning_rate=rate)
+    for epochs, right in {1: 0.2, 2: 0.3, 3: 0.5, 4: 0.5, 6: 0.6}.items():
+        put_result(tmp_path, "epochs", right, epochs=epochs)
+    return tmp_path
+
+
+def put_result(folder, study, right, **settings):
+    """A file in which the reference and M1 have so large a share of the answers right."""
+    found = result(STUDENT, study, seeds=[42])
+    found["recipe"]["sft"] |= settings
+    for method in ("sft_restart", "m1"):
+        for name, fact in found["items"].items():
+            count = fact["count"]
+            packed = sys.modules["evidence_collect"].packed([place < right * count for place in range(count)])
+            found["methods"][method]["seeds"]["42"][name]["right"] = packed
+    place = f"{study}-{'-'.join(map(str, settings.values()))}.json"
+    (folder / place).write_text(json.dumps(found), encoding="utf-8")
+
+
+def sitting(results, **options):
+    settled = {"student": STUDENT, "set": [], "first": 42, "seeds": 5, "jobs": 5, "commit": "", "output": Path("runs")}
+    return SimpleNamespace(**settled | {"results": results} | options)
+
+
+def commands(running, study, args):
+    return [command for command, _ in running.commands(study, args)]
+
+
+@pytest.mark.parametrize("study", ["rate", "epochs", "variants", "saturated", "core", "controls", "published"])
+def test_every_command_of_a_study_is_one_that_the_package_takes(running, results, study):
+    for kind, recipe, *rest in commands(running, study, sitting(results, set=["trust_remote_code=false"])):
+        settings = [word for word in rest if "=" in word and not word.startswith("--") and "/" not in word]
+        for override in ([], *(as_overrides(point.overrides) for point in grid_of(rest))):
+            load_recipe(recipe, [*settings, *override])
+        assert kind == ("compare" if study in running.METHODS else "sweep")
+        if kind == "compare":
+            assert set(rest[rest.index("--methods") + 1].split(",")) - {"wmss"} <= set(BASELINES)
+
+
+def grid_of(words):
+    return points_of(axes_of([words[words.index("--grid") + 1]])) if "--grid" in words else []
+
+
+def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(running, results):
+    assert running.best_rate(results, STUDENT) == 1e-4
+    put_result(results, "rate", 0.5, learning_rate=3e-4)
+    assert running.best_rate(results, STUDENT) == 1e-4
+
+
+@pytest.mark.parametrize("rate, more", [(1e-5, "3e-06"), (1e-4, None), (3e-4, "0.001")])
+def test_a_best_rate_at_an_end_of_the_grid_asks_for_one_more(running, results, rate, more):
+    put_result(results, "rate", 0.9, learning_rate=rate)
+    first, *others = commands(running, "rate", sitting(results))
+    assert "--grid" in first and [words[-1] for words in others] == ([f"joint.learning_rate={more}"] if more else [])
+
+
+def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(running, results):
+    assert running.enough_epochs(results, STUDENT) == 3
+    put_result(results, "epochs", 0.56, epochs=4)
+    assert running.enough_epochs(results, STUDENT) == 6
+    assert "sft.epochs=6" in commands(running, "saturated", sitting(results))[0]
+
+
+def test_a_study_whose_choice_was_not_made_yet_says_what_to_run_first(running, tmp_path):
+    with pytest.raises(SystemExit, match="no results of the study rate on smollm2-135m; run that first"):
+        commands(running, "core", sitting(tmp_path))
+
+
+def test_other_seeds_go_to_other_folders_and_files(running, results):
+    (command, folder), (_, other) = (
+        next(running.commands("core", sitting(results, first=first, seeds=2))) for first in (45, 42)
+    )
+    assert "seed=45" in command and folder != other
+    assert running.collected_as("core", sitting(results, first=45))[-1] == "s45"
+    assert running.collected_as("controls", sitting(results))[-1] == "controls-s42"
+
+
+def test_its_examples_are_right(running):
+    found = doctest.testmod(running)
+    assert found.attempted and not found.failed
