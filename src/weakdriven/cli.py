@@ -74,6 +74,8 @@ def run(
     from weakdriven.pipeline.run import run_recipe
 
     report = run_recipe(settings, root, progress)
+    if helps():
+        return
     print_scores(root)
     print(f"\nReport: {report}")
     if push_to_hub:
@@ -240,8 +242,12 @@ def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet
     quieten_libraries()
     from weakdriven.progress import choose_progress
 
-    helper = os.environ.get("RANK", "0") != "0"  # of several processes the first one speaks
-    return settings, output or Path("runs") / settings.name, choose_progress(Console(), quiet=quiet or helper)
+    return settings, output or Path("runs") / settings.name, choose_progress(Console(), quiet=quiet or helps())
+
+
+def helps() -> bool:
+    """Whether a launcher started this process beside another that speaks."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def print_pairings(found: "list[Separation]") -> None:
@@ -305,5 +311,8 @@ def main() -> None:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             raise
-        print(f"Error: {sentence}", file=sys.stderr)
+        from weakdriven.processes import first_to_say
+
+        if "torch" not in sys.modules or first_to_say(sentence):
+            print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)

@@ -17,6 +17,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
+from weakdriven.processes import agree, leads, wait_for_all
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
@@ -111,10 +112,11 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
-    checkpoint = last_complete_checkpoint(folder)
-    for leftover in folder.glob("checkpoint-*"):
+    checkpoint = agree(last_complete_checkpoint(folder))
+    for leftover in folder.glob("checkpoint-*") if leads() else ():
         if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
             shutil.rmtree(leftover)
+    wait_for_all()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
