@@ -31,6 +31,7 @@ from weakdriven.rundir import (
 from weakdriven.scores import refuse_other_tokens
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
+from weakdriven.training.sharding import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
 
 ALONE = {"scaled_ce", "undial", "ssb"}
 """Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
@@ -94,6 +95,8 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
         )
     if processes == 1:
         return
+    refuse_sharding_of_launch()
+    refuse_sharded_adapters(fsdp_is_asked_for(), recipe.lora is not None)
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
@@ -32,6 +33,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.models.scan import column
+from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
@@ -410,6 +412,8 @@ class Stages:
 
     def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
         """A model's folder, with the metrics of its phase in `work`; written by the first process."""
+        if is_sharded(model):
+            model = gathered_model(model, torch.bfloat16 if self.recipe.precision == "bf16-mixed" else None)
         if not leads():
             return
         if isinstance(model, PeftModel):

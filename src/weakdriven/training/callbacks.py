@@ -8,9 +8,9 @@ import torch
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
+from weakdriven.models.sharded import local_part
 from weakdriven.processes import all_agree, wait_for_all
 from weakdriven.rundir import METRICS, Progress, append_jsonl, salvage_jsonl, sync_tree, write_text
-from weakdriven.training.sharding import local_part
 
 REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
 COMPLETE = "complete"

@@ -13,7 +13,6 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback
-from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
@@ -25,6 +24,7 @@ from weakdriven.training.arguments import phase_steps, training_arguments, train
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
+from weakdriven.training.sharding import ShardedCheckpoints
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
@@ -100,7 +100,7 @@ def train_supervised(
     with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
         if loss is None:
-            return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
+            return fit(ShardedCheckpoints(model=model, processing_class=tokenizer, **made))
         return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
 
 
