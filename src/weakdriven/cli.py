@@ -55,6 +55,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change,
 
 
 Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")]
+Launch = Annotated[
+    str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 
 
@@ -65,15 +68,20 @@ def run(
     output: Output = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
+    launch: Launch = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
+    if launch:
+        start_processes(launch, recipe, overrides)
     settings, root, progress = prepare(recipe, overrides, output, quiet)
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import run_recipe
 
     report = run_recipe(settings, root, progress)
+    if helps():
+        return
     print_scores(root)
     print(f"\nReport: {report}")
     if push_to_hub:
@@ -240,8 +248,20 @@ def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet
     quieten_libraries()
     from weakdriven.progress import choose_progress
 
-    helper = os.environ.get("RANK", "0") != "0"  # of several processes the first one speaks
-    return settings, output or Path("runs") / settings.name, choose_progress(Console(), quiet=quiet or helper)
+    return settings, output or Path("runs") / settings.name, choose_progress(Console(), quiet=quiet or helps())
+
+
+def start_processes(config: str, recipe: str, overrides: list[str] | None) -> None:
+    """This very command in several processes, once its recipe has been read; ends with their exit code."""
+    from weakdriven.launcher import launch, without_launch
+
+    load_recipe(recipe, overrides)
+    raise typer.Exit(launch(config, without_launch(sys.argv[1:])))
+
+
+def helps() -> bool:
+    """Whether a launcher started this process beside another that speaks."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def print_pairings(found: "list[Separation]") -> None:
@@ -305,5 +325,8 @@ def main() -> None:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             raise
-        print(f"Error: {sentence}", file=sys.stderr)
+        from weakdriven.processes import first_to_say
+
+        if "torch" not in sys.modules or first_to_say(sentence):
+            print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)

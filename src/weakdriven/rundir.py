@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
+from weakdriven.processes import Ended, ended_together
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
@@ -139,7 +141,9 @@ class Run:
             elif not whole:
                 facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
                 try:
-                    self._compute(stage, home, compute, facts) if self.leads else self._help(home, compute, shared)
+                    helping = partial(self._help, home, compute, shared)
+                    work = partial(self._compute, stage, home, compute, facts) if self.leads else helping
+                    work() if shared else ended_together(work, self.agree)
                 except BaseException as error:
                     self.failed[name] = error
                     raise
@@ -169,7 +173,8 @@ class Run:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
-        self.agree(None)  # the first process has made the folders
+        if sentence := self.agree(None):  # the first process has made the folders, or could not
+            raise Ended(sentence)
         if shared:
             compute(home / "work", home / "out")
 

@@ -6,7 +6,7 @@ and how it was graded, `scores.json` the numbers; `regrade` makes the last two a
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row, by_key, collect
+from weakdriven.processes import agree, gathered, index, leads, share
 from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import (
     BENCHMARK_SCORES,
@@ -128,15 +129,27 @@ def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list
 
 
 def evaluate(
-    task: Task, engine: Callable[[], Engine], *, model: str = "", work: Path, out: Path, progress: Progress
+    task: Task,
+    engine: Callable[[], Engine],
+    *,
+    model: str = "",
+    work: Path,
+    out: Path,
+    progress: Progress,
+    spread: bool = True,
 ) -> dict[str, Any]:
     """Answer, grade and score all items; what a killed try left in `work` is kept.
+
+    Of several processes each answers its share, and the first one grades.
 
     Args:
         engine: Called only if an answer is missing, because it may load a model or start a server.
         model: Key of what answers, so that no average is taken over two.
+        spread: False where the first process is to ask alone, as of a server that serves all of them.
     """
-    rows = answer(task, engine, work / "completions.jsonl", progress)
+    rows = answer(task, engine, work, progress, spread=spread)
+    if not leads():
+        return {}
     write_jsonl(out / ITEMS, (asdict(item) for item in task.items))
     scores = grade_samples(
         task.benchmark, rows, task.items, task.k, task.grading, out=out, work=work, progress=progress
@@ -151,22 +164,34 @@ def counters(scores: dict[str, Any]) -> dict[str, Any]:
     return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
 
 
-def answer(task: Task, engine: Callable[[], Engine], file: Path, progress: Progress) -> list[Row]:
-    """Every sample of every item, in order; those in `file` are not asked for again."""
-    done = by_key(salvage_jsonl(file))
+def answer(
+    task: Task, engine: Callable[[], Engine], work: Path, progress: Progress, *, spread: bool = True
+) -> list[Row]:
+    """Every sample of every item, in order; those that any process has written into `work` are not asked for again."""
+    file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
+    done = agree(by_key(salvaged(work.glob("completions*.jsonl"))) if leads() else {})
     asks = [
         Ask(item.id, number, ids, prompt)
         for item, ids, prompt in zip(task.items, task.prompt_ids, task.prompts, strict=True)
         for number in range(task.samples)
     ]
 
-    def note(rows: list[Row]) -> None:
-        done.update(by_key(rows))
-        progress.update(len(done), len(asks))
-
+    found: list[Row] = []
     left = [ask for ask in asks if (ask.id, ask.sample) not in done]
-    collect(left, engine, task.sampling, file, seed=task.seed, on_rows=note)
+    mine = share(left) if spread else left if leads() else []
+
+    def note(rows: list[Row]) -> None:
+        found.extend(rows)
+        progress.update(len(asks) - len(left) + len(found) * len(left) // len(mine), len(asks))  # all go as fast
+
+    collect(mine, engine, task.sampling, file, seed=task.seed, on_rows=note)
+    done |= by_key(gathered(found))
     return [done[ask.id, ask.sample] for ask in asks]
+
+
+def salvaged(files: Iterable[Path]) -> list[Row]:
+    """Whole rows of several files; of what two of them hold, that of the last."""
+    return [row for file in sorted(files) for row in salvage_jsonl(file)]
 
 
 def grade_samples(

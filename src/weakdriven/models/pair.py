@@ -17,6 +17,7 @@ from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entrop
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states
+from weakdriven.models.sharded import whole
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
@@ -86,7 +87,7 @@ class WeakStrongPair(nn.Module):
 
     def measure_mean_logits(self, on: bool) -> None:
         """Whether the following forwards give mean logits; to be called again once a head has moved."""
-        self._mean_rows = (mean_row(head(self.strong)), mean_row(head(self.weak))) if on else (None, None)
+        self._mean_rows = (_whole_row(self.strong), _whole_row(self.weak)) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -173,6 +174,12 @@ class WeakStrongPair(nn.Module):
             model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
 
 
+def _whole_row(model: Any) -> MeanRow | None:
+    """Of all of the head; between two forwards each process may hold a part of it."""
+    row = mean_row(head(model))
+    return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
+
+
 def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
     """The next token of each position, or IGNORE; the end of one packed sequence does not predict the next one."""
     target = labels[:, 1:]
@@ -209,6 +216,11 @@ def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
     pair.strong.save_pretrained(str(folder))
     if not _weak_is_bare_base(pair):
         pair.weak.save_pretrained(str(folder / WEAK_FOLDER))
+    write_pair(pair, folder, **more)
+
+
+def write_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
+    """The file that stands beside a pair's weights."""
     kept = {"strong_weight": pair.strong_weight, "strong_anchor": pair.strong_anchor, **more}
     (folder / PAIR_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 

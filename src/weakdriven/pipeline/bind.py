@@ -1,6 +1,5 @@
 """A recipe tied to a run directory, after all that can be checked has been checked."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.pipeline.loader import Model
 from weakdriven.pipeline.stages import Stages
+from weakdriven.processes import launched, refuse_uneven
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import (
     Run,
@@ -31,6 +31,10 @@ from weakdriven.rundir import (
 from weakdriven.scores import refuse_other_tokens
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
+from weakdriven.training.sharding import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
+
+ALONE = {"scaled_ce", "undial", "ssb"}
+"""Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
 
 
 def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
@@ -43,13 +47,7 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
         have = ", ".join(trackers) or "none"
         raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
-    devices, launched = torch.cuda.device_count(), int(os.environ.get("WORLD_SIZE", "1"))
-    if processes == 1 and (devices > 1 or launched > 1):
-        raise UserError(
-            f"This version trains in one process on one GPU, found {devices} GPUs visible and WORLD_SIZE {launched}; "
-            "set CUDA_VISIBLE_DEVICES=0 and start without a launcher. Entropies alone are computed by several "
-            "processes: accelerate launch -m weakdriven select."
-        )
+    refuse_processes(recipe, processes)
     for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
@@ -80,6 +78,35 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
         for benchmark in recipe.eval.benchmarks:
             check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
     return stages
+
+
+def refuse_processes(recipe: Recipe, processes: int) -> None:
+    """Processes, GPUs and batch sizes that do not go together."""
+    devices = torch.cuda.device_count()
+    if processes == 1 and launched() > 1:
+        raise UserError(
+            f"This command works in one process, and a launcher started {launched()}; start it without one. weakdriven "
+            "run and weakdriven select work in several."
+        )
+    if processes == 1 and devices > 1:
+        raise UserError(
+            f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that starts "
+            "a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set CUDA_VISIBLE_DEVICES=0."
+        )
+    if processes == 1:
+        return
+    refuse_sharding_of_launch()
+    refuse_sharded_adapters(fsdp_is_asked_for(), recipe.lora is not None)
+    methods = {recipe.method, *recipe.baselines}
+    if alone := sorted(methods & ALONE):
+        raise UserError(
+            f"{', '.join(alone)} trains in one process, found {processes}; run it without a launcher, or leave it out "
+            "of method and baselines here and run it afterwards: what is finished is kept."
+        )
+    used = [name for name in ("dpo", "spin") if name in methods]
+    used += ["joint"] if methods - {"sft", "neftune", "dpo", "spin"} else []
+    used += [] if recipe.sft.model and methods <= {"wmss", "dpo", "spin"} else ["sft"]
+    refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 
 def refuse_unservable(recipe: Recipe) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from weakdriven.errors import UserError
 from weakdriven.pipeline.bind import ready_model
-from weakdriven.pipeline.run import all_processes, carry_out
+from weakdriven.pipeline.run import carry_out
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong
+from weakdriven.processes import all_processes
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import SCORES, Progress, Stage
 from weakdriven.scores import read_scores

@@ -30,6 +30,7 @@ from weakdriven.pipeline.rollouts import (
 from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.unit_tests import unit_tests_of
 from weakdriven.pipeline.verify import Candidate, Checks, Fault, verifier
+from weakdriven.processes import leads, merged, share
 from weakdriven.recipe_baselines import RolloutSettings
 from weakdriven.rundir import EXAMPLES, Stage, append_jsonl, digest, read_jsonl
 
@@ -52,6 +53,8 @@ def rollout_stage(
 ) -> Stage:
     """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
 
+    Of several processes each asks for its share of them.
+
     Args:
         prompts: A stage whose examples.jsonl holds what is asked, and the gold answers.
         verified: Whether completions are compared with them; rows that have none are then left out.
@@ -62,6 +65,7 @@ def rollout_stage(
     recipe = stages.recipe
     seed = request_seed(recipe.seed, "turn", turn) if turn else recipe.seed
     judging = grading_terms(stages) if verified else {}
+    spread = recipe.eval.engine != "vllm"  # one server answers, and the first process asks it
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
@@ -86,9 +90,14 @@ def rollout_stage(
                     seed=seed,
                 )
                 asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
-                before = counters["samples"]
-                found = rollouts.ask(asks, lambda done, before=before: stages.run.progress.update(before + done, total))
-                keep(found, out)
+                before, mine = counters["samples"], share(asks) if spread else asks if leads() else []
+                times = len(asks) / max(len(mine), 1)  # all go as fast
+                found = rollouts.ask(
+                    mine, lambda done, at=before, by=times: stages.run.progress.update(at + int(done * by), total)
+                )
+                found = merged(found) if spread else found
+                if leads():
+                    keep(found, out)
                 count(found, counters)
         finally:
             stages.engines.close()  # what comes next trains, and needs its memory
@@ -103,6 +112,7 @@ def rollout_stage(
         settings={**decisive, **stages.asking(), "engine": recipe.eval.engine},
         inputs=keys(model=model, prompts=prompts),
         execution=recipe.eval.model_dump(mode="json", include={"batch_size", "batching"}),
+        shared=True,
     )
 
 

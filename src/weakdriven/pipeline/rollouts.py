@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from weakdriven.eval.answers import BAD_GOLD, FAILED
 from weakdriven.generate import Engine, Sampling
-from weakdriven.generate.samples import Ask, Row, by_key, collect
+from weakdriven.generate.samples import Ask, Key, Row, by_key, collect
 from weakdriven.pipeline.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
+from weakdriven.processes import agree, index, leads
 from weakdriven.rundir import append_jsonl, salvage_jsonl
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
@@ -37,7 +38,7 @@ class Rollout(NamedTuple):
 
 
 class Rollouts:
-    """The rollouts in one folder; `ask` adds those that are missing.
+    """The rollouts in one folder; `ask` adds those that are missing. All processes of a run make it together.
 
     Args:
         engine: Called only if there is something to ask, because it may load a model or start a server.
@@ -56,8 +57,11 @@ class Rollouts:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
-        self.terms, self.rows = terms, by_key(salvage_jsonl(folder / ROLLOUTS))
-        self.labels = by_key(salvage_jsonl(folder / LABELS))
+        self.terms = terms
+        # each process writes files of its own, and knows what all of them have written before
+        own = f"-{index()}.jsonl" if index() else ".jsonl"
+        self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
+        self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if leads() else ({}, {}))
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
         """The rollout of every ask, in order; what is written is judged by another thread while more is written.
@@ -80,10 +84,14 @@ class Rollouts:
             left = [ask for ask in asks if self._written(ask) is None]
             if unlabelled := [row for ask in asks if (row := self._written(ask)) and not self._labelled(row)]:
                 on_rows(unlabelled)
-            collect(left, self.engine, self.sampling, self.folder / ROLLOUTS, seed=self.seed, on_rows=on_rows)
+            collect(left, self.engine, self.sampling, self.files[ROLLOUTS], seed=self.seed, on_rows=on_rows)
         for verdict in judged:
             verdict.result()
         return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in keys]
+
+    def _read(self, name: str) -> dict[Key, Row]:
+        files = sorted(self.folder.glob(name.replace(".jsonl", "*.jsonl")))
+        return by_key([row for file in files for row in salvage_jsonl(file)])
 
     def _written(self, ask: Ask) -> Row | None:
         row = self.rows.get((ask.id, ask.sample))
@@ -97,7 +105,7 @@ class Rollouts:
         labels = [
             as_label(row, fault, self.terms(row["id"])) for row, fault in zip(rows, self.judge(rows), strict=True)
         ]
-        append_jsonl(self.folder / LABELS, labels)
+        append_jsonl(self.files[LABELS], labels)
         self.labels.update(by_key(labels))
 
 

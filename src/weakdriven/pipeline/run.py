@@ -1,14 +1,10 @@
 """A recipe, from data to report: the order of everything."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from datetime import timedelta
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
@@ -19,6 +15,7 @@ from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
+from weakdriven.processes import agree, all_processes, led, raise_together
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import dump_recipe
 from weakdriven.report import write_report
@@ -28,6 +25,7 @@ from weakdriven.rundir import (
     NOT_RUN,
     PLAN_FILE,
     RECIPE_FILE,
+    REPORT,
     RUN_FILE,
     TOKENS,
     Planned,
@@ -43,19 +41,29 @@ from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import phase_steps
 from weakdriven.training.snapshots import snapshot_steps
 
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
-    """Run what is not done yet; returns the report, and writes the result's model card."""
-    carry_out(recipe, root, progress, all_stages, evaluates=True)
-    report = write_report(root)
-    write_cards(root)
-    return report
+    """Run what is not done yet; returns the report, and writes the result's model card.
+
+    Started by a launcher, all processes train, scan and answer together, and the first one writes.
+    """
+    carry_out(recipe, root, progress, all_stages, all_processes(), evaluates=True)
+
+    def write() -> None:
+        write_report(root)
+        write_cards(root)
+
+    led(write)
+    return root / REPORT
 
 
 def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1) -> bool:
     """Run up to the active set of round `turn`; says whether this is the process that speaks.
 
-    Started by a launcher, all processes scan together; models must have been trained before.
+    Started by a launcher, all processes train and scan together.
     """
     if recipe.method != "wmss" or not recipe.selection.enabled:
         why = f"method is {recipe.method}" if recipe.method != "wmss" else "selection.enabled is false"
@@ -73,18 +81,12 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, turn: int = 1)
     return processes.is_main_process
 
 
-def all_processes() -> PartialState:
-    """Those that a launcher started, or this one alone."""
-    # on a CPU accelerate sees one process unless told; the others wait while one tokenises, which may take hours
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=1))
-
-
 def carry_out(
     recipe: Recipe,
     root: Path,
     progress: Progress,
     work: Callable[[Stages], Any],
-    processes: PartialState | None = None,
+    processes: "PartialState | None" = None,
     *,
     evaluates: bool = False,
     beside: bool = False,
@@ -101,20 +103,10 @@ def carry_out(
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
-
-    def agree(value: Any) -> Any:
-        return broadcast_object_list([value])[0] if count > 1 else value
-
-    with claimed(root, recipe.name) if leads else nullcontext():
-        agree(None)  # the first process has made the folder
-        stages = bind(recipe, Run(root, recipe.seed, dry=True, siblings=siblings), processes=count, evaluates=evaluates)
-        work(stages)
+    with ExitStack() as held:
+        led(lambda: held.enter_context(claimed(root, recipe.name)))
+        stages, plan = checked(recipe, root, work, count, evaluates=evaluates, beside=beside, siblings=siblings)
         planned = stages.run.planned
-        if beside:
-            refuse_changes(planned)
-        if count > 1 or beside:
-            refuse_training(planned)
-        plan = whole_plan(stages, planned)
         among = {"siblings": siblings, "locks": locks}
         stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)
         try:
@@ -129,6 +121,33 @@ def carry_out(
         finally:
             stages.engines.close()
             progress.close()
+
+
+def checked(
+    recipe: Recipe,
+    root: Path,
+    work: Callable[[Stages], Any],
+    processes: int,
+    *,
+    evaluates: bool,
+    beside: bool,
+    siblings: Sequence[Path],
+) -> tuple[Stages, dict[str, str]]:
+    """The stages after a dry run, and the whole plan; what one process finds wrong with them ends all of them."""
+    failure, found = None, None
+    try:
+        dry = Run(root, recipe.seed, dry=True, siblings=siblings)
+        stages = bind(recipe, dry, processes=processes, evaluates=evaluates)
+        work(stages)
+        if beside:
+            refuse_changes(dry.planned)
+            refuse_training(dry.planned)
+        found = stages, whole_plan(stages, dry.planned)
+    except UserError as error:
+        failure = error
+    raise_together(failure)
+    assert found is not None
+    return found
 
 
 def hub_models(recipe: Recipe) -> list[str]:

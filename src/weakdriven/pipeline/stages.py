@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
@@ -32,10 +33,12 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.models.scan import column
+from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.engines import Engines, local_engine, served_engine
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.scoring import score_examples
+from weakdriven.processes import leads, led, size
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.rundir import (
     ACTIVE,
@@ -325,7 +328,7 @@ class Stages:
 
         def compute(work: Path, out: Path) -> dict[str, Any]:
             shared = {"model": model.key, "work": work, "out": out, "progress": self.run.progress}
-            return evaluate(task, lambda: self.engine(model), **shared)
+            return evaluate(task, lambda: self.engine(model), spread=settings.engine != "vllm", **shared)
 
         stage = self.run.stage(
             f"eval/{model.name}/{benchmark}",
@@ -333,9 +336,10 @@ class Stages:
             settings={**task.key(), **self.asking(), "engine": settings.engine},
             inputs={**keys(model=model), "prompts": task.prompts_key()},
             execution=settings.model_dump(mode="json", include={"batch_size", "batching", "data_dir"}),
+            shared=True,
         )
         if not self.run.dry:
-            refresh(stage.path, task, self.run.progress)
+            led(lambda: refresh(stage.path, task, self.run.progress))
         return stage
 
     def task(self, benchmark: str) -> Task:
@@ -375,12 +379,14 @@ class Stages:
         common = self.asking() | {"seed": self.recipe.seed}
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
         execution = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": self._layers()}
+        execution |= {"processes": size()} if size() > 1 else {}
         stage = self.run.stage(
             name,
             compute,
             settings={**decisive, **common, **also},
             inputs=inputs,
             execution=execution,
+            shared=True,
             holds=[f"{SNAPSHOTS}/{place}" for place in kept],
         )
         return Model(name.replace("baselines/", "baseline-").removesuffix("/strong"), stage.path, stage.key, kept)
@@ -405,7 +411,11 @@ class Stages:
         return settings | ({"quantize": lora.quantize} if (lora := self.recipe.lora) and lora.quantize else {})
 
     def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
-        """A model's folder, with the metrics of its phase in `work`."""
+        """A model's folder, with the metrics of its phase in `work`; written by the first process."""
+        if is_sharded(model):
+            model = gathered_model(model, torch.bfloat16 if self.recipe.precision == "bf16-mixed" else None)
+        if not leads():
+            return
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)
         save_model(

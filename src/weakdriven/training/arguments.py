@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from trl.trainer.sft_config import SFTConfig
 
+from weakdriven.processes import PATIENCE, divide, refuse_uneven, size
 from weakdriven.recipe import Recipe
 from weakdriven.settings import TrainSettings
 
@@ -46,16 +47,21 @@ def phase_steps(rows: int, *, epochs: int, batch_size: int) -> int:
 def training_arguments(
     settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
 ) -> SFTConfig:
-    """Arguments for `epochs` epochs over `rows` rows that come in order; fewer rows than a batch are one batch."""
+    """Arguments for `epochs` epochs over `rows` rows that come in order; fewer rows than a batch are one batch.
+
+    Of several processes each takes every n-th micro-batch, so that a step sees the rows that one process would.
+    """
     batch = min(settings.batch_size, rows)
-    micro = math.gcd(batch, settings.micro_batch_size)
+    processes = size()
+    refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)
+    micro, accumulation = divide(batch, settings.micro_batch_size, processes)
     steps = phase_steps(rows, epochs=epochs, batch_size=batch)
     eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=1,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=batch // micro,
+        gradient_accumulation_steps=accumulation,
         train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
@@ -79,6 +85,7 @@ def training_arguments(
         logging_nan_inf_filter=False,
         report_to=list(recipe.report_to),
         run_name=f"{recipe.name}-{stage.replace('/', '-')}",
+        ddp_timeout=int(PATIENCE.total_seconds()),
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -20,6 +20,12 @@ from weakdriven.models.head import causal_lm, head
 from weakdriven.models.load import vocabulary_size
 from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
 from weakdriven.training.joint_config import WDJTConfig
+from weakdriven.training.sharding import (
+    refuse_deepspeed,
+    refuse_plugin,
+    refuse_sharded_adapters,
+    refuse_sharding_of_launch,
+)
 
 logger = logging.getLogger(__name__)
 NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
@@ -27,8 +33,9 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
-    wanted = (os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("FSDP", "DEEPSPEED"))
-    refuse_sharding(bool(args.fsdp or args.deepspeed or any(wanted)))
+    if args.deepspeed:
+        refuse_deepspeed()
+    refuse_sharding_of_launch(precision=False)
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():
@@ -47,12 +54,13 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
         )
 
 
-def refuse_sharding(sharded: bool) -> None:
-    if sharded:
-        raise UserError(
-            "WDJTTrainer runs on one device or under DDP; FSDP and DeepSpeed would shard the heads that the mixed "
-            "loss reads. LoRA, gradient checkpointing and 8-bit optimizers save memory too."
-        )
+def refuse_sharding(trainer: Any) -> None:
+    """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
+    if trainer.is_deepspeed_enabled:
+        refuse_deepspeed()
+    if trainer.is_fsdp_enabled:
+        refuse_plugin(trainer.accelerator.state.fsdp_plugin)
+        refuse_sharded_adapters(True, isinstance(trainer.model, PeftModel))
 
 
 def _refuse_several_gpus(found: str) -> None:

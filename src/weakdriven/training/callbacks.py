@@ -8,6 +8,8 @@ import torch
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
+from weakdriven.models.sharded import local_part
+from weakdriven.processes import all_agree, wait_for_all
 from weakdriven.rundir import METRICS, Progress, append_jsonl, salvage_jsonl, sync_tree, write_text
 
 REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
@@ -20,6 +22,8 @@ class PhaseCallback(TrainerCallback):
         self.metrics, self.progress = folder / METRICS, progress
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         rows = [row for row in salvage_jsonl(self.metrics) if row["step"] <= state.global_step]
         self.metrics.unlink(missing_ok=True)
         append_jsonl(self.metrics, rows)
@@ -27,7 +31,8 @@ class PhaseCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        append_jsonl(self.metrics, [{"step": state.global_step, **logs}])
+        if state.is_world_process_zero:
+            append_jsonl(self.metrics, [{"step": state.global_step, **logs}])
         if not math.isfinite(logs["loss"]) or not math.isfinite(logs.get("grad_norm", 0.0)):
             raise UserError(
                 f"Training diverged: at step {state.global_step} the loss is {logs['loss']} and the gradient norm "
@@ -37,13 +42,16 @@ class PhaseCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
+        wait_for_all()  # each may have written a part of it
+        if not state.is_world_process_zero:
+            return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         sync_tree(checkpoint)
         write_text(checkpoint / COMPLETE, f"{state.global_step}\n")
 
 
 def refuse_broken_weights(model: Any, step: int) -> None:
-    if not all(torch.isfinite(weight).all() for weight in model.parameters()):
+    if not all_agree(all(torch.isfinite(local_part(weight)).all() for weight in model.parameters())):
         raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")
 
 

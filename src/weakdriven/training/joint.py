@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
 from trl.models.activation_offloading import OffloadActivations
 from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
@@ -27,6 +27,7 @@ from weakdriven.models.adapters import adapter_config, add_adapter, merged, shar
 from weakdriven.models.head import causal_lm, refuse_other_logits
 from weakdriven.models.layers import use_liger
 from weakdriven.models.pair import (
+    WEAK_FOLDER,
     PairOutput,
     WeakStrongPair,
     load_pair_weights,
@@ -34,13 +35,16 @@ from weakdriven.models.pair import (
     refuse_different_heads,
     save_pair,
     targets,
+    write_pair,
 )
 from weakdriven.models.recompute import keep
+from weakdriven.models.sharded import gathered_model, whole
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.training import branches
 from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.joint_config import WDJTConfig
+from weakdriven.training.sharding import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.supervised import Phase, fit
 from weakdriven.training.watch import SUMS, GapWatch, mean_logits, means, refuse_divergence
 
@@ -48,7 +52,7 @@ __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
 
 
-class WDJTTrainer(SFTTrainer):
+class WDJTTrainer(ShardedCheckpoints):
     """TRL's `SFTTrainer` on the mixed logits of two models; checkpoints hold both, `save_model` the strong one.
 
     Args:
@@ -94,7 +98,7 @@ class WDJTTrainer(SFTTrainer):
         own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn of them
         super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
         config.model_init_kwargs = own
-        branches.refuse_sharding(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        branches.refuse_sharding(self)
         branches.refuse_no_targets(self.train_dataset)
         if config.chat_template_path is not None:  # TRL may have added tokens
             vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
@@ -231,7 +235,7 @@ class WDJTTrainer(SFTTrainer):
         found = {}
         for name, branch in (("strong", self.pair.strong), ("weak", self.pair.weak)):
             if gradients := [weight.grad for weight in branch.parameters() if weight.grad is not None]:
-                found[name] = nn.utils.get_total_norm(gradients) / (scaler.get_scale() if scaler else 1)
+                found[name] = whole(nn.utils.get_total_norm(gradients)) / (scaler.get_scale() if scaler else 1)
         return found
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -310,16 +314,36 @@ class WDJTTrainer(SFTTrainer):
         self._in_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
+            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
+                folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                write_pair(self.pair, folder, **self._kept())
         finally:
             self._in_checkpoint = False
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint remembers beside weights and optimizer."""
+        names = ("strong_weight_end", "strong_weight_schedule")
+        kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
+        return {name: getattr(self.args, name) for name in names} | kept
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The strong model; gathered weight by weight where processes hold parts of it."""
+        if not self.is_fsdp_enabled or _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
+        if strong is not None:
+            strong.save_pretrained(folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+            torch.save(self.args, folder / TRAINING_ARGS_NAME)
+        self.accelerator.wait_for_everyone()
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
         strong: Any = self.pair.strong
         if self._in_checkpoint:
-            names = ("strong_weight_end", "strong_weight_schedule")
-            kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
-            save_pair(self.pair, folder, **{name: getattr(self.args, name) for name in names}, **kept)
+            save_pair(self.pair, folder, **self._kept())
         elif self.args.merge_adapter and isinstance(strong, PeftModel):
             merged(strong).save_pretrained(folder)
         else:
@@ -329,7 +353,15 @@ class WDJTTrainer(SFTTrainer):
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_pair_weights(self.pair, Path(resume_from_checkpoint))
+        folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir():
+            super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
+        else:
+            load_pair_weights(self.pair, folder)
+
+    def _load_whole(self, model: Any, folder: Path) -> None:
+        for branch, place in ((self.pair.strong, folder), (self.pair.weak, folder / WEAK_FOLDER)):
+            super()._load_whole(branch, place)
 
     def _load_best_model(self) -> None:
         load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
+from weakdriven.processes import leads
 from weakdriven.rundir import PART, SNAPSHOTS, link, sync, sync_tree
 from weakdriven.training.callbacks import refuse_broken_weights
 
@@ -61,13 +62,15 @@ class SnapshotCallback(TrainerCallback):
         refuse_broken_weights(kwargs["model"], state.global_step)
         place = self.folder / name
         part = place.with_name(name + PART)
-        for leftover in (part, place):
-            shutil.rmtree(leftover, ignore_errors=True)
-        part.mkdir(parents=True)
-        self.keep(part)
-        sync_tree(part)
-        os.rename(part, place)
-        sync(self.folder)
+        if leads():
+            for leftover in (part, place):
+                shutil.rmtree(leftover, ignore_errors=True)
+            part.mkdir(parents=True)
+        self.keep(part)  # by all processes, since each may hold a part of the weights
+        if leads():
+            sync_tree(part)
+            os.rename(part, place)
+            sync(self.folder)
 
 
 def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
@@ -81,5 +84,7 @@ def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
 
 def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
     """Snapshots beside the finished model; `work` keeps its own, so that a kill before the end loses none."""
+    if not leads():
+        return
     for name, folder in snapshot_folders(work, shares).items():
         shutil.copytree(folder, out / SNAPSHOTS / name, copy_function=link)

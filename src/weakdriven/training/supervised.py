@@ -13,10 +13,10 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback
-from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
+from weakdriven.processes import agree, leads, wait_for_all
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
@@ -25,6 +25,7 @@ from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
+from weakdriven.training.sharding import ShardedCheckpoints
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
@@ -100,7 +101,7 @@ def train_supervised(
     with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
         if loss is None:
-            return fit(SFTTrainer(model=model, processing_class=tokenizer, **made))
+            return fit(ShardedCheckpoints(model=model, processing_class=tokenizer, **made))
         return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
 
 
@@ -112,10 +113,11 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
-    checkpoint = last_complete_checkpoint(folder)
-    for leftover in folder.glob("checkpoint-*"):
+    checkpoint = agree(last_complete_checkpoint(folder))
+    for leftover in folder.glob("checkpoint-*") if leads() else ():
         if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
             shutil.rmtree(leftover)
+    wait_for_all()
     with without_cudnn_attention():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if rows is None:

@@ -1,0 +1,67 @@
+"""Weights that FSDP2 has dealt out over processes: this process's part of them, and all of them again to be saved."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from weakdriven.processes import leads
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds: all of an ordinary tensor, or its shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; where it is sharded, all processes call this and each gets it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(weight, DTensor) for weight in model.parameters())
+
+
+@torch.no_grad()
+def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """In the first process all weights, in main memory; in the others nothing. All of them call it.
+
+    One weight at a time is whole on a device, so that the room of a model that fills all devices together is enough.
+
+    Args:
+        dtype: Of the floating-point weights that are returned; unset: their own.
+    """
+    found: dict[str, Tensor] = {}
+    by_identity: dict[int, Tensor] = {}  # tied weights stay one
+    persistent = model.state_dict().keys()
+    for name, weight in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
+        if name not in persistent:
+            continue
+        if id(weight) not in by_identity:
+            full = whole(weight.detach())
+            wanted = dtype if dtype is not None and full.is_floating_point() else full.dtype
+            by_identity[id(weight)] = full.to("cpu", wanted, copy=True) if leads() else full.new_empty(0)
+            del full
+        found[name] = by_identity[id(weight)]
+    return found if leads() else {}
+
+
+def architecture_of(model: Any) -> Any:
+    """Its class; that of a sharded root is one that FSDP2 has made up."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+
+
+def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
+    """In the first process the model again in one piece, in main memory, to be saved; in the others None."""
+    weights = gathered_weights(model, dtype)
+    if not leads():
+        return None
+    with torch.device("meta"):
+        plain = architecture_of(model)(copy.deepcopy(model.config))
+    plain.load_state_dict(weights, assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain

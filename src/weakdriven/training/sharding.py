@@ -1,0 +1,177 @@
+"""FSDP2 as accelerate sets it up: what of it is refused, and checkpoints that go on under any number of processes.
+
+A sharded checkpoint is torch.distributed.checkpoint's: one process reads it whole, several read what they need. An
+ordinary one, of one process or of DDP, is dealt out when it is read.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import StateDictType
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
+from trl.trainer.sft_trainer import SFTTrainer
+
+from weakdriven.errors import UserError
+from weakdriven.models.sharded import architecture_of
+
+MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
+"""Folders inside a checkpoint that accelerate writes."""
+
+
+def fsdp_is_asked_for() -> bool:
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def refuse_sharding_of_launch(*, precision: bool = True) -> None:
+    """Before anything is loaded: what the launcher asks for, told by its environment, that training cannot do.
+
+    Args:
+        precision: Whether a recipe decides the precision, and not the launcher.
+    """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        refuse_deepspeed()
+    if fsdp_is_asked_for():
+        refuse_plugin(FullyShardedDataParallelPlugin())
+    mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision and mixed not in ("no", ""):
+        raise UserError(
+            f"The launch configuration sets mixed_precision: {mixed}, and the recipe's precision decides that; set "
+            "mixed_precision: 'no' there."
+        )
+
+
+def refuse_deepspeed() -> None:
+    raise UserError(
+        "DeepSpeed is asked for, whose ZeRO-3 takes the heads apart that the losses read, and training under it has "
+        "not been verified; use FSDP2, which shards the same (--launch fsdp2-8gpu)."
+    )
+
+
+def refuse_plugin(plugin: Any) -> None:
+    """Ways to shard that would train something else, or could not be saved."""
+    if plugin.fsdp_version != 2:
+        raise UserError(
+            f"The launch configuration asks for FSDP version {plugin.fsdp_version}, which flattens the heads that the "
+            "losses read; set fsdp_version: 2 in it."
+        )
+    if plugin.state_dict_type != StateDictType.SHARDED_STATE_DICT:
+        raise UserError(
+            f"The launch configuration sets fsdp_state_dict_type: {plugin.state_dict_type.name}, which gathers all "
+            "weights for each checkpoint; set SHARDED_STATE_DICT. What is trained is saved in one piece all the same."
+        )
+    if plugin.cpu_ram_efficient_loading:
+        raise UserError(
+            "The launch configuration sets fsdp_cpu_ram_efficient_loading, with which only the first process would "
+            "read the models that all of them ask; set it to false."
+        )
+    if plugin.activation_checkpointing:
+        raise UserError(
+            "The launch configuration sets fsdp_activation_checkpointing, and gradient_checkpointing of the recipe "
+            "decides that; set it to false."
+        )
+
+
+def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
+    if sharded and adapted:
+        raise UserError(
+            "FSDP2 with LoRA is not supported: both adapters sit on one copy of a frozen base, which cannot be dealt "
+            "out twice. Adapters need little memory: launch without FSDP (--launch ddp-8gpu)."
+        )
+
+
+class ShardedCheckpoints(SFTTrainer):
+    """TRL's SFTTrainer that resumes from sharded and ordinary checkpoints alike, whatever it runs under itself."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As upstream; on CPUs accelerate would take DDP for the FSDP that it was asked for, without a word."""
+        super().create_accelerator_and_postprocess()
+        state = self.accelerator.state
+        if fsdp_is_asked_for() and state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, FullyShardedDataParallelPlugin()
+            self.is_fsdp_enabled = True
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder, model = Path(resume_from_checkpoint), model or self.model
+        if (folder / MODEL_SHARDS).is_dir():
+            load_model_shards(model, folder)
+        elif self.is_fsdp_enabled:
+            self._load_whole(model, folder)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_whole(self, model: Any, folder: Path) -> None:
+        """An ordinary checkpoint into a sharded model."""
+        load_into_shards(model, whole_state(architecture_of(model), folder, model))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or (Path(checkpoint) / OPTIMIZER_SHARDS).is_dir() == self.is_fsdp_enabled:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        folder = Path(checkpoint)
+        if self.is_fsdp_enabled:
+            state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+            self.optimizer.load_state_dict(dealt_out(state, self.optimizer))  # pyright: ignore
+        else:
+            load_optimizer_shards(self.model, self.optimizer, folder)
+        self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))  # pyright: ignore
+
+
+def load_model_shards(model: Any, folder: Path) -> None:
+    state = {"model": get_model_state_dict(model)}
+    dcp.load(state, checkpoint_id=folder / MODEL_SHARDS, no_dist=not dist.is_initialized())
+    set_model_state_dict(model, state["model"])
+
+
+def load_optimizer_shards(model: Any, optimizer: Any, folder: Path) -> None:
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper holds it
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
+
+
+def whole_state(kind: type[PreTrainedModel], folder: Path, model: Any) -> dict[str, Any]:
+    """Weights of an ordinary checkpoint under the names that the model has for them."""
+    dtype = next(model.parameters()).dtype
+    options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    loaded, found = kind.from_pretrained(folder, **options)  # pyright: ignore
+    if found["missing_keys"] or found["unexpected_keys"]:
+        raise UserError(f"The checkpoint {folder} does not fit the model. Remove it and run again.")
+    return loaded.state_dict()
+
+
+@torch.no_grad()
+def load_into_shards(model: Any, state: dict[str, Any]) -> None:
+    """Every process has the whole state, and takes its part of it."""
+    for name, weight in model.state_dict().items():
+        weight.copy_(_like(state[name], weight))
+
+
+def dealt_out(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """An optimizer's state of whole weights as one of the shards that it has now."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    parts = {
+        place: {name: _like(value, weights[place]) for name, value in kept.items()}
+        for place, kept in state["state"].items()
+    }
+    return {**state, "state": parts}
+
+
+def _like(value: Any, weight: torch.Tensor) -> Any:
+    """Sharded as the weight is, if it is and this has its shape."""
+    if not isinstance(weight, DTensor) or not isinstance(value, torch.Tensor) or value.shape != weight.shape:
+        return value
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)

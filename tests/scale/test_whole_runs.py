@@ -1,0 +1,147 @@
+"""A whole recipe in several processes: the files of one process, and one sentence where something is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from launching import launch, weakdriven
+from safetensors.torch import load_file
+
+from conftest import SMALL, run_small
+from weakdriven.errors import UserError
+from weakdriven.pipeline.bind import refuse_processes
+from weakdriven.recipe_file import load_recipe
+
+TRAINED = ("sft", "round-1/strong")
+CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12"]
+TINY = [*SMALL, "eval.limit=6", "eval.max_new_tokens=8", "baselines=[dpo]", "dpo.rollouts.subsample=12"]
+TINY += ["dpo.rollouts.samples=2", "dpo.rollouts.temperature=1.0", "dpo.rollouts.max_new_tokens=16", "dpo.batch_size=2"]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_training(one: Path, other: Path, stage: str, *, weights: float = 1e-3) -> None:
+    mine, theirs = metrics(one / stage), metrics(other / stage)
+    assert len(mine) == len(theirs) > 0
+    for row, expected in zip(mine, theirs, strict=True):
+        assert row == pytest.approx(expected, abs=2e-5)
+    mine, theirs = (load_file(root / stage / "model.safetensors") for root in (one, other))
+    assert mine.keys() == theirs.keys()
+    # AdamW divides by the size of a gradient, so one of nearly 0 moves its weight by as much as its rounding says
+    assert max(float((mine[name] - theirs[name]).abs().max()) for name in theirs) < weights
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("alone") / "run"
+    run_small(root, *CUT)
+    return root
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory) -> tuple[Path, str]:
+    root = tmp_path_factory.mktemp("two") / "run"
+    done = weakdriven(2, "run", "demo", *SMALL, *CUT, "--output", root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root, done.stdout
+
+
+def test_two_processes_train_as_one(alone, by_two):
+    root, _ = by_two
+    for stage in TRAINED:
+        same_training(root, alone, stage)
+        manifest = json.loads((root / stage / "manifest.json").read_text())
+        assert manifest["execution"]["processes"] == 2
+        assert manifest["key"] == json.loads((alone / stage / "manifest.json").read_text())["key"]
+
+
+def test_two_processes_select_the_rows_that_one_does(alone, by_two):
+    draws = [pq.read_table(root / "round-1/active/active.parquet")["draws"] for root in (alone, by_two[0])]
+    assert draws[0].equals(draws[1])
+
+
+def test_two_processes_write_the_answers_of_one(alone, by_two):
+    files = sorted(path.relative_to(alone) for path in alone.glob("eval/*/*/samples.jsonl"))
+    assert len(files) == 3
+    for file in files:
+        assert (by_two[0] / file).read_bytes() == (alone / file).read_bytes()
+
+
+def test_one_of_two_processes_speaks_and_nothing_is_left_behind(by_two):
+    root, said = by_two
+    assert said.count("round-1/strong: not run yet") == said.count("Report: ") == said.count("WMSS, round 1") == 1
+    assert (root / "report.html").is_file()
+    assert sorted(path.name for path in (root / ".work").iterdir()) == ["lock"]
+
+
+def test_what_two_processes_finished_one_process_skips(by_two, tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(by_two[0], root)
+    assert run_small(root, *CUT).ran == {}
+
+
+def test_a_batch_that_does_not_divide_is_refused_before_anything_is_computed(tmp_path):
+    done = weakdriven(2, "run", "demo", *SMALL, "sft.batch_size=15", "--output", tmp_path / "run")
+    assert done.returncode != 0
+    sentence = "sft.batch_size is 15, which 2 processes cannot share evenly; start 1 process"
+    assert done.stderr.count(sentence) == 1, done.stderr[-3000:]
+    assert "src/weakdriven" not in done.stderr, "a sentence, not a traceback of ours"
+    assert not (tmp_path / "run").exists(), "something was left behind"
+
+
+@pytest.mark.parametrize("method", ["undial", "ssb", "scaled_ce"])
+def test_methods_that_train_in_one_process_say_so(method):
+    with pytest.raises(UserError, match=f"{method} trains in one process, found 2"):
+        refuse_processes(load_recipe("demo", [f"baselines=[sft,{method}]"]), 2)
+
+
+def test_several_gpus_without_a_launcher_are_told_of_launch(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    with pytest.raises(UserError, match=r"4 GPUs are visible.*--launch"):
+        refuse_processes(load_recipe("demo"), 1)
+
+
+def test_a_command_for_one_process_refuses_a_launcher(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="a launcher started 2"):
+        refuse_processes(load_recipe("demo"), 1)
+
+
+FAILS = """
+import sys
+from pathlib import Path
+import weakdriven.pipeline.stages as stages
+from weakdriven.errors import UserError
+from weakdriven.cli import main
+
+def write_tokens(*inputs, **options):
+    raise UserError("The first process found a bad row.")
+
+stages.write_tokens = write_tokens
+main()
+"""
+
+
+def test_what_the_first_process_does_alone_and_cannot_ends_all_with_its_sentence(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    done = launch(2, str(script), "run", "demo", *SMALL, "--output", str(tmp_path / "run"), timeout=100)
+    assert done.returncode != 0
+    assert done.stderr.count("The first process found a bad row.") == 1, done.stderr[-3000:]
+    assert "exitcode  : 2 " in done.stderr and "Signal" not in done.stderr, "each ended by itself"
+
+
+@pytest.mark.slow
+def test_rollouts_and_preferences_of_two_processes_are_those_of_one(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_small(one, *TINY)
+    done = weakdriven(2, "run", "demo", *TINY, "--output", two)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("rollouts.jsonl", "labels.jsonl"):
+        place = f"rollouts/sft/dpo/{name}"
+        assert (two / place).read_bytes() == (one / place).read_bytes()
+    same_training(two, one, "baselines/dpo")

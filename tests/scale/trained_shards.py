@@ -1,0 +1,89 @@
+"""Trains a tiny pair or model; called by test_sharded_training.py, and run by it in several processes."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+
+from helpers import embedded_tokenizer, tiny_model, token_rows
+from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven.models.sharded import gathered_weights, is_sharded
+from weakdriven.training.sharding import ShardedCheckpoints
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+FSDP |= {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+BATCH = 8
+
+
+class Stop(TrainerCallback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step == self.step
+
+
+def run(
+    out: Path,
+    *,
+    pair: bool,
+    tied: bool = True,
+    steps: int = 4,
+    stop: int | None = None,
+    resume: str | None = None,
+    **more,
+) -> dict[str, Any]:
+    """Trained weights, what was logged, and what was saved; `stop` ends after a step that leaves a checkpoint."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    config = WDJTConfig(
+        output_dir=str(out),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=BATCH // (2 * processes),
+        train_sampling_strategy="sequential",
+        max_steps=steps,
+        logging_steps=1,
+        learning_rate=2e-3,
+        max_grad_norm=0.5,
+        save_strategy="steps" if stop else "no",
+        save_steps=stop or 500,
+        gradient_checkpointing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        **more,
+    )
+    common = {"args": config, "train_dataset": token_rows(BATCH * steps), "processing_class": embedded_tokenizer()}
+    if pair:
+        models = {"model": tiny_model(seed=1, tied=tied), "weak_model": tiny_model(seed=2, tied=tied, width=24)}
+        trainer: Any = WDJTTrainer(**models, **common)
+    else:
+        trainer = ShardedCheckpoints(model=tiny_model(seed=1, tied=tied), **common)
+    trainer.remove_callback(PrinterCallback)
+    if stop:
+        trainer.add_callback(Stop(stop))
+    trainer.train(resume_from_checkpoint=resume)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    found = {"sharded": is_sharded(trained), "weights": gathered_weights(trained), "logs": trainer.state.log_history}
+    if pair and not stop:
+        trainer.save_model(str(out / "saved"))
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    results = []
+    for number, options in enumerate(json.loads(sys.argv[2])):
+        place = Path(options.pop("out", folder / str(number)))
+        results.append(run(place, **options))
+    if os.environ["RANK"] == "0":
+        torch.save(results, folder / "results.pt")
