@@ -168,6 +168,7 @@ class Run:
                 shutil.rmtree(home, ignore_errors=True)
         self.agree(None)
         self.progress.end(name, time.monotonic() - begin)
+        stop_here()
         return stage
 
     def _check_inputs(self, inputs: dict[str, str]) -> None:

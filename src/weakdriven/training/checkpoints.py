@@ -12,7 +12,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from weakdriven.files import sync_tree, write_json
+from weakdriven.errors import UserError
+from weakdriven.files import read_json, sync_tree, write_json
 from weakdriven.integrity import FILES, damage, inventory
 from weakdriven.rundir import Progress
 
@@ -36,14 +37,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def seal(checkpoint: Path) -> None:
-    """Put what was written on disk, read it back, mark it as complete, and remove what is older than the last two.
-
-    Raises:
-        OSError: A file does not hold what its own header or checksums say.
-    """
+    """Put what was written on disk, read it back, mark it as complete, and remove what is older than the last two."""
     sync_tree(checkpoint)
     if found := unreadable(checkpoint):
-        raise OSError(f"{found} after it was written; the disk may be failing")
+        raise UserError(
+            f"{found} right after it was written, so the disk may be failing; run the same command again to go on from "
+            "the checkpoint before, or give an --output on another disk."
+        )
     write_json(checkpoint / COMPLETE, {"step": step_of(checkpoint), FILES: inventory(checkpoint)})
     marked = [path for path in checkpoints(checkpoint.parent) if (path / COMPLETE).is_file()]
     for old in marked[KEPT:]:
@@ -114,6 +114,12 @@ def usable_checkpoint(folder: Path, progress: Progress) -> Path | None:
     if damaged:
         progress.note(f"training goes on from {found.name}" if found else "no checkpoint is left; training starts anew")
     return found
+
+
+def tokens_so_far(checkpoint: Path) -> int:
+    """Tokens that had been read when the checkpoint was written, as far as they were logged."""
+    history = read_json(checkpoint / "trainer_state.json").get("log_history", [])
+    return int(next((row["num_tokens"] for row in reversed(history) if "num_tokens" in row), 0))
 
 
 def remove_unmarked(folder: Path) -> None:

@@ -26,7 +26,13 @@ from weakdriven.settings import TrainSettings
 from weakdriven.stopping import Stopped
 from weakdriven.training.arguments import phase_steps, training_arguments, training_order
 from weakdriven.training.callbacks import PhaseCallback
-from weakdriven.training.checkpoints import last_complete_checkpoint, remove_unmarked, step_of, usable_checkpoint
+from weakdriven.training.checkpoints import (
+    last_complete_checkpoint,
+    remove_unmarked,
+    step_of,
+    tokens_so_far,
+    usable_checkpoint,
+)
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
@@ -120,6 +126,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     checkpoint = usable_checkpoint(folder, phase.progress if phase else Progress())
     if phase:
         check_disk(trainer, phase)
+    if checkpoint and hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL begins anew at 0
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
