@@ -19,6 +19,7 @@ from weakdriven.rundir import (
     Stage,
     append_jsonl,
     claimed,
+    file_digest,
     hardware,
     library_versions,
     read_jsonl,
@@ -155,11 +156,13 @@ def test_a_result_that_a_kill_kept_from_its_place_is_put_there_without_computing
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"\xff", b'{"key": "k"}', b'{"key": 1, "settings": []}'])
-def test_a_stage_whose_manifest_cannot_be_read_runs_again(tmp_path, text):
+def test_a_stage_whose_manifest_cannot_be_read_is_neither_used_nor_computed_again(tmp_path, text):
     stage(tmp_path, Work())
     (tmp_path / "part/one/manifest.json").write_bytes(text)
-    assert stage(tmp_path, Work()).ran == {"part/one": "its manifest cannot be read"}
-    assert stage(tmp_path, Work()).ran == {}
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"manifest.json is damaged .* delete the folder"):
+        stage(tmp_path, Work())
+    assert contents(tmp_path) == before
 
 
 def test_a_folder_without_a_manifest_is_no_result(tmp_path):
@@ -184,6 +187,7 @@ def test_the_manifest_says_what_was_computed_from_what_and_how(tmp_path):
         "seed": 7,
         "resumed": 0,
         "counters": {"calls": 1},
+        "files": {"result.txt": {"bytes": 6, "sha256": file_digest(tmp_path / "part/one/result.txt")}},
     }
 
 

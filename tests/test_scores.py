@@ -1,6 +1,7 @@
 """Score files: parts that survive a kill, the merge, the facts a file carries, and which file another run may use."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -52,7 +53,8 @@ def write_parts(folder: Path, *batches: pa.RecordBatch) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Of parts without the hash of their content, which stands before the ending."""
+    return sorted(re.sub(r"-[0-9a-f]{16}(?=\.parquet$)", "", path.name) for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_batches_wait_until_it_is_time_to_write_them_together(tmp_path, monkeypa
             parts.add(one)
             seen.append(names(tmp_path))
     assert seen == [[], [], ["rows-0000000000.parquet"], ["rows-0000000000.parquet"]]
-    assert [pq.read_metadata(tmp_path / name).num_rows for name in names(tmp_path)] == [3, 1]
+    assert [pq.read_metadata(path).num_rows for path in sorted(tmp_path.iterdir())] == [3, 1]
 
 
 def test_a_scan_that_fails_keeps_what_it_had_scored(tmp_path):
@@ -112,14 +114,23 @@ def test_a_kill_while_a_part_is_written_leaves_no_part_that_counts(tmp_path, mon
     assert names(tmp_path) == ["rows-0000000000.parquet"]
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten", "one bit"])
 def test_a_part_that_cannot_be_read_is_removed_so_that_its_rows_are_scored_again(damage, tmp_path):
     write_parts(tmp_path, batch(0, 1), batch(2))
-    torn = tmp_path / "rows-0000000000.parquet"
+    torn = next(tmp_path.glob("rows-0000000000-*.parquet"))
     whole = torn.read_bytes()
-    torn.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "overwritten": b"x" * len(whole)}[damage])
+    flipped = whole[:100] + bytes([whole[100] ^ 4]) + whole[101:]  # in a score: the file can still be read
+    found = {"empty": b"", "cut": whole[: len(whole) // 2], "overwritten": b"x" * len(whole), "one bit": flipped}
+    torn.write_bytes(found[damage])
     assert read_parts(tmp_path)["row"].to_pylist() == [2]
     assert names(tmp_path) == ["rows-0000000002.parquet"]
+
+
+def test_parts_of_an_older_version_that_bear_no_hash_still_count(tmp_path):
+    write_parts(tmp_path, batch(0, 1))
+    (part,) = tmp_path.iterdir()
+    part.rename(tmp_path / "rows-0000000000.parquet")
+    assert read_parts(tmp_path)["row"].to_pylist() == [0, 1]
 
 
 def test_a_folder_without_parts_holds_no_rows(tmp_path):

@@ -16,10 +16,12 @@ from weakdriven.cli_eval import eval_app
 from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push
 from weakdriven.cli_report import report_app
 from weakdriven.cli_sweep import sweep
+from weakdriven.cli_verify import verify
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.stopping import EXIT_CODE, Stopped, stoppable
 
 if TYPE_CHECKING:
     from weakdriven.pipeline.pairing import Separation
@@ -46,6 +48,7 @@ app.add_typer(data_app, name="data", no_args_is_help=True)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
 app.command()(watch)
+app.command()(verify)
 export_app.command("hub")(export_hub)
 app.command()(sweep)
 
@@ -317,10 +320,14 @@ def print_scores(root: Path) -> None:
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; `--debug` shows where it arose."""
     try:
-        app(standalone_mode=True)
+        with stoppable():
+            app(standalone_mode=True)
     except KeyboardInterrupt:
         print("Stopped; run the same command again to go on.", file=sys.stderr)
         sys.exit(130)
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:

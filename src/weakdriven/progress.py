@@ -9,6 +9,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from weakdriven.rundir import Planned, Progress
+from weakdriven.stopping import stop_here
 
 
 def choose_progress(console: Console, *, quiet: bool) -> Progress:
@@ -61,6 +62,7 @@ class PlainProgress(Progress):
         self._say(f"    {text}")
 
     def update(self, done: int, total: int, **facts: float) -> None:
+        stop_here()
         rate = self.pace.rate(done)
         if time.monotonic() - self.told < self.every or not rate:
             return
@@ -103,6 +105,7 @@ class TerminalProgress(Progress):
         self.console.print(f"  {text}", markup=False, highlight=False)  # above the list
 
     def update(self, done: int, total: int, **facts: float) -> None:
+        stop_here()
         rate = f"{self.pace.rate(done):.1f}/s"
         self.bar.update(self.task, completed=done, total=total, rate=rate, facts=_facts(facts))
         self._draw()

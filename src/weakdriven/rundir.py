@@ -5,26 +5,33 @@ with the same key is skipped, and one whose key changed runs again and says whic
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART as PART
+from weakdriven.files import append_jsonl as append_jsonl
+from weakdriven.files import digest, link, now, read_json, sync, sync_tree, write_json
+from weakdriven.files import file_digest as file_digest
+from weakdriven.files import read_jsonl as read_jsonl
+from weakdriven.files import salvage_jsonl as salvage_jsonl
+from weakdriven.files import write_jsonl as write_jsonl
+from weakdriven.files import write_text as write_text
+from weakdriven.integrity import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
 from weakdriven.processes import Ended, ended_together
+from weakdriven.stopping import Stopped, stop_here
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
-OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
-MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
+OUR_FILES, METRICS = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
 FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
@@ -33,6 +40,8 @@ DIAGNOSIS_VERSION = 1
 """Of what `weakdriven diagnose` measures; raised where results of an older version must not be used."""
 
 NOT_RUN = "not run yet"
+STATE = ("tries", "seconds", "begun")
+"""Numbers of a try that the next one asks for."""
 
 Compute = Callable[[Path, Path], dict[str, Any]]
 """Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""
@@ -64,7 +73,9 @@ class Progress:
     def begin(self, stage: str, reason: str) -> None: ...
     def skip(self, stage: str) -> None: ...
     def note(self, text: str) -> None: ...
-    def update(self, done: int, total: int, **facts: float) -> None: ...
+    def update(self, done: int, total: int, **facts: float) -> None:
+        stop_here()
+
     def end(self, stage: str, seconds: float) -> None: ...
     def close(self) -> None: ...
 
@@ -88,6 +99,8 @@ class Run:
     """Other runs: a stage that one of them has finished under the same key is taken over, not computed again."""
     locks: Path | None = None
     """Folder of locks by key: of several runs at once that need the same stage one computes it and the others wait."""
+    unread: dict[str, Path] = field(default_factory=dict)
+    """Folders by key of stages that were done before; each is read back and checked when it is first an input."""
 
     def stage(
         self,
@@ -120,7 +133,8 @@ class Run:
         if self.dry:
             return stage
         home = work_folder(self.root, name)
-        whole = _key(home / "out") == stage.key  # a kill came between the last byte and the rename
+        out = home / "out"  # it is whole if a kill came between the last byte and the rename
+        whole = _key(out) == stage.key and not damage(out, files_of(out), contents=True)
         # all have looked before the first one changes anything, and all do what it found
         key, reason, whole = self.agree((stage.key, reason, whole))
         if key != stage.key:
@@ -129,8 +143,12 @@ class Run:
                 "recipe, files and network."
             )
         if not reason:
+            self.unread[stage.key] = stage.path
             self.progress.skip(name)
             return stage
+        stop_here()
+        if self.leads:
+            self._check_inputs(inputs)
         with self._alone(stage):
             sibling = None if whole else self._sibling(stage, holds)
             self.progress.begin(name, self._taken_from(sibling) if sibling else reason)
@@ -146,13 +164,22 @@ class Run:
                     work() if shared else ended_together(work, self.agree)
                 except BaseException as error:
                     self.failed[name] = error
+                    if isinstance(error, Stopped):
+                        error.stage = name
                     raise
             if self.leads:
                 _publish(home / "out", stage.path)
                 shutil.rmtree(home, ignore_errors=True)
         self.agree(None)
         self.progress.end(name, time.monotonic() - begin)
+        stop_here()
         return stage
+
+    def _check_inputs(self, inputs: dict[str, str]) -> None:
+        for key in inputs.values():
+            if folder := self.unread.get(key):
+                refuse_damage(folder)
+                del self.unread[key]
 
     @contextmanager
     def _alone(self, stage: Stage) -> Iterator[None]:
@@ -201,12 +228,18 @@ class Run:
             "resumed": tries,
             "counters": counters,
         }
+        if stage.name != DIAGNOSTICS:  # which `diagnose` makes anew where it is not whole
+            manifest[FILES] = inventory(home / "out")
         sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
         write_json(home / "out" / MANIFEST, manifest)
 
     def _sibling(self, stage: Stage, holds: Sequence[str]) -> Path | None:
-        folders = ((run, run / stage.name) for run in self.siblings)
-        return next((run for run, folder in folders if _key(folder) == stage.key and not _lost(folder, holds)), None)
+        for run in self.siblings:
+            folder = run / stage.name
+            finished = _key(folder) == stage.key and not _lost(folder, holds)
+            if finished and not damage(folder, files_of(folder), contents=False):
+                return run
+        return None
 
     def _taken_from(self, sibling: Path) -> str:
         return f"taken over from {os.path.relpath(sibling, self.root.parent)}"
@@ -217,14 +250,21 @@ class Run:
             return self._taken_from(sibling)
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
-            if old["key"] == stage.key:
-                return f"{lost[0]} is gone" if lost else ""
+            if digest({"settings": old["settings"], "inputs": old["inputs"]}) != old["key"]:
+                raise ValueError("its key is not that of its settings and inputs")
             changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
             changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]
         except FileNotFoundError:
             return NOT_RUN
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return "its manifest cannot be read"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if stage.name == DIAGNOSTICS:
+                return "its manifest cannot be read"
+            raise UserError(
+                f"{stage.path / MANIFEST} is damaged ({type(error).__name__}: {error}). {remedy(stage.path)}"
+            ) from error
+        if old["key"] == stage.key:
+            refuse_damage(stage.path, contents=False, spare=lost)
+            return f"{lost[0]} is gone" if lost else ""
         return ", ".join(changes) or "its key changed"
 
 
@@ -240,14 +280,15 @@ def _start_try(home: Path, key: str) -> tuple[int, float]:
     """
     try:
         state = json.loads((home / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        state = {}
-    if state.get("key") != key:
+        known = state["key"] == key and all(isinstance(state[name], int | float) for name in STATE)
+    except (OSError, ValueError, KeyError, TypeError):
+        state, known = {}, False
+    if not known:
         shutil.rmtree(home, ignore_errors=True)
         state = {"key": key, "tries": 0, "seconds": 0.0}
-    else:  # a killed try cannot say how long it took, but its newest file can
+    else:  # a killed try cannot say how long it took, but its newest file can, unless the clock was set back since
         last = max(path.stat().st_mtime for path in home.rglob("*"))
-        state["seconds"] += max(last - state["begun"], 0.0)
+        state["seconds"] = max(state["seconds"], 0.0) + max(last - state["begun"], 0.0)
     shutil.rmtree(home / "out", ignore_errors=True)
     for name in ("work", "out"):
         (home / name).mkdir(parents=True, exist_ok=True)
@@ -290,6 +331,7 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
+        _held.add(lock)
         if is_new:
             version = library_versions()["weakdriven"]
             write_json(run_file, {"recipe": recipe_name, "weakdriven": version, "created": now()})
@@ -305,6 +347,22 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
                     for folder in made:
                         folder.rmdir()
             raise
+        finally:
+            _held.discard(lock)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+_held: set[IO[str]] = set()
+"""Locks of this process. A forked one must not share them: a lock is free only when all who have it open are gone."""
+
+
+def _let_go() -> None:
+    for lock in _held:
+        lock.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _refuse_other_owner(run_file: Path, recipe_name: str) -> None:
@@ -317,95 +375,6 @@ def _refuse_other_owner(run_file: Path, recipe_name: str) -> None:
             f"{run_file.parent} holds a run of recipe {owner!r}, not {recipe_name!r}; "
             "give another --output or remove it."
         )
-
-
-def digest(value: Any) -> str:
-    """Hash of anything JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def file_digest(path: Path) -> str:
-    digester = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digester.update(block)
-    return digester.hexdigest()[:32]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object that we wrote."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from error
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a file that a stage finished."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
-
-
-def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Whole rows of a file whose writer may have been killed; a torn last line is cut off the file."""
-    rows, good = [], 0
-    if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                rows.append(json.loads(line))
-                good += len(line)
-        os.truncate(path, good)
-    return rows
-
-
-def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-
-
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a file of rows whole or not at all."""
-    part = path.with_name(path.name + PART)
-    part.unlink(missing_ok=True)
-    append_jsonl(part, rows)
-    sync(part)
-    os.replace(part, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + PART)
-    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def sync_tree(folder: Path) -> None:
-    """Make sure that what was written survives a power cut."""
-    for path in [*folder.rglob("*"), folder]:
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _publish(out: Path, target: Path) -> None:
@@ -424,18 +393,11 @@ def _take_over(finished: Path, out: Path) -> None:
 
     Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
     """
+    refuse_damage(finished)
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
     sync_tree(out)  # the manifest vouches for the rest, so it comes last
     write_json(out / MANIFEST, read_json(finished / MANIFEST) | {"taken_from": str(finished)})
-
-
-def link(source: str, target: str) -> None:
-    """The same file under a second name, or a copy; for shutil.copytree."""
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or one without hard links
-        shutil.copy2(source, target)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

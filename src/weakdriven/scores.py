@@ -16,14 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART, file_digest, sync
 from weakdriven.models.scan import PART_SCHEMA, SCHEMA
-from weakdriven.rundir import PART, RUN_FILE, SCORES, sync
+from weakdriven.rundir import RUN_FILE, SCORES
 
 METADATA = b"weakdriven.scores"
 VERSION = 2
 """Of what a scan computes and how it is stored; raised where scores of an older version must not be used."""
 FLUSH_SECONDS = 30.0
 """A kill loses at most this much work, and the batches under way."""
+
+HASHED = 16
+"""Digits of a part's hash that stand in its name."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,15 @@ class Parts:
             self.flush()
 
     def flush(self) -> None:
-        """A part is named after its first row, which no other part holds, and is there whole or not at all."""
+        """A part is named after its first row, which no other part holds, and its content; it is there whole or not."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting, PART_SCHEMA)
-            path = self.folder / f"rows-{table['row'][0].as_py():010d}.parquet"
-            pq.write_table(table, path.with_name(path.name + PART))
-            sync(path.with_name(path.name + PART))
-            os.replace(path.with_name(path.name + PART), path)
+            name = f"rows-{table['row'][0].as_py():010d}"
+            part = self.folder / f"{name}.parquet{PART}"
+            pq.write_table(table, part)
+            sync(part)
+            path = self.folder / f"{name}-{file_digest(part)[:HASHED]}.parquet"
+            os.replace(part, path)
             self.written.append(path.name)
         self.waiting, self.flushed = [], time.monotonic()
 
@@ -87,10 +93,13 @@ def wait_for(folder: Path, names: list[str], seconds: float = 60.0) -> None:
 
 
 def read_parts(folder: Path) -> pa.Table:
-    """All that was written so far; a part that cannot be read is removed, so that its rows are scored again."""
+    """All that was written so far; a part that is not what its name says is removed and its rows are scored again."""
     tables = []
     for path in sorted(folder.glob("rows-*.parquet")):
+        named = path.stem.split("-")[2:]  # those of older versions are named after their first row alone
         try:
+            if named and named != [file_digest(path)[:HASHED]]:
+                raise OSError(f"{path} has changed since it was written")
             tables.append(pq.read_table(path, schema=PART_SCHEMA))
         except (OSError, pa.ArrowException):
             path.unlink()

@@ -19,12 +19,12 @@ from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row, by_key, collect
+from weakdriven.integrity import refuse_damage, rewriting
 from weakdriven.processes import agree, gathered, index, leads, share
 from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import (
     BENCHMARK_SCORES,
     ITEMS,
-    MANIFEST,
     SAMPLES,
     Planned,
     Progress,
@@ -225,7 +225,7 @@ def grade_samples(
         )
         new = [{**asdict(one), "undecided": one.undecided} for one in graded]
         if file:
-            append_jsonl(file, new)
+            append_jsonl(file, new, sealed=True)
         verdicts += new
         progress.update(len(verdicts), len(rows))
     samples = []
@@ -255,6 +255,7 @@ def regrade(
     benchmark = old["benchmark"]
     if items is None:
         items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
+    refuse_damage(folder)
     rows = list(read_jsonl(folder / SAMPLES))
     asked = {item.id for item in items}
     if unknown := [row["id"] for row in rows if row["id"] not in asked]:
@@ -262,13 +263,13 @@ def regrade(
     begin = time.monotonic()
     progress.begin(benchmark, f"graded as version {BENCHMARKS[benchmark].version}")
     k = k or [int(key) for key in old["pass_at_k"]]
-    scores = grade_samples(benchmark, rows, items, k, grading, out=folder, progress=progress)
-    write_jsonl(folder / ITEMS, (asdict(item) for item in items))
-    golds = digest([asdict(item) for item in items])
-    terms = {"protocol": old["protocol"], "golds": golds, "grading": grading, "model": old.get("model", "")}
-    write_json(folder / BENCHMARK_SCORES, scores | terms)
-    if (folder / MANIFEST).is_file():
-        write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {"counters": counters(scores)})
+    with rewriting(folder, ITEMS, SAMPLES, BENCHMARK_SCORES) as manifest:
+        scores = grade_samples(benchmark, rows, items, k, grading, out=folder, progress=progress)
+        write_jsonl(folder / ITEMS, (asdict(item) for item in items))
+        golds = digest([asdict(item) for item in items])
+        terms = {"protocol": old["protocol"], "golds": golds, "grading": grading, "model": old.get("model", "")}
+        write_json(folder / BENCHMARK_SCORES, scores | terms)
+        manifest["counters"] = counters(scores)
     progress.end(benchmark, time.monotonic() - begin)
 
 
@@ -279,7 +280,8 @@ def refresh(folder: Path, task: Task, progress: Progress) -> None:
     if all(old.get(key) == value for key, value in now.items()):
         if [int(key) for key in old["pass_at_k"]] != task.k:
             scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
-            write_json(folder / BENCHMARK_SCORES, {**old, **scores})
+            with rewriting(folder, BENCHMARK_SCORES):
+                write_json(folder / BENCHMARK_SCORES, {**old, **scores})
         return
     regrade(folder, grading=task.grading, progress=progress, items=task.items, k=task.k)
 

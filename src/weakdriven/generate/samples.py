@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weakdriven.files import append_jsonl
 from weakdriven.generate.requests import Completion, Engine, Request, Sampling, generate, request_seed
-from weakdriven.rundir import append_jsonl
 
 Row = dict[str, Any]
 """id, sample, prompt, text, tokens, finish, perhaps reasoning; a grader adds its verdict."""
@@ -46,7 +46,7 @@ def collect(
         for place, completion in completions.items():
             ask = asks[place]
             rows.append({"id": ask.id, "sample": ask.sample, "prompt": ask.shown, **completion.row()})
-        append_jsonl(file, rows)
+        append_jsonl(file, rows, sealed=True)
         on_rows(rows)
 
     if asks:

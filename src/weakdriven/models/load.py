@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from weakdriven.errors import UserError
+from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.head import refuse_other_logits
 from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.rundir import digest, file_digest
@@ -93,6 +94,7 @@ def load_model(
     Args:
         quantize: `4bit` holds linear layers but the head in NF4, on the GPU.
     """
+    refuse_damaged_model(folder)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "trust_remote_code": trust_remote_code}
     if quantize == "4bit":
         options["quantization_config"] = BitsAndBytesConfig(

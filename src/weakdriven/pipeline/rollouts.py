@@ -105,7 +105,7 @@ class Rollouts:
         labels = [
             as_label(row, fault, self.terms(row["id"])) for row, fault in zip(rows, self.judge(rows), strict=True)
         ]
-        append_jsonl(self.files[LABELS], labels)
+        append_jsonl(self.files[LABELS], labels, sealed=True)
         self.labels.update(by_key(labels))
 
 

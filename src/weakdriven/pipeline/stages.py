@@ -25,6 +25,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
 from weakdriven.generate import Engine
+from weakdriven.integrity import refuse_damage
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
@@ -163,6 +164,7 @@ class Stages:
         """Rows that were tokenised for other benchmarks, or none, are compared with today's questions."""
         held, manifest = self.held_out, read_json(data.path / MANIFEST)
         if held and manifest["counters"].get("held_out") != held.key:
+            refuse_damage(data.path)
             rows = (Example.from_row(row) for row in read_jsonl(data.path / EXAMPLES))
             for _ in keep_out(rows, held, [], drop=False):
                 pass

@@ -80,7 +80,7 @@ def training_arguments(
         seed=recipe.seed,
         save_strategy="steps",
         save_steps=settings.save_steps,
-        save_total_limit=2,
+        save_total_limit=None,  # it would make room before the new one is read back; see checkpoints.py
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,
         report_to=list(recipe.report_to),

@@ -1,4 +1,4 @@
-"""What every training phase does at its steps: write metrics, show progress, mark checkpoints, stop on NaN."""
+"""What every training phase does at its steps: metrics, progress, sealed checkpoints, a stop on NaN or a signal."""
 
 import math
 from pathlib import Path
@@ -8,23 +8,43 @@ import torch
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
+from weakdriven.files import append_jsonl, salvage_jsonl
 from weakdriven.models.sharded import local_part
-from weakdriven.processes import all_agree, wait_for_all
-from weakdriven.rundir import METRICS, Progress, append_jsonl, salvage_jsonl, sync_tree, write_text
+from weakdriven.processes import all_agree, gathered, wait_for_all
+from weakdriven.recipe import Recipe
+from weakdriven.rundir import METRICS, Progress
+from weakdriven.settings import TrainSettings
+from weakdriven.stopping import asked
+from weakdriven.training.checkpoints import seal
 
 REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
-COMPLETE = "complete"
-"""Written into a checkpoint once all of it is on disk: Trainer itself resumes from half-written ones."""
 
 
 class PhaseCallback(TrainerCallback):
-    def __init__(self, folder: Path, progress: Progress):
+    """Also tells `fit` which phase it trains.
+
+    Args:
+        folder: For metrics.jsonl.
+        stage, settings, recipe: Of the phase, for what is said when it cannot go on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: Progress,
+        stage: str = "training",
+        settings: TrainSettings | None = None,
+        recipe: Recipe | None = None,
+    ):
         self.metrics, self.progress = folder / METRICS, progress
+        self.stage, self.settings, self.recipe = stage, settings, recipe
+        self.stopped: str | None = None
+        """Name of the signal after which training ended early."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        rows = [row for row in salvage_jsonl(self.metrics) if row["step"] <= state.global_step]
+        rows = [row for row in salvage_jsonl(self.metrics) if row.get("step", math.inf) <= state.global_step]
         self.metrics.unlink(missing_ok=True)
         append_jsonl(self.metrics, rows)
 
@@ -38,24 +58,26 @@ class PhaseCallback(TrainerCallback):
                 f"Training diverged: at step {state.global_step} the loss is {logs['loss']} and the gradient norm "
                 f"{logs.get('grad_norm')}. {REMEDY}"
             )
-        self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
+        if not asked():  # a signal would end us here, before the checkpoint is written
+            self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (name := signalled()) and state.global_step < state.max_steps:  # at the last step the stage is all but done
+            self.stopped = name
+            control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
         wait_for_all()  # each may have written a part of it
-        if not state.is_world_process_zero:
-            return
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        sync_tree(checkpoint)
-        write_text(checkpoint / COMPLETE, f"{state.global_step}\n")
+        if state.is_world_process_zero:
+            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+
+def signalled() -> str | None:
+    """The signal that any process of this training has got; all have to end at the same step."""
+    return next((name for name in gathered([asked()]) if name), None)
 
 
 def refuse_broken_weights(model: Any, step: int) -> None:
     if not all_agree(all(torch.isfinite(local_part(weight)).all() for weight in model.parameters())):
         raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")
-
-
-def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end, or None."""
-    marks = folder.glob(f"checkpoint-*/{COMPLETE}")
-    return max((mark.parent for mark in marks), key=lambda path: int(path.name.split("-")[1]), default=None)

@@ -80,7 +80,7 @@ class PreferenceTrainer(DPOTrainer):
             left = left[len(new) :]
             known.update((row["key"], row) for row in new)
             if self.accelerator.is_main_process:
-                append_jsonl(self.reference, new)
+                append_jsonl(self.reference, new, sealed=True)
         self.accelerator.wait_for_everyone()
         return Referenced(dataset, {f"ref_{side}_logps": [known[key][side] for key in keys] for side in SIDES})
 

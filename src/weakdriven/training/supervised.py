@@ -14,15 +14,26 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback
 
+from weakdriven.disk import disk_need, held, is_full, optimizer_bytes, refuse_full_disk
+from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
-from weakdriven.processes import agree, leads, wait_for_all
+from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
+from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
+from weakdriven.stopping import Stopped
 from weakdriven.training.arguments import phase_steps, training_arguments, training_order
 from weakdriven.training.attention import without_cudnn_attention
-from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
+from weakdriven.training.callbacks import PhaseCallback
+from weakdriven.training.checkpoints import (
+    last_complete_checkpoint,
+    remove_unmarked,
+    step_of,
+    tokens_so_far,
+    usable_checkpoint,
+)
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
 from weakdriven.training.sharding import ShardedCheckpoints
@@ -68,7 +79,7 @@ class Phase:
         )
         rows = self.epoch_rows or rows
         folder = self.work / "checkpoints"
-        callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress)]
+        callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
             steps = phase_steps(rows, epochs=epochs, batch_size=settings.batch_size)
             kept = snapshot_steps(settings.snapshots, steps, self.stage)
@@ -106,25 +117,71 @@ def train_supervised(
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
-    """Train to the end from the last complete checkpoint, if there is one; returns counters.
+    """Train to the end from the last checkpoint that is whole, if there is one; returns counters.
 
     Args:
         rows: What is trained on, where the trainer holds it in another form.
     """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
-    checkpoint = agree(last_complete_checkpoint(folder))
-    for leftover in folder.glob("checkpoint-*") if leads() else ():
-        if checkpoint is None or int(leftover.name.split("-")[1]) > int(checkpoint.name.split("-")[1]):
-            shutil.rmtree(leftover)
-    wait_for_all()
-    with without_cudnn_attention():
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
+    checkpoint = agree(led(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
+    if phase:
+        check_disk(trainer, phase)
+    if checkpoint and hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL begins anew at 0
+    try:
+        with without_cudnn_attention():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as error:
+        if told := _told(error, trainer, phase, folder):
+            raise told from error
+        raise
+    if phase and phase.stopped:
+        raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return facts | {"trained_tokens": trained_tokens(rows)}
+
+
+def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
+    """Compare what the phase will write with what its disk has left, less what an earlier try has written."""
+    settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
+    if settings is None or recipe is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    model: Any = trainer.model
+    adapter = any(isinstance(part, PeftModel) for part in model.modules())
+    saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
+    weights = sum(weight.numel() * weight.element_size() for weight in saved)
+    trained = sum(weight.numel() for weight in saved if weight.requires_grad)
+    optimizer = optimizer_bytes(settings.optimizer, trained, 2 if recipe.precision == "bf16" else 4)
+    steps = phase_steps(len(cast(Dataset, trainer.train_dataset)), epochs=1, batch_size=settings.batch_size)
+    saves = max(steps // settings.save_steps, 1)
+    models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
+    need = disk_need(weights=weights, optimizer=optimizer, models=models, saves=saves) - held(folder.parent)
+    refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
+
+
+def _told(error: Exception, trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError | None:
+    """What a user can mend, as one sentence; None for other errors."""
+    settings, recipe = (phase.settings, phase.recipe) if phase else (None, None)
+    if settings and recipe and is_out_of_memory(error):
+        model: Any = trainer.model
+        parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        return out_of_memory(error, settings, recipe, parameters)
+    if is_full(error):
+        remove_unmarked(folder)
+        good = last_complete_checkpoint(folder)
+        kept = f"its checkpoint of step {step_of(good)} is kept and" if good else "it has no checkpoint yet, so"
+        return UserError(
+            f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
+            f"{trainer.state.global_step}; {kept} a new run goes on from {'there' if good else 'its start'}. Free some "
+            "space and run the same command again."
+        )
+    return None
 
 
 def trained_tokens(rows: Dataset) -> int:

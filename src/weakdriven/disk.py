@@ -1,0 +1,78 @@
+"""What a training phase will write, in bytes, compared with what the disk has left before anything is computed."""
+
+import errno
+import math
+import shutil
+from pathlib import Path
+
+from weakdriven.errors import WRITE_FAILURES, UserError
+
+STATE_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2, "adamw_fp8": 2}
+"""What an optimizer keeps for a trained weight, two means of it; the others keep them in the weight's own precision."""
+SMALL_FILES = 1 << 20
+"""Tokenizer, configuration, random states and so on of one folder, rounded up."""
+
+
+def optimizer_bytes(optimizer: str, parameters: int, bytes_per_weight: int) -> int:
+    """State of an optimizer over so many trained weights.
+
+    >>> optimizer_bytes("adamw", 10, 4), optimizer_bytes("adamw_8bit", 10, 4), optimizer_bytes("rmsprop", 10, 4)
+    (80, 20, 40)
+    """
+    each = bytes_per_weight if optimizer == "rmsprop" else 2 * bytes_per_weight
+    return parameters * STATE_BYTES.get(optimizer, each)
+
+
+def disk_need(*, weights: int, optimizer: int, models: int, saves: int, kept: int = 2) -> int:
+    """Most bytes that a training phase has on disk at once.
+
+    Args:
+        weights: Bytes of what a checkpoint saves of its models; of adapters, theirs alone.
+        optimizer: Bytes of the optimizer's state.
+        models: Folders that stay: the result, its snapshots, perhaps the weak model.
+        saves: Checkpoints that will be written.
+        kept: Checkpoints that are kept; while one more is written they are all there.
+
+    >>> disk_need(weights=8_000_000_000, optimizer=16_000_000_000, models=1, saves=9) / 1e9
+    80.004194304
+    """
+    at_once = min(saves, kept + 1)
+    return at_once * (weights + optimizer + SMALL_FILES) + models * (weights + SMALL_FILES)
+
+
+def held(folder: Path) -> int:
+    """Bytes of all files in a folder; those that an earlier try has written need no room again."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> None:
+    """Stop while nothing is computed if the file system that holds the run has too little room.
+
+    Args:
+        need: Bytes still to be written.
+        checkpoint: Bytes of one checkpoint.
+        saves: How many will be written.
+    """
+    free = shutil.disk_usage(folder).free
+    if free >= need:
+        return
+    at_once = f"{min(saves, 3)} checkpoints of {gib(checkpoint)} are on disk at once"
+    raise UserError(
+        f"{stage} will need about {gib(need)} on disk, and {folder} has {gib(free)} free; free {gib(need - free)} more "
+        f"or give an --output on another disk, or raise save_steps (it saves {saves} times, and {at_once})."
+    )
+
+
+def gib(size: int) -> str:
+    """
+    >>> gib(3 << 30), gib(5_000_000)
+    ('3.0 GiB', '4.8 MiB')
+    """
+    if size >= 1 << 30:
+        return f"{size / (1 << 30):.1f} GiB"
+    return f"{math.ceil(size / (1 << 20) * 10) / 10:.1f} MiB"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error tells of a full disk; safetensors and torch.save do so without an errno."""
+    return getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in WRITE_FAILURES)

@@ -1,0 +1,146 @@
+"""Plain files: written whole or not at all, read back with care, hashed, synced to disk."""
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+
+PART = ".part"
+"""What a file is called until all of it is there."""
+SEAL = "crc32"
+"""Last field of a sealed line: the checksum of the line without it."""
+
+
+def digest(value: Any) -> str:
+    """Hash of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path) -> str:
+    digester = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digester.update(block)
+    return digester.hexdigest()[:32]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object that we wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from error
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file that a stage finished."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Whole rows of a file whose writer may have been killed; a damaged line and what follows it is cut off the file.
+
+    What follows goes too because a caller may count rows: verdicts, for one, are matched with samples by their place.
+    """
+    rows, good = [], 0
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if (row := _unsealed(line)) is None:
+                    break
+                rows.append(row)
+                good += len(line)
+        if good < path.stat().st_size:
+            os.truncate(path, good)
+    return rows
+
+
+def _unsealed(line: bytes) -> dict[str, Any] | None:
+    """The row of a line, or None if the line is torn or was changed after it was sealed."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:  # also of bytes that are no UTF-8
+        return None
+    if not isinstance(row, dict):
+        return None
+    seal = row.pop(SEAL, None)
+    return row if seal is None or line == _sealed(row).encode("utf-8", "backslashreplace") else None
+
+
+def _sealed(row: dict[str, Any]) -> str:
+    text = _line(row)
+    checksum = zlib.crc32(text.encode("utf-8", "backslashreplace"))
+    return _line({**json.loads(text), SEAL: f"{checksum:08x}"})
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
+def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = False) -> None:
+    """Add rows to a file.
+
+    Args:
+        sealed: Each with a checksum, by which `salvage_jsonl` notices that a byte of it has changed.
+    """
+    # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines((_sealed if sealed else _line)(row) for row in rows)
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a file of rows whole or not at all."""
+    part = path.with_name(path.name + PART)
+    part.unlink(missing_ok=True)
+    append_jsonl(part, rows)
+    sync(part)
+    os.replace(part, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(path.name + PART)
+    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sync_tree(folder: Path) -> None:
+    """Make sure that what was written survives a power cut."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link(source: str, target: str) -> None:
+    """The same file under a second name, or a copy; for shutil.copytree."""
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        shutil.copy2(source, target)
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

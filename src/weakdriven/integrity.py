@@ -1,0 +1,110 @@
+"""Whether a finished folder still holds what was put there: size and SHA-256 of each file, kept in its manifest.
+
+Sizes are looked at whenever a run is planned, contents before a stage is read for the first time and by `verify`. A
+damaged file is never repaired or computed again on our own account: it may be the last copy of days of work.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+from weakdriven.files import file_digest, read_json, write_json
+
+MANIFEST, FILES = "manifest.json", "files"
+CARD = "README.md"
+"""Ours to rewrite and a user's to edit, so it is never checked."""
+
+Inventory = dict[str, dict[str, Any]]
+"""Of each file, by its path in the folder: `bytes` and `sha256` (its first 32 digits)."""
+
+
+def inventory(folder: Path) -> Inventory:
+    """What a folder holds, but for its manifest and model card."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in files if path.name not in (MANIFEST, CARD)}
+    return {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in names.items()}
+
+
+def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[str] = ()) -> str | None:
+    """The first file that is not as it was, in words; files that were added are no damage.
+
+    Args:
+        contents: Read and hash every file; otherwise only sizes are compared.
+        spare: Folders that may be gone.
+    """
+    for name, fact in files.items():
+        path = folder / name
+        if any(name.startswith(f"{place}/") for place in spare):
+            continue
+        try:
+            found = path.stat()
+            size = found.st_size
+            if size != fact["bytes"]:
+                return f"{path} has {size:,} bytes and had {fact['bytes']:,} when it was finished"
+            if contents and _read_once(path, size, found.st_mtime_ns) != fact["sha256"]:
+                return f"{path} has other content than when it was finished ({size:,} bytes, another SHA-256)"
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror}), and had {fact['bytes']:,} bytes when it was finished"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _read_once(path: Path, size: int, changed: int) -> str:
+    """A model of many gigabytes may be an input of several stages in one process."""
+    return file_digest(path)
+
+
+def files_of(folder: Path) -> Inventory:
+    """The inventory of a finished stage; empty for one that is from before there were inventories."""
+    if not (folder / MANIFEST).is_file():
+        return {}
+    manifest: Any = read_json(folder / MANIFEST)
+    found = manifest.get(FILES, {}) if isinstance(manifest, dict) else {}
+    entries = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"} for entry in entries):
+        raise UserError(f"{folder / MANIFEST} is damaged: its list of files cannot be read. {remedy(folder)}")
+    return found
+
+
+def refuse_damage(folder: Path, *, contents: bool = True, spare: Sequence[str] = ()) -> None:
+    """Stop before something is made from a finished stage that is no longer what it was."""
+    if found := damage(folder, files_of(folder), contents=contents, spare=spare):
+        raise UserError(f"{found}. {remedy(folder)}")
+
+
+def refuse_damaged_model(folder: Path) -> None:
+    """The same for a model that is a finished stage of a run or a snapshot inside one; other models have no list."""
+    stage = next((place for place in (folder, *folder.parents[:2]) if (place / MANIFEST).is_file()), folder)
+    inside = folder.relative_to(stage)
+    files = {name: fact for name, fact in files_of(stage).items() if Path(name).parent == inside}
+    if found := damage(stage, files, contents=True):
+        raise UserError(f"{found}. {remedy(stage)}")
+
+
+def remedy(folder: Path) -> str:
+    return f"Restore the file from a copy, or delete the folder {folder} to have it computed again."
+
+
+@contextmanager
+def rewriting(folder: Path, *names: str) -> Iterator[dict[str, Any]]:
+    """Within it some files of a finished stage may be written anew; gives its manifest, to be changed as well.
+
+    A kill in between leaves them without an entry, so that nothing is taken for damage. A folder without a manifest is
+    no stage, and whoever writes there need not tell anyone.
+    """
+    if not (folder / MANIFEST).is_file():
+        yield {}
+        return
+    refuse_damage(folder)
+    manifest = read_json(folder / MANIFEST)
+    known = manifest.get(FILES)
+    if known is not None:
+        left = {name: fact for name, fact in known.items() if name not in names}
+        write_json(folder / MANIFEST, manifest | {FILES: left})
+    yield manifest
+    if known is not None:
+        manifest[FILES] = inventory(folder)
+    write_json(folder / MANIFEST, manifest)

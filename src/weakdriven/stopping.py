@@ -1,0 +1,66 @@
+"""SIGTERM and SIGUSR1, as schedulers send them before a job's time is up: end at the next safe place, with all saved.
+
+The first signal only leaves a mark. Training looks for it after each optimizer step and saves a checkpoint; everything
+else meets it where progress is told, which is after each batch, and between stages. A second signal ends at once.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+EXIT_CODE = 143
+"""128 + SIGTERM, as a shell reports it; a scheduler that sees it knows that the job ended as asked."""
+
+_asked: list[int] = []
+
+
+class Stopped(BaseException):
+    """The run ends because someone asked for it; like KeyboardInterrupt it is no error that code may catch and pass."""
+
+    def __init__(self, name: str, step: int | None = None):
+        super().__init__(name)
+        self.name, self.step, self.stage = name, step, ""
+
+    def __str__(self) -> str:
+        again = "run the same command again to go on."
+        if self.step is not None:
+            return f"Stopped on {self.name} at step {self.step} of {self.stage}, saved; {again}"
+        return f"Stopped on {self.name}{f' in {self.stage}' if self.stage else ''}; what is written is kept, {again}"
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within it the signals leave a mark; outside the main thread, which alone may handle signals, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def leave_mark(number: int, _: Any) -> None:
+        _asked.append(number)
+        for other in SIGNALS:  # a second one ends at once
+            signal.signal(other, signal.SIG_DFL)
+
+    _asked.clear()
+    for number in SIGNALS:
+        signal.signal(number, leave_mark)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        _asked.clear()
+
+
+def asked() -> str | None:
+    """Name of the signal that came, or None."""
+    return signal.Signals(_asked[0]).name if _asked else None
+
+
+def stop_here() -> None:
+    """End here if a signal has come: whatever was finished up to now is on disk."""
+    if name := asked():
+        raise Stopped(name)

@@ -1,0 +1,156 @@
+"""The fault matrix: which fault strikes which stage and what comes of it; and runs that are struck."""
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weakdriven.cli_verify import check_stages
+from weakdriven.files import file_digest
+
+TINY = [
+    *("data.limit=64", "eval.limit=8", "eval.max_new_tokens=16", "eval.batch_size=4", "baselines=[]"),
+    *("sft.save_steps=1", "joint.save_steps=1", "selection.batch_tokens=1024"),
+]
+STAGES = {
+    "data": "data",
+    "sft": "sft",
+    "entropy": "entropy/sft",
+    "selection": "round-1/active",
+    "joint": "round-1/strong",
+    "eval": "eval/sft/arithmetic",
+}
+SAME = "a new run goes on and ends bit-identical"
+RECOVERS = "noticed, computed again, bit-identical"
+REFUSED = "one sentence, nothing changed"
+
+
+class Case(NamedTuple):
+    stage: str
+    fault: str
+    outcome: str
+
+
+CASES = [
+    *(Case(stage, "kill -9", SAME) for stage in STAGES),
+    *(Case(stage, "SIGTERM", f"one sentence, exit code 143; {SAME}") for stage in STAGES),
+    *(Case(stage, "full disk", f"one sentence; {SAME}") for stage in STAGES),
+    *(Case(stage, "result truncated", REFUSED) for stage in STAGES),
+    *(Case(stage, "result bit-flipped", REFUSED) for stage in STAGES),
+    *(Case(stage, "result removed", REFUSED) for stage in STAGES),
+    *(Case(stage, "checkpoint truncated", "the one before is used, bit-identical") for stage in ("sft", "joint")),
+    *(Case(stage, "checkpoint bit-flipped", "the one before is used, bit-identical") for stage in ("sft", "joint")),
+    Case("sft", "every checkpoint damaged", "starts anew and says so, bit-identical"),
+    Case("entropy", "part truncated", RECOVERS),
+    Case("entropy", "part bit-flipped", RECOVERS),
+    Case("eval", "answers bit-flipped", RECOVERS),
+    *(Case(stage, "NaN loss", f"one sentence; {SAME}") for stage in ("sft", "joint")),
+    *(Case(stage, "out of memory", f"one sentence with three remedies; {SAME}") for stage in ("sft", "joint")),
+    *(Case(stage, "clock set back", SAME) for stage in ("sft", "joint")),
+    Case("eval", "dead server", "one sentence; a new run asks for the rest only"),
+    Case("data", "vanished data file", REFUSED),
+    Case("any", "two processes", "the second one is refused in one sentence; after kill -9 the lock is free"),
+    Case("sft", "disk filled by others (tmpfs)", f"one sentence; {SAME}"),
+    Case("all", "kill -9 at random times", SAME),
+]
+
+
+def cases(fault: str) -> list[Case]:
+    return [case for case in CASES if case.fault == fault]
+
+
+def record(case: Case) -> None:
+    """The row of a case that has come out as it says, for `fault_matrix.py`."""
+    if path := os.environ.get("FAULT_ROWS"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(case) + "\n")
+
+
+@dataclass
+class Forks:
+    """Runs of the command line in processes that start at once, because everything is imported before they fork."""
+
+    folder: Path
+    within: tuple[str, ...] = ()
+    """Words before the command, such as those that mount a disk for it."""
+    server: subprocess.Popen = field(init=False)
+
+    def __post_init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
+        command = [*self.within, sys.executable, str(Path(__file__).with_name("fault_child.py"))]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.server = subprocess.Popen(command, env=environment, **pipes)
+        self.count = 0
+
+    def start(self, root: Path, fault: dict[str, Any] | None = None, *overrides: str) -> int:
+        """Begin a run; returns its process. `finish` waits for it."""
+        assert self.server.stdin and self.server.stdout
+        self.count += 1
+        self.log = self.folder / f"run-{self.count}.log"
+        argv = ["run", "demo", *TINY, *overrides, "--output", str(root)]
+        print(json.dumps({"argv": argv, "fault": fault, "log": str(self.log)}), file=self.server.stdin, flush=True)
+        return int(self.server.stdout.readline())
+
+    def finish(self) -> tuple[int, str]:
+        """Exit code, minus a signal's number where one ended it, and all that was printed."""
+        assert self.server.stdout
+        return int(self.server.stdout.readline()), self.log.read_text(encoding="utf-8")
+
+    def run(self, root: Path, fault: dict[str, Any] | None = None, *overrides: str) -> tuple[int, str]:
+        self.start(root, fault, *overrides)
+        return self.finish()
+
+    def close(self) -> None:
+        assert self.server.stdin
+        self.server.stdin.close()
+        self.server.wait()
+
+
+@cache
+def struck_runs() -> tuple[Forks, Path]:
+    """One process from which all runs of a session are forked, and a finished run that nothing has struck."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    forks = Forks(folder)
+    atexit.register(forks.close)
+    code, output = forks.run(folder / "calm")
+    assert code == 0, output
+    return forks, folder / "calm"
+
+
+def without(calm: Path, root: Path, stage: str) -> Path:
+    """A copy of the finished run in which one stage has still to be computed."""
+    shutil.copytree(calm, root)
+    shutil.rmtree(root / STAGES[stage])
+    return root
+
+
+def results(root: Path) -> dict[str, str]:
+    """Hash of every file of every finished stage, but for what tells of time and place."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        of_stage = path.is_file() and "/" in name and not name.startswith(".work/")
+        if of_stage and path.name not in ("manifest.json", "README.md"):
+            found[name] = file_digest(path)
+    return found
+
+
+def damaged(root: Path) -> list[str]:
+    """Finished stages that are not what they were."""
+    return [stage for stage, _, _, wrong in check_stages(root) if wrong]
+
+
+def one_sentence(output: str) -> str:
+    """The line that tells of the error; there must be no traceback."""
+    assert "Traceback" not in output, output
+    lines = [line for line in output.splitlines() if line.startswith(("Error: ", "Stopped"))]
+    assert len(lines) == 1, output
+    return lines[0]

@@ -1,0 +1,123 @@
+"""Forks runs off one process that has everything imported, each perhaps with a fault that strikes inside it.
+
+Started as a script it reads orders, a JSON object a line, and answers each with the process number and the exit code.
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BACK = 40 * 86_400
+"""Seconds by which a clock that is wrong is set back."""
+
+
+def strike(kind: str, path: str) -> None:
+    """What happens at the chosen moment: the file `path` is about to be opened or renamed."""
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def at_file_event(fault: dict[str, Any]) -> None:
+    """Strike when files of the stage's work folder have been opened or renamed so often; a full disk when written."""
+    place, seen = f".work/{fault['stage'].replace('/', '--')}/", [0]
+
+    def hook(event: str, details: tuple) -> None:
+        if event not in ("open", "os.rename") or not isinstance(details[0], str | os.PathLike):
+            return
+        path = os.fspath(details[0])
+        if place in path and (fault["kind"] != "disk" or event == "os.rename" or set(details[1] or "") & set("wax")):
+            seen[0] += 1
+            if seen[0] == fault["at"]:
+                strike(fault["kind"], path)
+
+    sys.addaudithook(hook)
+
+
+def at_step(fault: dict[str, Any]) -> None:
+    """From a step of a stage's training on: a weight is NaN, or the model's forward pass finds no memory."""
+    import torch
+    from transformers import Trainer
+
+    usual: Callable = Trainer.training_step
+
+    def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if fault["stage"].replace("/", "--") in str(self.args.output_dir) and self.state.global_step == fault["at"]:
+            if fault["kind"] == "nan":
+                weight = next(one for one in model.parameters() if one.requires_grad)
+                weight.data.view(-1)[0] = float("nan")
+            else:
+                model.register_forward_pre_hook(out_of_memory)
+        return usual(self, model, *args, **kwargs)
+
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    Trainer.training_step = training_step
+
+
+def clock_back(_: dict[str, Any]) -> None:
+    usual = time.time
+    time.time = lambda: usual() - BACK
+
+
+def prepare(fault: dict[str, Any] | None) -> None:
+    import weakdriven.scores
+
+    weakdriven.scores.FLUSH_SECONDS = 0.0  # a part for each batch, so that there is one to damage
+    if fault is None:
+        return
+    where = {"nan": at_step, "memory": at_step, "clock": clock_back}
+    where.get(fault["kind"], at_file_event)(fault)
+
+
+def run(order: dict[str, Any]) -> None:
+    """In the forked process: the command line, with its output in a file."""
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    code = 1
+    try:
+        prepare(order.get("fault"))
+        from weakdriven.cli import main
+
+        sys.argv = ["weakdriven", *order["argv"]]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve() -> None:
+    import weakdriven.pipeline.run
+    import weakdriven.progress  # noqa: F401
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        if not (process := os.fork()):
+            run(order)
+        print(process, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    serve()

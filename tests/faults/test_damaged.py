@@ -1,0 +1,143 @@
+"""What is read back is checked: a damaged result stops the run, damaged work of an unfinished stage is done again."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fault_cases import STAGES, TINY, Case, cases, damaged, record, results, struck_runs, without
+from weakdriven.cli_verify import check_stages
+from weakdriven.errors import UserError
+from weakdriven.pipeline.run import run_recipe
+from weakdriven.recipe_file import load_recipe
+from weakdriven.rundir import Progress, work_folder
+
+RESULT = {
+    "data": "tokens.arrow",
+    "sft": "model.safetensors",
+    "entropy": "scores.parquet",
+    "selection": "active.parquet",
+    "joint": "model.safetensors",
+    "eval": "samples.jsonl",
+}
+READER = {"data": "entropy", "sft": "entropy", "entropy": "selection", "selection": "joint", "joint": "eval/round-1"}
+"""A stage that reads the result of another; it is removed, so that a run has to compute it."""
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle; the file may be another run's too by a hard link, so it is written anew."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+HARM = {"truncated": truncate, "bit-flipped": flip, "removed": Path.unlink}
+
+
+@pytest.mark.parametrize(
+    "case", [case for harm in HARM for case in cases(f"result {harm}")], ids=lambda case: "-".join(case[:2])
+)
+def test_a_damaged_result_is_named_and_nothing_is_computed_or_removed(case: Case, tmp_path):
+    _, calm = struck_runs()
+    root = tmp_path / "run"
+    shutil.copytree(calm, root)
+    victim = root / STAGES[case.stage] / RESULT[case.stage]
+    HARM[case.fault.removeprefix("result ")](victim)
+    if case.stage in READER and case.fault == "result bit-flipped":  # contents are read when someone needs them
+        shutil.rmtree(root / STAGES.get(READER[case.stage], f"{READER[case.stage]}/arithmetic"))
+    before = results(root)
+    if case.stage != "eval" or case.fault != "result bit-flipped":
+        with pytest.raises(UserError, match=r"when it was finished.* delete the folder") as error:
+            run_recipe(load_recipe("demo", TINY), root, Progress())
+        assert str(victim) in str(error.value)
+    assert damaged(root) == [STAGES[case.stage]]
+    assert {name: found for name, found in results(root).items() if name in before} == before
+    record(case)
+
+
+def unfinished(tmp_path: Path, stage: str, at: int) -> Path:
+    """A run that was killed in a stage, when it opened one of its files."""
+    forks, calm = struck_runs()
+    root = without(calm, tmp_path / "run", stage)
+    code, output = forks.run(root, {"kind": "kill", "stage": STAGES[stage], "at": at})
+    assert code == -9, output
+    return work_folder(root, STAGES[stage]) / "work"
+
+
+def goes_on(root: Path) -> str:
+    forks, calm = struck_runs()
+    code, output = forks.run(root)
+    assert code == 0, output
+    assert results(root) == results(calm)
+    return output
+
+
+def stopped(tmp_path: Path, stage: str, step: int) -> Path:
+    """A run whose training of a stage ended with an error after so many steps, each with its checkpoint."""
+    forks, calm = struck_runs()
+    root = without(calm, tmp_path / "run", stage)
+    code, output = forks.run(root, {"kind": "memory", "stage": STAGES[stage], "at": step})
+    assert code == 2, output
+    return work_folder(root, STAGES[stage]) / "work/checkpoints"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case.stage == "joint" else [])
+        for harm in ("truncated", "bit-flipped")
+        for case in cases(f"checkpoint {harm}")
+    ],
+    ids=lambda case: "-".join(case[:2]),
+)
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(case: Case, tmp_path):
+    last = 3 if case.stage == "sft" else 1
+    checkpoints = stopped(tmp_path, case.stage, last)
+    HARM[case.fault.removeprefix("checkpoint ")](checkpoints / f"checkpoint-{last}/optimizer.pt")
+    output = goes_on(tmp_path / "run")
+    assert f"checkpoint-{last} is damaged and not used" in output
+    assert ("goes on from checkpoint-2" if last == 3 else "training starts anew") in output
+    record(case)
+
+
+def test_without_a_whole_checkpoint_training_starts_anew(tmp_path):
+    checkpoints = stopped(tmp_path, "sft", 3)
+    assert sorted(path.name for path in checkpoints.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    flip(checkpoints / "checkpoint-3/model.safetensors")
+    truncate(checkpoints / "checkpoint-2/complete")
+    output = goes_on(tmp_path / "run")
+    assert "no checkpoint is left; training starts anew" in output
+    record(*cases("every checkpoint damaged"))
+
+
+@pytest.mark.parametrize("case", [*cases("part truncated"), *cases("part bit-flipped")], ids=lambda case: case.fault)
+def test_a_damaged_part_of_scores_is_scored_again(case: Case, tmp_path):
+    parts = unfinished(tmp_path, "entropy", 12) / "parts"
+    victim = sorted(parts.glob("rows-*.parquet"))[0]
+    HARM[case.fault.removeprefix("part ")](victim)
+    goes_on(tmp_path / "run")
+    record(case)
+
+
+def test_damaged_answers_are_asked_for_again(tmp_path):
+    file = unfinished(tmp_path, "eval", 6) / "completions.jsonl"
+    rows = file.read_bytes()
+    assert rows.count(b"\n") >= 4
+    place = rows.index(b'"text": "') + len(b'"text": "')  # still JSON, and only the checksum can tell
+    file.write_bytes(rows[:place] + bytes([rows[place] ^ 1]) + rows[place + 1 :])
+    goes_on(tmp_path / "run")
+    record(*cases("answers bit-flipped"))
+
+
+def test_verify_finds_every_file_whole_and_names_what_it_does_not_know(tmp_path):
+    _, calm = struck_runs()
+    found = {stage: (files, wrong) for stage, files, _, wrong in check_stages(calm)}
+    assert all(files and not wrong for files, wrong in found.values()) and found.keys() >= set(STAGES.values())
+    with pytest.raises(UserError, match="holds no finished stage"):
+        check_stages(tmp_path)

@@ -1,0 +1,122 @@
+"""A stage that is killed, told to stop or finds the disk full goes on in the next run, to the very same files."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fault_cases import STAGES, Case, Forks, cases, damaged, one_sentence, record, results, struck_runs, without
+from weakdriven.rundir import work_folder
+
+EVENTS = {"data": 13, "sft": 150, "entropy": 38, "selection": 10, "joint": 100, "eval": 25}
+"""Times that a stage opens or renames a file of its own, at least: a fault strikes at one of them, drawn at random."""
+WRITES = {"data": 5, "sft": 20, "entropy": 11, "selection": 4, "joint": 15, "eval": 12}
+"""Those of them that write."""
+quick = {"sft", "entropy", "eval"}
+NAMESPACES = subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
+
+
+def speeds(fault: str) -> list:
+    """Every stage is struck, those of the other kinds in the slow part."""
+    return [pytest.param(case, marks=[] if case.stage in quick else pytest.mark.slow) for case in cases(fault)]
+
+
+def strike(tmp_path, case: Case, kind: str, at: int) -> tuple[int, str]:
+    """A run that is struck while it computes the stage; all that was finished before must have stayed whole."""
+    forks, calm = struck_runs()
+    root = without(calm, tmp_path / "run", case.stage)
+    code, output = forks.run(root, {"kind": kind, "stage": STAGES[case.stage], "at": at})
+    assert code != 0, f"the fault at event {at} did not strike: {output}"
+    assert damaged(root) == []
+    return code, output
+
+
+def goes_on(tmp_path) -> None:
+    forks, calm = struck_runs()
+    code, output = forks.run(tmp_path / "run")
+    assert code == 0, output
+    assert results(tmp_path / "run") == results(calm)
+
+
+def moment(case: Case, events: dict[str, int]) -> int:
+    return random.Random(f"{case.stage} {case.fault}").randint(1, events[case.stage])
+
+
+@pytest.mark.parametrize("case", speeds("kill -9"), ids=lambda case: case.stage)
+def test_a_killed_stage_ends_with_the_files_of_one_that_was_not(case, tmp_path):
+    code, _ = strike(tmp_path, case, "kill", moment(case, EVENTS))
+    assert code == -9
+    goes_on(tmp_path)
+    record(case)
+
+
+@pytest.mark.parametrize("case", speeds("SIGTERM"), ids=lambda case: case.stage)
+def test_a_stage_that_is_told_to_stop_says_so_and_goes_on_in_the_next_run(case, tmp_path):
+    code, output = strike(tmp_path, case, "term", 2)
+    assert code == 143
+    sentence = one_sentence(output)
+    assert sentence.startswith("Stopped on SIGTERM") and sentence.endswith("run the same command again to go on.")
+    if case.stage in ("sft", "joint"):
+        assert f"at step 1 of {STAGES[case.stage]}, saved" in sentence
+    goes_on(tmp_path)
+    record(case)
+
+
+@pytest.mark.parametrize("case", speeds("full disk"), ids=lambda case: case.stage)
+def test_a_full_disk_is_told_in_one_sentence_and_costs_nothing_that_was_finished(case, tmp_path):
+    code, output = strike(tmp_path, case, "disk", moment(case, WRITES))
+    assert code == 2
+    assert "The disk is full" in one_sentence(output)
+    goes_on(tmp_path)
+    record(case)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_random_times_ends_as_if_nothing_had_been(tmp_path):
+    forks, _ = struck_runs()
+    draw, kills = random.Random(0), 0
+    for _ in range(6):
+        process = forks.start(tmp_path / "run")
+        time.sleep(draw.uniform(3, 20))
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        kills += forks.finish()[0] == -9
+        assert not (tmp_path / "run/data").exists() or damaged(tmp_path / "run") == []
+    assert kills, "every run had ended before it was killed"
+    goes_on(tmp_path)
+    record(*cases("kill -9 at random times"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NAMESPACES, reason="this kernel lets no one mount a small disk for the test")
+def test_a_disk_that_others_fill_while_a_checkpoint_is_written(tmp_path):
+    _, calm = struck_runs()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size=100m tmpfs {disk} && exec "$0" "$@"'
+    forks = Forks(tmp_path, ("unshare", "-rm", "sh", "-c", mount))
+    try:
+        forks.start(disk / "run")
+        seen = Path(f"/proc/{forks.server.pid}/root") / disk.relative_to("/")  # what is mounted for the run alone
+        home = work_folder(seen / "run", "sft") / "work/checkpoints"
+        while not (home / "checkpoint-1/complete").exists():
+            time.sleep(0.002)
+        with suppress(OSError), (seen / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(1 << 16)):
+                pass
+        code, output = forks.finish()
+        assert code == 2 and "The disk is full" in one_sentence(output)
+        assert [path.name for path in home.glob("checkpoint-*") if not (path / "complete").exists()] == []
+        assert damaged(seen / "run") == []
+        (seen / "filler").unlink()
+        code, output = forks.run(disk / "run")
+        assert code == 0, output
+        assert results(seen / "run") == results(calm)
+    finally:
+        forks.close()
+    record(*cases("disk filled by others (tmpfs)"))
