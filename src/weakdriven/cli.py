@@ -14,6 +14,7 @@ from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
 from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.cli_plan import plan
 from weakdriven.cli_report import report_app
 from weakdriven.cli_sweep import sweep
 from weakdriven.cli_watch import watch
@@ -45,6 +46,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
+app.command()(plan)
 app.command()(watch)
 export_app.command("hub")(export_hub)
 app.command()(sweep)

@@ -47,11 +47,8 @@ def layer_saved(shape: Shape, numbers: Numbers) -> dict[str, float]:
     attention = c * (2 * shape.query + 2 * keys) + 4 * shape.heads  # q, k, v, its result, log-sum-exp
     attention += numbers.eager * shape.heads * (4 + c)
     mlp = c * shape.intermediate * ((3 if numbers.fast else 4) if trains else (2 if numbers.fast else 3))
-    if trains:
-        # q, k, v and gate, up read the same tensor; under autocast each makes a copy of its own
-        inputs = c * h * (5 if numbers.mixed else 2)
-    else:
-        inputs = _adapter_inputs(shape, numbers)
+    # q, k, v and gate, up read the same tensor; under autocast each makes a copy of its own
+    inputs = c * h * (5 if numbers.mixed else 2) if trains else _adapter_inputs(shape, numbers)
     return {"norms": around + queries, "attention": attention, "mlp": mlp, "inputs of products": inputs}
 
 
