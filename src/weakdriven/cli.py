@@ -67,6 +67,10 @@ def run(
     output: Output = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
+    force: Annotated[bool, typer.Option("--force", help="Train what is predicted not to fit in memory.")] = False,
+    rehearsal: Annotated[
+        bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -75,7 +79,7 @@ def run(
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import run_recipe
 
-    report = run_recipe(settings, root, progress)
+    report = run_recipe(settings, root, progress, force=force, rehearsal=rehearsal)
     print_scores(root)
     print(f"\nReport: {report}")
     if push_to_hub:

@@ -77,10 +77,8 @@ def print_plan(plan: "Plan", console: Console) -> None:
     low, about, high = plan.seconds
     kept, most = plan.disk
     gpu = "" if device.is_cpu else f", {plan.machine.count * about / 3600:,.1f} GPU hours"
-    print(
-        f"Total: {hours(about)} hours ({hours(low)} to {hours(high)}){gpu}; disk {kept / GB:,.1f} GB, at most ", end=""
-    )
-    print(f"{most / GB:,.1f} GB while it runs.")
+    disk = f"disk {kept / GB:,.1f} GB, at most {most / GB:,.1f} GB while it runs"
+    print(f"Total: {hours(about)} hours ({hours(low)} to {hours(high)}){gpu}; {disk}.")
     for title, lines in (("Assumed", plan.assumptions), ("Guessed", plan.guesses)):
         if lines:
             print(f"{title}:\n" + "\n".join(f"  {line}" for line in lines))

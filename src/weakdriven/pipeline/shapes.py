@@ -51,10 +51,15 @@ def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code
     if missing := [name for name in needed if getattr(config, name, None) is None]:
         raise UserError(
             f"A plan needs {missing[0]} in the configuration, and {config.model_type} has none; this version plans "
-            "decoders of the usual kind. weakdriven run --force runs without a plan."
+            "decoders of the usual kind."
         )
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:  # code that comes with a model
+        raise UserError(
+            f"{config.model_type} cannot be built without its weights, so it has no plan ({error})."
+        ) from error
     model.tie_weights()
     weights = {id(weight): weight for weight in model.parameters()}
     head = model.get_output_embeddings()
