@@ -14,6 +14,7 @@ from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
 from weakdriven.cli_hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.cli_plan import plan
 from weakdriven.cli_report import report_app
 from weakdriven.cli_sweep import sweep
 from weakdriven.cli_verify import verify
@@ -47,6 +48,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
+app.command()(plan)
 app.command()(watch)
 app.command()(verify)
 export_app.command("hub")(export_hub)
@@ -72,6 +74,10 @@ def run(
     push_to_hub: PushToHub = None,
     private: Private = False,
     launch: Launch = None,
+    force: Annotated[bool, typer.Option("--force", help="Train what is predicted not to fit in memory.")] = False,
+    rehearsal: Annotated[
+        bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -82,7 +88,7 @@ def run(
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import run_recipe
 
-    report = run_recipe(settings, root, progress)
+    report = run_recipe(settings, root, progress, force=force, rehearsal=rehearsal)
     if helps():
         return
     print_scores(root)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
@@ -13,6 +14,8 @@ from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.merge import merged
+from weakdriven.pipeline.preflight import check_memory
+from weakdriven.pipeline.rehearsal import rehearse
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
 from weakdriven.processes import agree, all_processes, led, raise_together
@@ -45,12 +48,15 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 
-def run_recipe(recipe: Recipe, root: Path, progress: Progress) -> Path:
+def run_recipe(
+    recipe: Recipe, root: Path, progress: Progress, *, force: bool = False, rehearsal: bool | None = None
+) -> Path:
     """Run what is not done yet; returns the report, and writes the result's model card.
 
     Started by a launcher, all processes train, scan and answer together, and the first one writes.
     """
-    carry_out(recipe, root, progress, all_stages, all_processes(), evaluates=True)
+    options = {"evaluates": True, "force": force, "rehearsal": rehearsal}
+    carry_out(recipe, root, progress, all_stages, all_processes(), **options)
 
     def write() -> None:
         write_report(root)
@@ -92,6 +98,8 @@ def carry_out(
     beside: bool = False,
     siblings: Sequence[Path] = (),
     locks: Path | None = None,
+    force: bool = False,
+    rehearsal: bool | None = None,
 ) -> Any:
     """Run those stages of a recipe that `work` asks for and that are not done yet; returns what `work` does.
 
@@ -100,6 +108,8 @@ def carry_out(
         beside: Nothing of a run that is there may change: no stage is trained or computed anew, no plan written.
         siblings: Runs whose finished stages are taken over where they are the same.
         locks: Folder that keeps siblings at work from computing the same stage side by side.
+        force: Train what is predicted not to fit in memory.
+        rehearsal: Try two steps of every training stage first; None: on CUDA, where memory is short and time dear.
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
@@ -113,6 +123,10 @@ def carry_out(
             progress.plan(planned)
             data = stages.data()  # reads every row, so that a bad one is found before an older run here is touched
             refuse_same_snapshots(recipe, data)
+            if not beside:
+                check_memory(stages, data, planned, work, progress, force=force)
+                if rehearsal if rehearsal is not None else torch.cuda.is_available():
+                    rehearse(stages, data, planned, work, progress)
             if leads and not beside:
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
                 write_json(root / PLAN_FILE, plan)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_loader as dcp
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.checkpoint.state_dict import (

@@ -1,0 +1,112 @@
+"""Before the first stage of a run is trained: does each one fit on the device at hand?
+
+Only facts count: the longest tokenised row, the settings, the memory that there is. What is a guess never stops a run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weakdriven.errors import UserError
+from weakdriven.models.layers import fast_layers
+from weakdriven.pipeline.outline import Outline
+from weakdriven.pipeline.planning import Planning, machine_at_hand, rows_of
+from weakdriven.pipeline.shapes import read_config
+from weakdriven.pipeline.stages import Stages
+from weakdriven.plan.devices import GIB
+from weakdriven.plan.parts import Advice, Cost, Part
+from weakdriven.rundir import Planned, Progress, Stage
+
+TOLERANCE = 0.1
+"""How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
+
+
+def will_run(planned: list[Planned]) -> set[str]:
+    """Names of stages that have to be computed here; a sibling's result costs nothing."""
+    return {entry.name for entry in planned if entry.reason and not entry.reason.startswith("taken over")}
+
+
+def check_memory(
+    stages: Stages,
+    data: Stage,
+    planned: list[Planned],
+    work: Callable[[Stages], Any],
+    progress: Progress,
+    *,
+    force: bool = False,
+) -> None:
+    """Refuse a run with a training stage or scan that cannot fit; one that may not is told.
+
+    Args:
+        data: The finished rows.
+        planned: Which stages will run.
+        force: Tell what would be refused, and go on.
+    """
+    names = will_run(planned)
+    parts = [part for part in Outline.beside(stages).listed(work) if part.name in names]
+    parts = [part for part in parts if part.kind in ("train", "scan")]
+    if not parts:
+        return
+    planning = planning_of(stages, data)
+    room = planning.machine.device.memory
+    try:
+        planner = planning.planner(stages.recipe)
+    except UserError as error:  # an architecture that a plan does not know trains all the same
+        progress.note(f"Whether it fits in memory is not known. {error}")
+        return
+    for cost in map(planner.cost, parts):
+        assert cost.memory is not None
+        needs = cost.memory.allocated
+        if needs <= room * (1 - TOLERANCE):
+            continue
+        impossible = needs * (1 - TOLERANCE) > room if torch.cuda.is_available() else needs > room
+        sentence = told(cost, room, planning)
+        if not impossible:
+            progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
+        elif force:
+            progress.note(f"{sentence} It is tried all the same (--force).")
+        else:
+            advice = planning.advice(cost, room, 0)
+            raise UserError(f"{sentence} {remedies(advice)}")
+
+
+def planning_of(stages: Stages, data: Stage) -> Planning:
+    """With what is known once the rows are tokenised."""
+    recipe = stages.recipe
+    config = read_config(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+    liger = fast_layers(recipe.fast_layers, config.model_type)
+    return Planning(recipe, machine_at_hand(), rows_of(data.path), config, fast=liger)
+
+
+def told(cost: Cost, room: float, planning: Planning) -> str:
+    """What a stage needs and why, in one sentence."""
+    memory, part = cost.memory, cost.part
+    assert memory is not None
+    sizes = {name: size for name, size in memory.parts().items() if size >= 0.05 * GIB and name != "reserve"}
+    split = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items())
+    where = "this computer" if planning.machine.device.is_cpu else "the GPU"
+    return (
+        f"{part.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for {rows_in(part, cost, planning)}, and "
+        f"{where} has {room / GIB:.1f}."
+    )
+
+
+def rows_in(part: Part, cost: Cost, planning: Planning) -> str:
+    if part.kind == "scan":
+        return f"batches of {planning.recipe.selection.batch_tokens:,} tokens"
+    longest = planning.planner(planning.recipe).longest(part)
+    return f"micro-batches of {cost.micro_batch} with rows of up to {longest:,} tokens"
+
+
+def remedies(advice: Advice) -> str:
+    """The cheapest that would do, and the way around."""
+    fitting = [change for change in advice.changes if change.fits][:3]
+    if fitting:
+        ways = "; or ".join(f"{change.override} (-{change.saves / GIB:.1f} GiB)" for change in fitting)
+        found = f"Set {ways}."
+    elif advice.together:
+        found = f"Set {' '.join(advice.together)}, together."
+    else:
+        found = "No setting would make it fit: take a larger GPU or a smaller model."
+    return f"{found} weakdriven run --force tries it all the same; a stage trained so is there for other commands too."

@@ -1,0 +1,112 @@
+"""Devices by name: published rates, and what `8xH100-80G` means."""
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+
+from weakdriven.errors import UserError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator; rates are the vendor's, for dense bf16 without sparsity."""
+
+    name: str
+    memory_gib: float
+    """What a program can allocate, a little less than what is printed on the box."""
+    tflops: float
+    bandwidth: float
+    """Of its memory, in TB/s."""
+    link: float = 32.0
+    """To its neighbours, in GB/s and one direction."""
+
+    @property
+    def memory(self) -> float:
+        return self.memory_gib * GIB
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "CPU"
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("H200-141G", 139.8, 989, 4.8, 450),
+        Device("H100-80G", 79.1, 989, 3.35, 450),
+        Device("H100-94G", 93.1, 835, 3.9, 300),
+        Device("A100-40G", 39.4, 312, 1.555, 300),
+        Device("A100-80G", 79.2, 312, 2.039, 300),
+        Device("B200-180G", 178.0, 2250, 8.0, 900),
+        Device("L40S-48G", 44.4, 362, 0.864),
+        Device("RTX4090-24G", 23.5, 165, 1.008),
+        Device("MI300X-192G", 191.0, 1307, 5.3, 448),
+        Device("CPU", 64.0, 0.05, 0.05, 1.0),
+    )
+}
+"""The CPU's numbers are guesses: two cores of a small server."""
+MEASURED = "H200-141G"
+"""The only one that was measured; all others are scaled by their published rates."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices of one kind, and how weights are spread over them."""
+
+    device: Device
+    count: int = 1
+    sharding: str = "none"
+    """`none` on one device; `ddp` keeps all on each; `fsdp` (FSDP2, ZeRO-3) splits weights, gradients and state."""
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.device.name}" if self.count > 1 else self.device.name
+
+
+def parse_machine(text: str, sharding: str | None = None) -> Machine:
+    """
+    >>> parse_machine("8xH100-80G").count
+    8
+    >>> parse_machine("h200").device.name
+    'H200-141G'
+    """
+    match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+)", text.strip())
+    count, name = (int(match[1] or 1), match[2]) if match else (0, text)
+    found = [device for device in DEVICES.values() if _plain(name) in (_plain(device.name), _plain(_short(device)))]
+    if not found or count < 1:
+        words = {_plain(known): known for known in DEVICES}
+        near = difflib.get_close_matches(_plain(name), words, 1, cutoff=0.4)
+        hint = f" Did you mean {words[near[0]]}?" if near and count else ""
+        raise UserError(
+            f"--gpus: {text!r} is not a device, or a number of them such as 8xH100-80G.{hint} Known: "
+            f"{', '.join(DEVICES)}."
+        )
+    how = sharding or ("fsdp" if count > 1 else "none")
+    if how not in ("none", "ddp", "fsdp"):
+        raise UserError(f"--sharding: expected ddp or fsdp, found {how!r}.")
+    if how == "none" and count > 1:
+        raise UserError(f"--sharding none is for one device, found {count}; give ddp or fsdp.")
+    return Machine(found[0], count, how if count > 1 else "none")
+
+
+def this_much(device: Device, memory: float) -> Device:
+    """The same device with the memory that was found, in bytes."""
+    return replace(device, memory_gib=memory / GIB)
+
+
+def match_device(name: str) -> Device | None:
+    """The device that a driver's name, such as `NVIDIA H200`, speaks of; the first of its kind."""
+    plain = _plain(name)
+    return next((device for device in DEVICES.values() if _plain(_short(device)) in plain), None)
+
+
+def _short(device: Device) -> str:
+    """Without its memory, where no other device has the same name: H200."""
+    short = device.name.partition("-")[0]
+    alone = sum(other.partition("-")[0] == short for other in DEVICES) == 1
+    return short if alone or device.name in ("H100-80G", "A100-80G") else device.name
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]|gb?$", "", name.lower())
