@@ -4,10 +4,10 @@
     python benchmarks/soak.py demo --rounds 20 --short
     python benchmarks/soak.py train --steps 2000
 
-After each round, or each hundredth step, it notes resident memory, open files, threads, child processes and what lies in
-the folder for temporary files, which is one of its own. Memory is flat if the line through the later three quarters of
-the notes rises by less than 5% of their mean over their whole length; of everything else no more may be left at the end
-than after the first note. The exit status is 1 where something piled up.
+After each round, or each hundredth step, it notes resident memory, open files, threads, child processes and what lies
+in the folder for temporary files, which is one of its own. Memory is flat if the line through the later three quarters
+of the notes rises by less than 5% of their mean over their whole length; of everything else no more may be left at the
+end than after the first note. The exit status is 1 where something piled up.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SHORT = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48"]
-ROWS, BATCH = 320, 16
+ROWS, BATCH = 400, 4
 FLAT = 0.05
 """Share of its mean by which memory may seem to rise: allocators round up."""
 COUNTED = ("files", "threads", "children", "leftovers")
@@ -161,7 +161,13 @@ def soak_training(steps: int, every: int = 100, tell: Callable[[str], None] = pr
     epochs = -(-steps * BATCH // ROWS)
     with own_temporary_folder() as folder:
         asked = [f"data.limit={ROWS}", f"joint.epochs={epochs}", f"joint.batch_size={BATCH}", "selection.enabled=false"]
-        asked += ["joint.save_steps=200", "joint.logging_steps=10", "baselines=[]", "eval.benchmarks=[]"]
+        asked += [
+            "joint.micro_batch_size=4",
+            "joint.save_steps=200",
+            "joint.logging_steps=10",
+            "baselines=[]",
+            "eval.benchmarks=[]",
+        ]
         run_recipe(load_recipe("demo", asked), folder / "run", Noting())
     return notes, seconds
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from weakdriven.errors import UserError
 from weakdriven.recipe import Recipe
+from weakdriven.yaml_text import load_yaml, read_yaml
 
 EXTENDS = "extends"
 """Key of a recipe file that names the recipe whose settings it starts from."""
@@ -61,8 +62,7 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
 
 def _read(path: Path, label: str) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as file:
-            tree = yaml.load(file, _StrictLoader)
+        tree = read_yaml(path)
     except FileNotFoundError:
         raise UserError(
             f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
@@ -116,16 +116,6 @@ def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML lets the last of two equal keys win; in a recipe that is a slip worth naming."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{repeated[0]} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one `key.sub=value` in a settings tree; the value is read as YAML."""
     key, equals, text = override.partition("=")
@@ -138,7 +128,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
             raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
         tree = branch
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
     tree[last] = _number_like(value)
