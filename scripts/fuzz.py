@@ -33,7 +33,7 @@ from weakdriven.errors import UserError  # noqa: E402
 
 TARGETS = fuzz_inputs.TARGETS | fuzz_outputs.TARGETS
 LIMIT, MEMORY = 5.0, 2 * 2**30
-LOT = 1000
+LOT = 250
 
 
 class TooSlow(Exception):

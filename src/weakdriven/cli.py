@@ -18,6 +18,7 @@ from weakdriven.cli_report import report_app
 from weakdriven.cli_sweep import sweep
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
+from weakdriven.masking import mask_output
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
 
@@ -296,6 +297,7 @@ def print_scores(root: Path) -> None:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; `--debug` shows where it arose."""
+    mask_output()
     try:
         app(standalone_mode=True)
     except KeyboardInterrupt:

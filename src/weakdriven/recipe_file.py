@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from weakdriven.errors import UserError
+from weakdriven.masking import holds_secret, masked
 from weakdriven.recipe import Recipe
 from weakdriven.yaml_text import load_yaml, read_yaml
 
@@ -41,6 +42,7 @@ def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     tree.setdefault("name", path.stem)
     for override in overrides or []:
         apply_override(tree, override)
+    refuse_secrets(tree, source)
     label = f"{source} ({', '.join(f'which extends {base}' for base in bases)})" if bases else source
     return parse_recipe(tree, f"{label} with your overrides" if overrides else label)
 
@@ -132,6 +134,21 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
     tree[last] = _number_like(value)
+
+
+def refuse_secrets(value: Any, source: str, place: str = "") -> None:
+    """A recipe is copied into its run, its report and its model card, so that a key in it would be everywhere."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_secrets(item, source, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            refuse_secrets(item, source, place)
+    elif isinstance(value, str) and holds_secret(value):
+        raise UserError(
+            f"{source}: {place} holds what looks like a key or a password ({masked(value)}), which would be written "
+            "into the run; take it out and give it in the environment variable that the service reads."
+        )
 
 
 def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:

@@ -19,6 +19,7 @@ from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
+from weakdriven.masking import masked
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, PART = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), ".part"
@@ -375,7 +376,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(path.name + PART)
     with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+        file.write(masked(text))
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -13,6 +13,7 @@ from weakdriven.report.tokens import token_view
 from weakdriven.report.words import (
     LEFTOVER,
     STALE,
+    is_place,
     mapping,
     model_at,
     model_name,
@@ -224,7 +225,10 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
     except (OSError, ValueError):
         plan = None
     if isinstance(plan, dict) and plan:
-        return plan
+        odd = [name for name in plan if not is_place(name)]
+        if odd:
+            problems.append(f"{PLAN_FILE} names what is no stage ({shorten(odd[0], 60)!r}); that is left out.")
+        return {name: key for name, key in plan.items() if name not in odd}
     problems.append(f"{PLAN_FILE} names no stages; the page shows what it found, and cannot tell what is missing.")
     return None
 
