@@ -306,6 +306,7 @@ def main() -> None:
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
+            mask_output()  # typer has put a hook of its own in its place
             raise
         print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)

@@ -30,14 +30,14 @@ FORMS: list[tuple[str, re.Pattern[str]]] = [
     ("://", re.compile(r"(://)[^\s/@:\"'<>]{0,200}:[^\s/@\"'<>]{1,500}(?=@)")),
     (
         "uthorization",
-        re.compile(r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"',}]{6,}"),
+        re.compile(r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"',})]{6,}"),
     ),
     ("earer ", re.compile(r"(?i)(\bbearer )[A-Za-z0-9._~+/-]{16,}=*")),
     (
         "=",
         re.compile(
             r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|"
-            r"(?:access_|auth_|hf_)?token|api_?key|client_secret|secret|passw(?:or)?d)=)[^&\s\"'<>#]+"
+            r"(?:access_|auth_|hf_)?token|api_?key|client_secret|secret|passw(?:or)?d)=)[^&\s\"'<>#()]+"
         ),
     ),
 ]
