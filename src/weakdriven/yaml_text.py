@@ -1,4 +1,4 @@
-"""YAML as people, recipes and model cards write it: plain values only, each key once, nothing larger than it looks.
+"""YAML as people, recipes and model cards write it: values that JSON has, each key once, nothing larger than it looks.
 
 YAML can name code to run, which the safe loader refuses; it can also stand for far more than its text holds (aliases of
 aliases), hold itself, nest without end, or let the last of two equal keys win. All of that is refused here, so that no
@@ -49,7 +49,7 @@ def load_yaml(text: str) -> Any:
         _refuse_large(node)
         return loader.construct_document(node)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # the safe constructors do not guard against `!!int x`, a 13th month and the like
+        # the safe constructors do not guard against `!!int x` and the like
         raise yaml.YAMLError(f"a value does not fit its type ({error})") from error
     finally:
         loader.dispose()
@@ -103,10 +103,11 @@ class _Loader(yaml.SafeLoader):
         node: Any = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, ScalarNode):
-                if key.value in seen:
-                    raise ConstructorError(None, None, f"{key.value} stands twice", node.start_mark)
-                seen.add(key.value)
+            if not isinstance(key, ScalarNode):
+                raise ConstructorError(None, None, "a key is no plain text or number", node.start_mark)
+            if key.value in seen:
+                raise ConstructorError(None, None, f"{key.value} stands twice", node.start_mark)
+            seen.add(key.value)
         return node
 
     def construct_yaml_int(self, node: ScalarNode) -> int:
@@ -122,4 +123,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_yaml_str)
+for kind in ("str", "timestamp"):  # a date is text: no setting is one, and JSON has none
+    _Loader.add_constructor(f"tag:yaml.org,2002:{kind}", _Loader.construct_yaml_str)
+for kind in ("binary", "set", "omap", "pairs"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{kind}", _Loader.construct_undefined)

@@ -29,7 +29,9 @@ REFUSED = {
     "a python object": "!!python/object/apply:os.system [touch marker]",
     "a python name": "a: !!python/name:os.system",
     "a number that takes long to write": "a: " + "9" * 5000,
-    "a 13th month": "a: 2024-13-45",
+    "bytes": "a: !!binary =",
+    "a set": "a: !!set {x}",
+    "a list as a key": "? [a, b]\n: c",
     "a word as a number": "a: !!int x",
     "half a character": 'a: "\\ud800"',
     "an end of text in a text": 'a: "\\0"',
@@ -64,6 +66,7 @@ def test_an_override_of_it_is_refused_in_a_sentence():
 def test_aliases_merges_and_depth_within_reason_are_taken():
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]"
     assert load_yaml(text) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": [{"x": 1, "y": 2}] * 2}
+    assert load_yaml("a: 2024-13-45\nb: 2024-01-02") == {"a": "2024-13-45", "b": "2024-01-02"}
     depth = DEEPEST - 1
     assert load_yaml("[" * depth + "]" * depth) != []
 
