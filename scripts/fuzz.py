@@ -4,13 +4,14 @@
     python scripts/fuzz.py recipe-tree report --examples 100000 --seed 7
 
 An input that takes more than five seconds, or two gigabytes, is a defect too. Inputs come in lots with a seed each, so
-that a defect in one does not end the campaign; `--lots 12` of the seed printed with it shows that one again.
+that a defect in one does not end the campaign; `--examples 250 --seed` with the seed printed shows that one again.
 """
 
 import argparse
 import gc
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,15 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="fuzz-")  # inputs are written to files there
-tempfile.tempdir = None
+import fuzz_inputs
+import fuzz_outputs
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
-import fuzz_inputs  # noqa: E402
-import fuzz_outputs  # noqa: E402
-from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from weakdriven.errors import UserError  # noqa: E402
+from weakdriven.errors import UserError
 
 TARGETS = fuzz_inputs.TARGETS | fuzz_outputs.TARGETS
 LIMIT, MEMORY = 5.0, 2 * 2**30
@@ -61,6 +59,7 @@ def fuzz(name: str, examples: int, *, first_seed: int = 0, shrink: bool = True, 
     """
     function, strategy = TARGETS[name]
     tally, begin = Tally(), time.monotonic()
+    before = signal.signal(signal.SIGALRM, too_slow)
     for lot in range(first_seed, first_seed + -(-examples // LOT)):
         if time.monotonic() > until:
             break
@@ -72,6 +71,7 @@ def fuzz(name: str, examples: int, *, first_seed: int = 0, shrink: bool = True, 
             place = f"{type(error).__name__} in {Path(ours[-1].filename).name}:{ours[-1].lineno}"
             tally.defects.setdefault(place, f"seed {lot}\n{''.join(traceback.format_exception(error)[-12:])}")
         gc.collect()
+    signal.signal(signal.SIGALRM, before)
     tally.seconds = time.monotonic() - begin
     return tally
 
@@ -125,7 +125,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no lot after as many, by target")
     parser.add_argument("--no-shrink", action="store_true")
     args = parser.parse_args()
-    signal.signal(signal.SIGALRM, too_slow)
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="fuzz-")  # inputs are written to files there
+    tempfile.tempdir = None
     limit_memory()
     found = 0
     for name in TARGETS if "all" in args.targets else args.targets:
@@ -139,6 +140,7 @@ def main() -> None:
         )
         for where, told in tally.defects.items():
             print(f"--- {where}\n{told}", flush=True)
+    shutil.rmtree(os.environ["TMPDIR"])
     sys.exit(1 if found else 0)
 
 

@@ -20,12 +20,10 @@ from weakdriven.recipe_file import apply_override, dump_recipe, load_recipe, par
 from weakdriven.settings import Settings
 from weakdriven.sweep_grid import as_overrides, axes_of, points_of
 
-FOLDER = Path(tempfile.gettempdir())
-
 
 def place(name: str) -> Path:
     """Of a file that the next input overwrites."""
-    return FOLDER / name
+    return Path(tempfile.gettempdir()) / name
 
 
 def setting_names(model: type[Settings], prefix: str = "") -> list[str]:
