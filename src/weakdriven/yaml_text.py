@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
-    def compose_mapping_node(self, anchor: Any) -> Node:
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
         """Looked at as written: what `<<` merges in later may well be overridden."""
         node: Any = super().compose_mapping_node(anchor)
         seen: set[str] = set()

@@ -89,7 +89,7 @@ def weak_of(turn: int, *manifests: Any) -> str:
     ('sft-at-25', 'base')
     """
     named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
-    return next((name for name in named if is_place(name)), model_at(turn - 1))
+    return next((str(name) for name in named if is_place(name)), model_at(turn - 1))
 
 
 def is_place(name: Any) -> bool:
