@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from weakdriven.eval.scoring import correct_counts
 from weakdriven.machine import hardware
@@ -26,6 +25,7 @@ from weakdriven.rundir import (
     read_json,
     read_jsonl,
 )
+from weakdriven.yaml_text import read_yaml
 
 VERSION = 1
 SWEEP_FILE = "sweep.json"
@@ -119,7 +119,7 @@ def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> d
     runs = {seed: folder / name for seed, name in facts["seeds"].items()}
     found = {name: facts[name] for name in ("hardware", "jobs", "versions")}
     first = next(iter(runs.values()))
-    found |= {"failed": facts["failed"], "recipe": yaml.safe_load((first / RECIPE_FILE).read_text(encoding="utf-8"))}
+    found |= {"failed": facts["failed"], "recipe": read_yaml(first / RECIPE_FILE)}
     found = without_paths(found) | {"items": {}, "methods": {}}
     m1 = ["sft"] * any("sft" in one["stages"] for one in facts["methods"].values())
     starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": m1}}

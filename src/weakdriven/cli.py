@@ -20,6 +20,7 @@ from weakdriven.cli_sweep import sweep
 from weakdriven.cli_verify import verify
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
+from weakdriven.masking import mask_output
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.stopping import EXIT_CODE, Stopped, stoppable
@@ -325,6 +326,7 @@ def print_scores(root: Path) -> None:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; `--debug` shows where it arose."""
+    mask_output()
     try:
         with stoppable():
             app(standalone_mode=True)
@@ -337,6 +339,7 @@ def main() -> None:
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
+            mask_output()  # typer has put a hook of its own in its place
             raise
         from weakdriven.processes import first_to_say
 

@@ -2,6 +2,8 @@
 
 import errno
 
+from weakdriven.masking import masked
+
 WRITE_FAILURES = ("No space left on device", "inline_container", "PytorchStreamWriter")
 """How safetensors (from Rust) and torch.save tell of a full disk: without an errno."""
 
@@ -12,6 +14,11 @@ class UserError(Exception):
 
 def explain(error: BaseException) -> str | None:
     """One sentence for an error that the user can mend, or None if it is our own fault."""
+    sentence = _sentence(error)
+    return None if sentence is None else masked(sentence)
+
+
+def _sentence(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     number = getattr(error, "errno", None)

@@ -22,6 +22,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.models.mixture import MixtureForCausalLM
 from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
+from weakdriven.models.trust import SAFE
 from weakdriven.models.wrap import refuse_used
 from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
@@ -165,7 +166,9 @@ def trained_weight(strong: Path) -> tuple[float, str]:
 
 def common_precision(mix: Mix) -> str:
     """What loses nothing: bf16 if both are saved so."""
-    dtypes = [AutoConfig.from_pretrained(branch.model).dtype for branch in (mix.strong, mix.weak)]
+    dtypes = [
+        AutoConfig.from_pretrained(branch.model, trust_remote_code=False).dtype for branch in (mix.strong, mix.weak)
+    ]
     return "bf16" if all(dtype == torch.bfloat16 for dtype in dtypes) else "fp32"
 
 
@@ -180,7 +183,7 @@ def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tens
 @torch.no_grad()
 def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor) -> None:
     """Load what was saved, as a user will, and compare."""
-    saved: Any = AutoModelForCausalLM.from_pretrained(folder)
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **SAFE)
     difference = (saved(input_ids=ids, use_cache=False).logits - expected).abs().max().item()
     if not difference <= 1e-3 * expected.std().item():
         raise UserError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.masking import masked
 
 PART = ".part"
 """What a file is called until all of it is there."""
@@ -110,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(path.name + PART)
     with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+        file.write(masked(text))
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -10,7 +10,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from weakdriven.errors import UserError
+from weakdriven.masking import holds_secret, masked
 from weakdriven.recipe import Recipe
+from weakdriven.yaml_text import load_yaml, read_yaml
 
 EXTENDS = "extends"
 """Key of a recipe file that names the recipe whose settings it starts from."""
@@ -40,6 +42,7 @@ def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     tree.setdefault("name", path.stem)
     for override in overrides or []:
         apply_override(tree, override)
+    refuse_secrets(tree, source)
     label = f"{source} ({', '.join(f'which extends {base}' for base in bases)})" if bases else source
     return parse_recipe(tree, f"{label} with your overrides" if overrides else label)
 
@@ -61,8 +64,7 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
 
 def _read(path: Path, label: str) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as file:
-            tree = yaml.load(file, _StrictLoader)
+        tree = read_yaml(path)
     except FileNotFoundError:
         raise UserError(
             f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
@@ -116,16 +118,6 @@ def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML lets the last of two equal keys win; in a recipe that is a slip worth naming."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{repeated[0]} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one `key.sub=value` in a settings tree; the value is read as YAML."""
     key, equals, text = override.partition("=")
@@ -138,10 +130,25 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
             raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
         tree = branch
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
     tree[last] = _number_like(value)
+
+
+def refuse_secrets(value: Any, source: str, place: str = "") -> None:
+    """A recipe is copied into its run, its report and its model card, so that a key in it would be everywhere."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_secrets(item, source, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            refuse_secrets(item, source, place)
+    elif isinstance(value, str) and holds_secret(value):
+        raise UserError(
+            f"{source}: {place} holds what looks like a key or a password ({masked(value)}), which would be written "
+            "into the run; take it out and give it in the environment variable that the service reads."
+        )
 
 
 def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:

@@ -250,7 +250,8 @@ class Run:
             return self._taken_from(sibling)
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
-            if digest({"settings": old["settings"], "inputs": old["inputs"]}) != old["key"]:
+            own = digest({"settings": old["settings"], "inputs": old["inputs"]})
+            if stage.key != old["key"] != own:
                 raise ValueError("its key is not that of its settings and inputs")
             changes = [f"{key} {before} -> {after}" for key, before, after in _changes(old["settings"], settings)]
             changes += [f"input {key} changed" for key, _, _ in _changes(old["inputs"], inputs)]

@@ -15,6 +15,7 @@ import yaml
 
 from weakdriven.errors import UserError
 from weakdriven.rundir import digest
+from weakdriven.yaml_text import load_yaml, read_yaml
 
 MOST_POINTS = 1000
 RESERVED = ("figures", "logs")
@@ -117,7 +118,7 @@ def values_of(text: str, label: str) -> list[Any]:
     if re.match(r"\s*[-+.]?\d[\d.eE+-]*?\s*\.\.", text):  # ../file is a value
         return _spaced(text, label)
     try:
-        values = yaml.safe_load(f"[{text}]")
+        values = load_yaml(f"[{text}]")
     except yaml.YAMLError:
         raise UserError(f"{label}: {text!r} is not a list of values; write a,b,c or low..high:count.") from None
     return [_number(value) for value in values]
@@ -186,7 +187,7 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
 def read_sweep_file(path: Path) -> list[Axis]:
     """The axes of a sweep's file: `grid` maps settings to values, or `points` names to settings, under `axis`."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file of a sweep; `weakdriven sweep --list` names those shipped."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.masking import masked
 from weakdriven.rundir import METRICS, PART, REPORT, RUN_FILE, WORK
 
 STATE = "state.json"
@@ -87,10 +88,10 @@ class Page:
         if mark == self.seen:
             return False
         try:
-            text = self.render(self.run)
+            text = masked(self.render(self.run))
             self.problem = ""
         except Exception as error:  # a file that is half there; the last page stays until it is whole
-            self.problem = f"The report could not be drawn: {type(error).__name__}: {error}"
+            self.problem = masked(f"The report could not be drawn: {type(error).__name__}: {error}")
             return False
         self.seen = mark
         self.version = hashlib.sha256(text.encode()).hexdigest()[:16]

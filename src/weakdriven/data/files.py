@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from weakdriven.data.json_array import BLOCK, JsonArray, NotJson
+from weakdriven.data.remote import fetch, is_remote
 from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
+from weakdriven.masking import masked
 
 EMBEDDED = "embedded:arithmetic"
 ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
@@ -64,13 +66,24 @@ def count_rows(path: str, split: str = "train") -> int:
 
 
 def find_file(path: str) -> Path | None:
-    """The file that a source names; None if it is a dataset on the Hub."""
-    file = Path(path).expanduser()
+    """The file that a source names, fetched if it is at an address; None if it is a dataset on the Hub."""
+    if is_remote(path):
+        return _known_kind(fetch(path), path)
+    try:
+        file = Path(path).expanduser()
+    except RuntimeError:  # the home of a user who is not there
+        raise UserError(f"{path}: there is no such data file.") from None
     if file.is_file():
         return file
     if file.exists() or path.startswith((".", "/", "~")) or file.suffix in ENDINGS:
         raise UserError(f"{path}: there is no such data file.")
     return None
+
+
+def _known_kind(file: Path, path: str) -> Path:
+    if file.suffix not in ENDINGS:
+        raise UserError(f"{masked(path)} has no ending that tells what it holds; expected one of {', '.join(ENDINGS)}.")
+    return file
 
 
 def split_config(path: str) -> tuple[str, str | None]:

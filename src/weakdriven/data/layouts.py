@@ -207,8 +207,10 @@ def refuse_wrong_options(options: Any, where: str) -> None:
 
 
 def _text(row: Row, field: str, where: str) -> str:
-    [message] = as_messages(row[field], f"{where}, {field}", role="user")
-    return message["content"]
+    messages = as_messages(row[field], f"{where}, {field}", role="user")
+    if len(messages) != 1:
+        raise UserError(f"{where}, {field}: expected a text, found {len(messages)} messages.")
+    return messages[0]["content"]
 
 
 def _learns_all_turns(name: str, row: Row, prompt: list[Message]) -> bool:

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from weakdriven.errors import UserError
 from weakdriven.models.load import DTYPES, load_model
+from weakdriven.models.trust import refuse_pickles
 
 ADAPTER = "default"
 """The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""
@@ -146,6 +147,7 @@ def merged(model: PeftModel) -> PreTrainedModel:
 
 def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: bool = False) -> PreTrainedModel:
     """An ordinary model from an adapter's folder and its base; summed in float32, so that it is rounded once."""
+    refuse_pickles(folder)
     try:
         model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
         merged_model: Any = _merge(PeftModel.from_pretrained(model, str(folder)))
@@ -165,6 +167,7 @@ def _merge(model: Any) -> PreTrainedModel:
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
     """Read what `PeftModel.save_pretrained` wrote back into the same adapter; anything missing is an error."""
+    refuse_pickles(folder)
     weights = load_peft_weights(str(folder), device="cpu")
     needed = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     left, extra = needed - weights.keys(), set_peft_model_state_dict(model, weights).unexpected_keys

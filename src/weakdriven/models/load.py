@@ -20,6 +20,7 @@ from weakdriven.errors import UserError
 from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.head import refuse_other_logits
 from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
+from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 from weakdriven.rundir import digest, file_digest
 
 EMBEDDED = "embedded:base"
@@ -56,6 +57,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    if trust_remote_code:
+        warn_of_code(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -95,7 +98,10 @@ def load_model(
         quantize: `4bit` holds linear layers but the head in NF4, on the GPU.
     """
     refuse_damaged_model(folder)
-    options: dict[str, Any] = {"dtype": DTYPES[precision], "trust_remote_code": trust_remote_code}
+    refuse_pickles(folder)
+    if trust_remote_code:
+        warn_of_code(folder)
+    options: dict[str, Any] = {"dtype": DTYPES[precision], "trust_remote_code": trust_remote_code, **SAFE}
     if quantize == "4bit":
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
@@ -134,10 +140,13 @@ def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
 
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Refuse, before anything is computed, what this version cannot train or would mix wrongly."""
+    if trust_remote_code:
+        warn_of_code(folder)
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
+    refuse_pickles(folder)
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")
     if getattr(config, "is_encoder_decoder", False):

@@ -82,8 +82,14 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
         self, config: MixtureConfig, strong: PreTrainedModel | None = None, weak: PreTrainedModel | None = None
     ):
         super().__init__(config)
-        self.strong: Any = AutoModelForCausalLM.from_config(config.strong_config) if strong is None else strong
-        self.weak: Any = AutoModelForCausalLM.from_config(config.weak_config) if weak is None else weak
+        self.strong: Any = (
+            AutoModelForCausalLM.from_config(config.strong_config, trust_remote_code=False)
+            if strong is None
+            else strong
+        )
+        self.weak: Any = (
+            AutoModelForCausalLM.from_config(config.weak_config, trust_remote_code=False) if weak is None else weak
+        )
         self.post_init()
 
     @classmethod

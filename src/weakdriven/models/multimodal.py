@@ -35,7 +35,7 @@ def text_config(folder: Path) -> Any:
 
     The multimodal class ties its embeddings by the outer setting, so that one decides.
     """
-    config: Any = AutoConfig.from_pretrained(folder)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(config, Gemma3Config):
         return config
     inner: Any = config.text_config

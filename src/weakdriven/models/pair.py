@@ -18,6 +18,7 @@ from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states
 from weakdriven.models.sharded import whole
+from weakdriven.models.trust import SAFE
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
@@ -250,7 +251,7 @@ def _load_weights(model: PreTrainedModel, folder: Path) -> None:
     """Through `from_pretrained`, because `save_pretrained` writes some weights under other names than the model's."""
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
     try:
-        options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+        options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **SAFE}
         loaded, found = type(model).from_pretrained(folder, **options)  # pyright: ignore
     except Exception as error:
         raise UserError(f"The checkpoint {folder} cannot be read ({error}). If it is damaged, remove it.") from error

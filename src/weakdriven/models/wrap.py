@@ -128,7 +128,7 @@ def described(folder: Path) -> str:
 
 def wrapped_weights(trained: Path, base: Path) -> dict[str, Stored]:
     """Every weight of the result by its published name, and where it comes from."""
-    config: Any = AutoConfig.from_pretrained(trained)
+    config: Any = AutoConfig.from_pretrained(trained, trust_remote_code=False)
     text, before, vision = stored_weights(trained), text_weights(base), vision_weights(base)
     refuse_other_weights(text, config, trained)
     if config.tie_word_embeddings and HEAD in text:
@@ -155,7 +155,7 @@ def refuse_other_vision(vision: dict[str, Stored], base: Path) -> None:
     """Every weight of the vision tower and the projector that the base's configuration asks for, in its shape."""
     if not vision:
         raise UserError(f"{base} holds no weights of a vision tower; use the whole multimodal checkpoint.")
-    config: Any = AutoConfig.from_pretrained(base)
+    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
     with torch.device("meta"):
         model = Gemma3ForConditionalGeneration(config)
     named = {vision_name(name): tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -179,8 +179,8 @@ def refuse_other_tokens(trained: Path, base: Path) -> None:
             f"The tokenizer of {trained} does not fit {base}: {len(moved)} tokens of the base have another id or none "
             f"(first: {moved[0]!r}); use the base that it was trained from."
         )
-    config: Any = AutoConfig.from_pretrained(base)
-    rows = AutoConfig.from_pretrained(trained).vocab_size
+    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
+    rows = AutoConfig.from_pretrained(trained, trust_remote_code=False).vocab_size
     if max(vocabulary_size(ours) - 1, config.image_token_id) >= rows:
         raise UserError(
             f"{trained} has {rows} vocabulary rows, but its tokenizer needs {vocabulary_size(ours)} and {base} has the "
@@ -203,7 +203,7 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
     for part in parts.values():  # one precision for all: the whole's
         for name in ("dtype", "torch_dtype"):
             part.pop(name, None)
-    tied = bool(AutoConfig.from_pretrained(trained).tie_word_embeddings)
+    tied = bool(AutoConfig.from_pretrained(trained, trust_remote_code=False).tie_word_embeddings)
     changes = {"architectures": ["Gemma3ForConditionalGeneration"], "tie_word_embeddings": tied}
     kind = inner.get("dtype") or inner.get("torch_dtype")
     return outer | parts | changes | ({precision: kind} if kind else {})
@@ -212,8 +212,8 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
 def refuse_other_settings(wrapped: Path, trained: Path) -> None:
     """What transformers reads from the new configuration has to be the trained model's settings."""
     theirs, ours = (
-        AutoConfig.from_pretrained(trained).to_dict(),
-        AutoConfig.from_pretrained(wrapped).text_config.to_dict(),
+        AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict(),
+        AutoConfig.from_pretrained(wrapped, trust_remote_code=False).text_config.to_dict(),
     )
     differ = sorted(k for k in theirs.keys() | ours.keys() if k not in OUTER and theirs.get(k) != ours.get(k))
     if differ:

@@ -6,6 +6,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from weakdriven.data.files import EMBEDDED, split_config
+from weakdriven.data.remote import fetch, is_remote
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.rundir import file_digest
@@ -15,7 +16,7 @@ def data_key(path: str, split: str) -> str:
     """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
     if path == EMBEDDED:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
-    file = Path(path).expanduser()
+    file = fetch(path) if is_remote(path) else Path(path).expanduser()
     if file.is_file():
         try:
             found = file.stat()

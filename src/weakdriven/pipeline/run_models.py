@@ -19,6 +19,7 @@ from weakdriven.recipe_file import load_recipe
 from weakdriven.report.words import CONTROLS, mapping, split_snapshot, stage_of, weak_of
 from weakdriven.rundir import MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SNAPSHOTS, digest, work_folder
 from weakdriven.training.snapshots import percent
+from weakdriven.yaml_text import read_yaml
 
 
 @dataclass
@@ -163,7 +164,7 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
             raise UserError(f"{path.parent} has no {path.name}, so nothing was run in it yet.") from None
         refused = error
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
     except (OSError, ValueError, yaml.YAMLError):
         raise refused from None
     dropped = list[str]()

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from weakdriven.errors import UserError, explain
+from weakdriven.masking import masked
 from weakdriven.progress import PlainProgress
 from weakdriven.rundir import Progress
 
@@ -128,7 +129,7 @@ def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> 
     except KeyboardInterrupt:
         return
     except Exception as error:
-        answer = pickle.dumps((None, _portable(error), "".join(traceback.format_exception(error))))
+        answer = pickle.dumps((None, _portable(error), masked("".join(traceback.format_exception(error)))))
     theirs.send_bytes(answer)
 
 

@@ -13,6 +13,7 @@ from weakdriven.report.training_set import training_set
 from weakdriven.report.verdict import effort, verdict
 from weakdriven.report.words import WAITING, duration, in_prose, mapping, model_name, number, percent, plain
 from weakdriven.rundir import write_text
+from weakdriven.yaml_text import load_yaml
 
 CARD, NO_BASE = "README.md", "a base model that was not recorded"
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
@@ -255,7 +256,7 @@ def fenced(text: str, language: str) -> str:
 def read_settings(data: dict[str, Any]) -> dict[str, Any]:
     """The recipe of a run as plain values; empty where it cannot be read."""
     try:
-        return mapping(yaml.safe_load(data["recipe_text"]))
+        return mapping(load_yaml(data["recipe_text"]))
     except yaml.YAMLError:
         return {}
 

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
 from weakdriven.report.words import mapping
+from weakdriven.yaml_text import load_yaml
 
 TAGS = ["weakdriven", "wmss", "trl"]
 ADAPTER_FILE = "adapter_config.json"
@@ -81,7 +82,7 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
             card = Path(found) if isinstance(found, str) else None
         text = card.read_text(encoding="utf-8", errors="replace") if card else ""
         matter = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
-        values = mapping(yaml.safe_load(matter[1])) if matter else {}
+        values = mapping(load_yaml(matter[1])) if matter else {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     kind, link = values.get("license"), values.get("license_link")

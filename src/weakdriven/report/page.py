@@ -25,7 +25,7 @@ from weakdriven.report.run_figures import (
 from weakdriven.report.training_set import training_set
 from weakdriven.report.verdict import effort, verdict
 from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, here, mapping, number
-from weakdriven.rundir import REPORT, write_text
+from weakdriven.rundir import DIAGNOSTICS, REPORT, write_text
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 FIGURES = "figures"
@@ -62,12 +62,18 @@ def render_report(run: Path) -> str:
 
 def render(template: str, shown: dict[str, Any]) -> str:
     """A page with its style, its scripts and its data inside."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(FILTERS)
     parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
-    page = environment.get_template(template).render(shown | parts | {"figures_json": embedded(shown["figures"])})
+    page = environment().get_template(template).render(shown | parts | {"figures_json": embedded(shown["figures"])})
     # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@cache
+def environment() -> Environment:
+    """Templates, each compiled once: a page that is watched is drawn again and again."""
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters.update(FILTERS)
+    return made
 
 
 @cache
@@ -92,6 +98,7 @@ def all_figures(shown: dict[str, Any]) -> list[Figure]:
 
 def describe(data: dict[str, Any]) -> dict[str, Any]:
     """What the template shows: a verdict, tables and figures."""
+    data = data | shown_diagnosis(data["diagnosis"], data["problems"])
     done = [stage for stage in data["stages"] if stage["status"] == "done"]
     done.sort(key=lambda stage: str(stage["manifest"].get("finished")))
     versions: dict[str, set[str]] = {}
@@ -139,11 +146,28 @@ def draw(data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any])
         "losses": loss_figures(data),
         "steps": step_figures(data),
         "selection": {one["number"]: selection_figures(one, counters(one["number"])) for one in data["rounds"]},
+        **diagnosis_figures(diagnosis),
+        "stages": timeline(data["stages"]),
+    }
+
+
+def diagnosis_figures(diagnosis: dict[str, Any]) -> dict[str, list[Figure]]:
+    return {
         "pairs": pair_figures(diagnosis["gradients"]["pairs"]) if diagnosis else [],
         "logits": logit_figures(diagnosis["logits"]) if diagnosis else [],
         "drift": drift_figures(diagnosis["drift"]) if diagnosis else [],
-        "stages": timeline(data["stages"]),
     }
+
+
+def shown_diagnosis(diagnosis: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The diagnosis if it can be drawn: its files have one author, so of a changed one nothing is shown."""
+    try:
+        diagnosis_figures(diagnosis)
+        diagnosis_words(diagnosis)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        told = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
+        return {"diagnosis": {}, "problems": [*problems, told]}
+    return {}
 
 
 def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:

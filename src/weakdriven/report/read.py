@@ -13,6 +13,7 @@ from weakdriven.report.tokens import token_view
 from weakdriven.report.words import (
     LEFTOVER,
     STALE,
+    is_place,
     mapping,
     model_at,
     model_name,
@@ -197,12 +198,21 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
         row: dict[str, Any] = {"model": model, "name": model_name(model), "benchmark": benchmark}
         row |= {key: number(one.get(key)) for key in ("items", "correct", "accuracy")}
         answers = row["items"] and row["items"] * (number(one.get("samples")) or 1)
-        chances = {k: number(share) for k, share in mapping(one.get("pass_at_k")).items() if k != "1"}
+        chances = {k: number(share) for k, share in mapping(one.get("pass_at_k")).items() if is_count(k) and k != "1"}
         row |= {"answers": answers, "pass_at_k": {k: share for k, share in chances.items() if share is not None}}
         interval = one.get("interval")
         low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
         rows.append(row | {"low": number(low), "high": number(high)})
     return rows
+
+
+def is_count(name: str) -> bool:
+    """Whether a name is that of a whole number which a figure can place.
+
+    >>> is_count("8"), is_count("x"), is_count("0"), is_count("9" * 99)
+    (True, False, False, False)
+    """
+    return name.isascii() and name.isdecimal() and len(name) < 9 and int(name) > 0
 
 
 def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
@@ -215,7 +225,10 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
     except (OSError, ValueError):
         plan = None
     if isinstance(plan, dict) and plan:
-        return plan
+        odd = [name for name in plan if not is_place(name)]
+        if odd:
+            problems.append(f"{PLAN_FILE} names what is no stage ({shorten(odd[0], 60)!r}); that is left out.")
+        return {name: key for name, key in plan.items() if name not in odd}
     problems.append(f"{PLAN_FILE} names no stages; the page shows what it found, and cannot tell what is missing.")
     return None
 

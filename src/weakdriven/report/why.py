@@ -17,6 +17,7 @@ from weakdriven.report.columns import Columns, read_columns, read_examples, read
 from weakdriven.report.words import mapping, model_at, number, share_words, shorten, weak_of
 from weakdriven.rundir import ACTIVE, MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SCORES
 from weakdriven.selection import draws, selection_weights
+from weakdriven.yaml_text import read_yaml
 
 LETTERS = {"consolidation": "alpha", "difficulty": "beta", "repair": "gamma"}
 FALL, RISE = "fall of the entropy from weak to strong", "rise of the entropy from weak to strong"
@@ -206,7 +207,7 @@ def _follows(selection: Selection) -> bool:
 
 def _why_none(run: Path) -> str:
     try:
-        recipe = mapping(yaml.safe_load((run / RECIPE_FILE).read_text(encoding="utf-8")))
+        recipe = mapping(read_yaml(run / RECIPE_FILE))
     except (OSError, ValueError, yaml.YAMLError):
         recipe = {}
     if mapping(recipe.get("selection")).get("enabled") is False:

@@ -29,6 +29,7 @@ CONTROLS = ("baseline-sft_restart", "baseline-sft")
 """What a result is held against: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
 LEFTOVER, STALE = "from an older recipe", "out of date"
+PLACE = r"[A-Za-z0-9<>][\w<>\"' .+-]*(?:/[A-Za-z0-9<>][\w<>\"' .+-]*)*"
 WAITING = ("unfinished", "not run yet", STALE)
 """What the stage table calls a stage that the recipe asks for and that has no result yet."""
 
@@ -88,7 +89,16 @@ def weak_of(turn: int, *manifests: Any) -> str:
     ('sft-at-25', 'base')
     """
     named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
-    return next((name for name in named if isinstance(name, str)), model_at(turn - 1))
+    return next((str(name) for name in named if is_place(name)), model_at(turn - 1))
+
+
+def is_place(name: Any) -> bool:
+    """Whether a text that a run's file holds may be the name of a folder in that run: none that leads out of it.
+
+    >>> is_place("round-1/strong"), is_place("../x"), is_place("/x"), is_place("a/../b"), is_place("a" * 999)
+    (True, False, False, False, False)
+    """
+    return isinstance(name, str) and len(name) < 200 and re.fullmatch(PLACE, name) is not None
 
 
 def stage_of(model: str) -> str:

@@ -19,6 +19,7 @@ from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapte
 from weakdriven.models.head import causal_lm, head
 from weakdriven.models.load import vocabulary_size
 from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
+from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.sharding import (
     refuse_deepspeed,
@@ -79,7 +80,7 @@ def load_branches(
     """
     if peft_config is not None:
         refuse_adapter(peft_config, "strong")
-    options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}  # pyright: ignore
+    options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     if args.distributed_state and args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
@@ -128,6 +129,9 @@ def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTo
 
 
 def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
+    refuse_pickles(Path(source))
+    if options.get("trust_remote_code"):
+        warn_of_code(source)
     try:
         return create_model_from_path(source, **options)
     except Exception as error:
@@ -150,6 +154,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _adapted(base: PreTrainedModel, folder: str, *, trainable: bool) -> PeftModel:
+    refuse_pickles(Path(folder))
     return PeftModel.from_pretrained(base, folder, is_trainable=trainable)
 
 

@@ -1,0 +1,77 @@
+"""A few of the fuzzer's inputs at every test run, the same each time, and what its campaigns found."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import fuzz
+
+from report_runs import finish
+from run_files import put
+from weakdriven.data.sources import load_examples
+from weakdriven.errors import UserError
+from weakdriven.report import write_report
+from weakdriven.report.read import load_run
+from weakdriven.sweep_grid import axes_of
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_odd_inputs_end_well_or_in_a_sentence(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tally = fuzz.fuzz(target, 100 if target == "report" else 200, shrink=False)
+    assert not tally.defects, "\n".join(tally.defects.values())
+    assert tally.inputs >= 90
+
+
+def test_the_fuzzer_sees_a_crash_and_a_hang(monkeypatch, tmp_path):
+    def crash(value):
+        if len(value) > 2:
+            raise KeyError(value)
+
+    def hang(value):
+        while value:
+            pass
+
+    monkeypatch.setattr(fuzz, "LIMIT", 0.2)
+    monkeypatch.setitem(fuzz.TARGETS, "crash", (crash, fuzz.st.text()))
+    monkeypatch.setitem(fuzz.TARGETS, "hang", (hang, fuzz.st.text()))
+    for name, error in {"crash": "KeyError", "hang": "TooSlow"}.items():
+        (where,) = fuzz.fuzz(name, 50, shrink=False).defects
+        assert where.startswith(error)
+
+
+@pytest.mark.parametrize("value", [[], [{"role": "user", "content": "a"}] * 2])
+def test_an_instruction_of_no_or_several_messages_is_refused(tmp_path, value):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"instruction": value, "output": "x"}), encoding="utf-8")
+    with pytest.raises(UserError, match="row 1, instruction: expected a text"):
+        load_examples(str(path))
+
+
+def test_a_pass_at_k_whose_k_is_no_number_is_left_out(tmp_path):
+    finish(tmp_path)
+    scores = {"items": 3, "accuracy": 0.5, "pass_at_k": {"1": 0.5, "8": 0.9, "x": 0.5, "0": 0.5, "-1": 1, "²": 0.2}}
+    put(tmp_path / "eval/base/arithmetic/scores.json", scores)
+    write_report(tmp_path)
+    (row,) = [row for row in load_run(tmp_path)["accuracy"] if row["model"] == "base"]
+    assert row["pass_at_k"] == {"8": 0.9}
+
+
+def test_a_diagnosis_in_another_shape_is_told_and_the_rest_is_shown(tmp_path):
+    finish(tmp_path)
+    put(tmp_path / "diagnostics/logits.json", {"facts": {"version": 1, "models": {}}, "models": {}})
+    put(tmp_path / "diagnostics/gradients.json", {"pairs": {}})
+    put(tmp_path / "diagnostics/drift.json", {"models": {}})
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "diagnostics cannot be shown (KeyError" in page and "Not measured yet" in page
+
+
+@pytest.mark.parametrize("value", ["!!binary =", "!!set {x}", "{? [a]: b}"])
+def test_a_value_that_json_has_no_word_for_is_no_value_of_a_sweep(value):
+    with pytest.raises(UserError, match="not a list of values"):
+        axes_of([f"method={value}"])

@@ -1,0 +1,39 @@
+"""The demo three times in one process leaves nothing behind; the full soak is benchmarks/soak.py."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import soak
+
+
+@pytest.mark.slow
+def test_three_short_demos_leave_no_process_file_or_thread_behind():
+    notes, _ = soak.soak_demo(3, soak.SHORT)
+    first, *_, last = notes
+    for name in soak.COUNTED:
+        assert getattr(last, name) <= getattr(first, name), name
+    assert last.children == last.leftovers == 0
+    assert last.rss < 1.15 * first.rss
+
+
+def note(rss: int, **changes: int) -> soak.Note:
+    return soak.Note(**{"rss": rss, "files": 9, "threads": 1, "children": 0, "leftovers": 0} | changes)
+
+
+def test_a_leak_is_told_and_noise_is_not():
+    assert soak.verdict([note(10**9 + 10**6 * (place % 3)) for place in range(20)]) == []
+    assert "memory rises" in soak.verdict([note(10**9 + 10**7 * place) for place in range(20)])[0]
+    assert soak.verdict([note(10**9), note(10**9, files=12, leftovers=1)]) == ["files 9 -> 12", "leftovers 0 -> 1"]
+
+
+def test_a_file_left_open_or_lying_about_is_seen(tmp_path):
+    with soak.own_temporary_folder() as folder:
+        before = soak.note_now()
+        with (folder / "tmp/left").open("w"):
+            after = soak.note_now()
+    assert (after.files, after.leftovers) == (before.files + 1, before.leftovers + 1)
+    assert not folder.exists()
