@@ -14,7 +14,7 @@ PAGE = HERE.parent / "docs" / "scale-model.md"
 GIB, GB = 2**30, 1e9
 
 NVLINK = 450 * GB
-"""Bytes a second that a GPU sends to others of its machine: half of the 900 GB/s that NVLink 4 has in both directions."""
+"""Bytes a second that a GPU sends to others of its machine: NVLink 4 has 900 GB/s in both directions together."""
 INFINIBAND = 50 * GB
 """Bytes a second that a GPU sends to other machines: NDR, 400 Gb/s for each GPU."""
 REACHED = 0.8
@@ -61,7 +61,7 @@ class Size:
         return self.layers * self.layer + self.head * (1 if self.tied else 2)
 
     def flops(self, tokens: int, length: int) -> float:
-        """Of one forward pass: two for each weight in a product, and attention over half of the positions on average."""
+        """Of one forward pass: two for each weight in a product, and attention over half of the positions."""
         attention = 2 * 2 * self.layers * self.heads * self.head_size * length / 2
         return tokens * (2 * (self.layers * self.layer + self.head) + attention)
 

@@ -15,7 +15,7 @@ from weakdriven.pipeline.bind import refuse_processes
 from weakdriven.recipe_file import load_recipe
 
 TRAINED = ("sft", "round-1/strong")
-CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12"]
+CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12", "sft.snapshots=[0.5]"]
 TINY = [*SMALL, "eval.limit=6", "eval.max_new_tokens=8", "baselines=[dpo]", "dpo.rollouts.subsample=12"]
 TINY += ["dpo.rollouts.samples=2", "dpo.rollouts.temperature=1.0", "dpo.rollouts.max_new_tokens=16", "dpo.batch_size=2"]
 
@@ -29,10 +29,13 @@ def same_training(one: Path, other: Path, stage: str, *, weights: float = 1e-3) 
     assert len(mine) == len(theirs) > 0
     for row, expected in zip(mine, theirs, strict=True):
         assert row == pytest.approx(expected, abs=2e-5)
-    mine, theirs = (load_file(root / stage / "model.safetensors") for root in (one, other))
-    assert mine.keys() == theirs.keys()
-    # AdamW divides by the size of a gradient, so one of nearly 0 moves its weight by as much as its rounding says
-    assert max(float((mine[name] - theirs[name]).abs().max()) for name in theirs) < weights
+    models = sorted(path.relative_to(other) for path in (other / stage).glob("**/model.safetensors"))
+    assert models == sorted(path.relative_to(one) for path in (one / stage).glob("**/model.safetensors"))
+    for model in models:
+        mine, theirs = (load_file(root / model) for root in (one, other))
+        assert mine.keys() == theirs.keys()
+        # AdamW divides by the size of a gradient, so one of nearly 0 moves its weight by as much as its rounding says
+        assert max(float((mine[name] - theirs[name]).abs().max()) for name in theirs) < weights
 
 
 @pytest.fixture(scope="module")
