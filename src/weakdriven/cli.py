@@ -1,6 +1,7 @@
 """The command line: parses, calls one function, prints. Torch is imported by the commands that need it."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -255,6 +256,11 @@ def export_vllm(
 def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
     """What the commands that compute share: settings, run directory, and someone who tells of progress."""
     settings = load_recipe(recipe, overrides)
+    if output is not None and re.match(r"[a-z0-9+.-]{2,}:/", str(output)):  # pathlib has made one slash of two
+        raise UserError(
+            f"--output {output} is a URL, and a run needs renames and locks, which object stores do not have; give a "
+            "directory of a (shared) file system, and copy finished stages from there."
+        )
     quieten_libraries()
     from weakdriven.progress import choose_progress
 

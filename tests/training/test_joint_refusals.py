@@ -116,7 +116,7 @@ def frozen():
         (frozen, {}, "No weight of the"),
         (lambda: experts(1), {}, "mixture of experts"),
         (lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        (lambda: tiny_model(seed=3), {"fsdp": True}, "FSDP and DeepSpeed would shard"),
+        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is one process"),
     ],
     ids=["frozen", "experts", "heads", "fsdp"],
 )

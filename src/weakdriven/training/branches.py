@@ -37,6 +37,11 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     if args.deepspeed:
         refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
+    if args.fsdp and args.world_size == 1:
+        raise UserError(
+            "fsdp is set, and this is one process, which has nobody to share weights with; start the script with "
+            "`accelerate launch`, or leave fsdp out."
+        )
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint.state_dict_loader as dcp
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -132,14 +132,14 @@ class ShardedCheckpoints(SFTTrainer):
 
 def load_model_shards(model: Any, folder: Path) -> None:
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=folder / MODEL_SHARDS, no_dist=not dist.is_initialized())
+    state_dict_loader.load(state, checkpoint_id=folder / MODEL_SHARDS, no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"])
 
 
 def load_optimizer_shards(model: Any, optimizer: Any, folder: Path) -> None:
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper holds it
     state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
-    dcp.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
+    state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
 
 

@@ -1,0 +1,238 @@
+"""A model of training past the machines that were measured: hours and memory of a pair on 8 to 512 GPUs.
+
+It starts from the measured step of one H200 (rows of results.csv) and adds what FSDP2 has to send, by published figures
+of NVLink and InfiniBand. Nothing here was run on several GPUs. `python benchmarks/scale.py` writes the tables of
+docs/scale-model.md between their marks.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "scale-model.md"
+GIB, GB = 2**30, 1e9
+
+NVLINK = 450 * GB
+"""Bytes a second that a GPU sends to others of its machine: NVLink 4 has 900 GB/s in both directions together."""
+INFINIBAND = 50 * GB
+"""Bytes a second that a GPU sends to other machines: NDR, 400 Gb/s for each GPU."""
+REACHED = 0.8
+"""Share of those figures that large collectives are taken to reach."""
+HIDDEN = 0.9
+"""Share of the products' time behind which communication can hide; the first gathers and the last scatter cannot."""
+H200, H100 = 141 * GB, 80 * GB
+RESERVED = 0.92
+"""Share of a device's memory that tensors can have: the rest is CUDA's context, NCCL's buffers and fragments."""
+MACHINE = 8
+"""GPUs that NVLink joins."""
+ROWS, TOKENS, BATCH = 111_657, 4096, 512
+"""The paper's math set; every row is taken to be full, so that hours are an upper bound; rows of a step."""
+MICRO = 4 * 4096
+"""Tokens in a device's micro-batch, as in the measured step."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A dense model in the shape of Qwen3 or Qwen2.5; both models of a pair have it."""
+
+    name: str
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    groups: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer, without its norms."""
+        attention = self.width * self.head_size * (2 * self.heads + 2 * self.groups)
+        return attention + 3 * self.width * self.inner
+
+    @property
+    def head(self) -> int:
+        return self.vocabulary * self.width
+
+    @property
+    def weights(self) -> int:
+        return self.layers * self.layer + self.head * (1 if self.tied else 2)
+
+    def flops(self, tokens: int, length: int) -> float:
+        """Of one forward pass: two for each weight in a product, and attention over half of the positions."""
+        attention = 2 * 2 * self.layers * self.heads * self.head_size * length / 2
+        return tokens * (2 * (self.layers * self.layer + self.head) + attention)
+
+
+SIZES = [
+    Size("4B", 36, 2560, 9728, 32, 8, 128, 151_936, tied=True),
+    Size("8B", 36, 4096, 12_288, 32, 8, 128, 151_936, tied=False),
+    Size("14B", 40, 5120, 17_408, 40, 8, 128, 151_936, tied=False),
+    Size("32B", 64, 5120, 25_600, 64, 8, 128, 151_936, tied=False),
+    Size("70B", 80, 8192, 29_568, 64, 8, 128, 152_064, tied=False),
+]
+DEVICES = [8, 64, 512]
+
+
+def measured_step(variant: str = "pair, all recomputed", shape: str = "qwen3-4b 4x4096") -> float:
+    """Seconds of a measured step on one H200; of the 4B pair unless told: four rows of 4096 tokens."""
+    with (HERE / "results.csv").open(encoding="utf-8") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["benchmark"], row["variant"], row["shape"], row["hardware"])
+            == ("joint_step", variant, shape, "NVIDIA H200")
+        ]
+    return float(rows[-1]["median_ms"]) / 1000
+
+
+def achieved() -> float:
+    """Floating-point operations a second of the measured step, recomputation counted as work."""
+    return 2 * 4 * SIZES[0].flops(MICRO, TOKENS) / measured_step()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    size: Size
+    devices: int
+    bytes_per_weight: int
+    """Weights, gradients and AdamW state: 8 in pure bf16, 16 with fp32 masters."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on each device; the batch is shared by all."""
+        return max(1, BATCH * TOKENS // (MICRO * self.devices))
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch on a device; many devices share a step's rows until each has one."""
+        return max(TOKENS, min(MICRO, BATCH * TOKENS // self.devices))
+
+    def compute(self) -> float:
+        """Seconds of products for one micro-batch: forward, recomputed forward and twice that backward, of both."""
+        return 2 * 4 * self.size.flops(self.tokens, TOKENS) / achieved()
+
+    def bandwidth(self) -> float:
+        return REACHED * (NVLINK if self.devices <= MACHINE else INFINIBAND)
+
+    def traffic(self) -> float:
+        """Bytes that a device takes part in for one micro-batch: bf16 weights twice, gradients once, of both models."""
+        return 2 * 3 * 2 * self.size.weights * (self.devices - 1) / self.devices
+
+    def communication(self) -> float:
+        return self.traffic() / self.bandwidth()
+
+    def step(self) -> float:
+        """What of the communication does not fit behind the products is added to them."""
+        late = max(0.0, self.communication() - HIDDEN * self.compute())
+        return self.accumulation * (self.compute() + late)
+
+    def hours(self) -> float:
+        """One epoch of joint training over the paper's math set."""
+        return ROWS // BATCH * self.step() / 3600
+
+    def memory(self) -> dict[str, float]:
+        """Bytes on each device: its share of both models, what is whole for a moment, what a micro-batch needs."""
+        size = self.size
+        shared = 2 * self.bytes_per_weight * size.weights / self.devices
+        ends = 2 * size.head * (1 if size.tied else 2)  # embeddings and heads, whole in bf16 from forward to backward
+        gathered = 2 * (2 * ends) + 2 * 2 * 2 * size.layer  # with their gradients, of both; two layers at a time
+        kept = 2 * 2 * size.layers * size.width * self.tokens  # a layer's input, of both
+        working = 2 * self.tokens * (4 * size.width + 3 * size.inner + 2 * size.head_size * size.heads)
+        return {"share": shared, "gathered": gathered, "activations": kept + working}
+
+    def total(self) -> float:
+        return sum(self.memory().values())
+
+    def fits(self, device: float) -> bool:
+        return self.total() <= RESERVED * device
+
+    def bound(self) -> str:
+        if self.communication() > HIDDEN * self.compute():
+            return "communication"
+        return "products"
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def time_table() -> str:
+    rows = []
+    for size in SIZES:
+        for devices in DEVICES:
+            one = Estimate(size, devices, 8)
+            share = one.communication() / one.compute()
+            rows.append(
+                [
+                    f"{size.name} + {size.name}",
+                    str(devices),
+                    f"{one.tokens} x {one.accumulation}",
+                    f"{one.step():.1f}",
+                    f"{one.hours():.1f}",
+                    f"{share:.0%}",
+                    one.bound(),
+                ]
+            )
+    headings = ["pair", "GPUs", "tokens of a micro-batch x micro-batches", "s a step", "hours an epoch"]
+    return table([*headings, "communication / products", "limit"], rows)
+
+
+def memory_table() -> str:
+    rows = []
+    for size in SIZES:
+        for devices in DEVICES:
+            cells = [f"{size.name} + {size.name}", str(devices)]
+            for bytes_per_weight in (8, 16):
+                one = Estimate(size, devices, bytes_per_weight)
+                parts = one.memory()
+                fits = "both" if one.fits(H100) else "H200 alone" if one.fits(H200) else "neither"
+                cells += [f"{parts['share'] / GIB:.0f} + {(one.total() - parts['share']) / GIB:.0f} GiB", fits]
+            rows.append(cells)
+    return table(["pair", "GPUs", "bf16: share + rest", "fits", "fp32 masters: share + rest", "fits"], rows)
+
+
+def crossings() -> str:
+    """What a pair needs first, and where."""
+    rows = []
+    for size in SIZES:
+        fitting = [n for n in (1, 2, 4, 8, 16, 32, 64) if Estimate(size, n, 16).fits(H200)]
+        slow = [n for n in (16, 32, 64, 128, 256, 512) if Estimate(size, n, 8).bound() == "communication"]
+        ends = Estimate(size, 8, 8).memory()["gathered"] / GIB
+        rows.append(
+            [
+                f"{size.name} + {size.name}",
+                str(fitting[0]) if fitting else "more than 64",
+                str(slow[0]) if slow else "beyond 512",
+                f"{ends:.1f} GiB",
+            ]
+        )
+    headings = ["pair", "fewest H200 with fp32 masters", "communication is the limit from", "gathered on every GPU"]
+    return table(headings, rows)
+
+
+def check() -> str:
+    """The model beside the one other pair that was measured; its optimizer works in 8 bits, which takes CPU time."""
+    seconds = measured_step("pair, all recomputed, fp8 AdamW", "qwen3-8b 4x4096")
+    modelled = Estimate(SIZES[1], 1, 8).compute()
+    row = ["8B + 8B, one H200", f"{modelled:.2f} s", f"{seconds:.2f} s", f"{modelled / seconds - 1:+.0%}"]
+    return table(["step of four rows of 4096 tokens", "model", "measured", "difference"], [row])
+
+
+TABLES = {"check": check, "time": time_table, "memory": memory_table, "crossings": crossings}
+
+
+def filled(page: str) -> str:
+    """The page with each table between its marks made anew."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
