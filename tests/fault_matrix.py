@@ -29,18 +29,11 @@ def written() -> str:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "slow or not slow",
-            str(Path(__file__).parent / "faults"),
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-m", "slow or not slow", "tests/faults"]
         # the test that compares the page with the cases can be true only afterwards
         command += ["--deselect", "tests/faults/test_matrix_page.py::test_the_page_lists_exactly_the_cases_that_exist"]
-        code = subprocess.run(command, env={**os.environ, "FAULT_ROWS": str(rows)}).returncode
+        environment = {**os.environ, "FAULT_ROWS": str(rows)}
+        code = subprocess.run(command, cwd=PAGE.parents[1], env=environment).returncode
         found = {Case(*json.loads(line)) for line in rows.read_text(encoding="utf-8").splitlines()}
     if missing := [case for case in CASES if case not in found]:
         print("Not shown, so not written:", *missing, sep="\n  ", file=sys.stderr)
