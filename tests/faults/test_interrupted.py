@@ -80,9 +80,9 @@ def test_a_full_disk_is_told_in_one_sentence_and_costs_nothing_that_was_finished
 def test_a_run_that_is_killed_at_random_times_ends_as_if_nothing_had_been(tmp_path):
     forks, _ = struck_runs()
     draw, kills = random.Random(0), 0
-    for _ in range(6):
+    for _ in range(4):
         process = forks.start(tmp_path / "run")
-        time.sleep(draw.uniform(3, 20))
+        time.sleep(draw.uniform(2, 12))
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         kills += forks.finish()[0] == -9

@@ -255,7 +255,6 @@ def regrade(
     benchmark = old["benchmark"]
     if items is None:
         items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
-    refuse_damage(folder)
     rows = list(read_jsonl(folder / SAMPLES))
     asked = {item.id for item in items}
     if unknown := [row["id"] for row in rows if row["id"] not in asked]:
@@ -275,6 +274,7 @@ def regrade(
 
 def refresh(folder: Path, task: Task, progress: Progress) -> None:
     """Regrade a finished benchmark if its grader, its gold answers or the k asked for have changed since."""
+    refuse_damage(folder)
     old = read_json(folder / BENCHMARK_SCORES)
     now = {"version": BENCHMARKS[task.benchmark].version, "golds": task.golds_key(), "grading": task.grading}
     if all(old.get(key) == value for key, value in now.items()):

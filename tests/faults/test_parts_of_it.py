@@ -1,0 +1,165 @@
+"""The pieces alone: the disk that a phase needs, remedies, signals, sealed lines, marks on checkpoints, inventories."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from recipe_cases import parse
+from weakdriven.disk import disk_need, refuse_full_disk
+from weakdriven.errors import UserError
+from weakdriven.files import append_jsonl, salvage_jsonl, write_json
+from weakdriven.integrity import inventory, refuse_damage, refuse_damaged_model, rewriting
+from weakdriven.remedies import is_out_of_memory, out_of_memory
+from weakdriven.rundir import Progress
+from weakdriven.stopping import Stopped, asked, stop_here, stoppable
+from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
+
+
+def test_three_checkpoints_are_counted_where_as_many_are_written_and_fewer_where_not():
+    facts = {"weights": 100, "optimizer": 200, "models": 1}
+    small = disk_need(weights=0, optimizer=0, models=1, saves=3)
+    assert disk_need(**facts, saves=9) - small == 3 * 300 + 100
+    assert disk_need(**facts, saves=1) < disk_need(**facts, saves=2) < disk_need(**facts, saves=3)
+
+
+def test_too_little_room_is_told_with_need_and_rest_and_both_ways_out(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(UserError, match=r"sft will need about .* GiB free; .* another disk, or raise save_steps"):
+        refuse_full_disk(tmp_path, free + (1 << 40), stage="sft", checkpoint=1 << 30, saves=9)
+    refuse_full_disk(tmp_path, 1, stage="sft", checkpoint=1, saves=9)
+
+
+def test_remedies_are_numbered_computed_and_cheapest_first():
+    recipe = parse("sft.batch_size=8", "sft.micro_batch_size=4", "precision=bf16-mixed")
+    said = str(out_of_memory(torch.OutOfMemoryError("CUDA out of memory."), recipe.sft, recipe, 4_000_000_000))
+    assert "(1) micro_batch_size 4 -> 2: about half of the activations" in said
+    assert "(2) optimizer adamw -> adamw_8bit: its state 29.8 GiB -> 7.5 GiB, frees 22.4 GiB" in said
+    assert "(3) lora: {rank: 16}" in said and "now 44.7 GiB" in said
+
+
+def test_only_errors_of_memory_are_taken_for_such():
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(RuntimeError("shapes differ")) and not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_signal_leaves_a_mark_the_second_would_end_and_handlers_come_back(number):
+    before = signal.getsignal(number)
+    with stoppable():
+        stop_here()
+        os.kill(os.getpid(), number)
+        assert asked() == signal.Signals(number).name and signal.getsignal(number) == signal.SIG_DFL
+        with pytest.raises(Stopped, match="Stopped on SIG"):
+            Progress().update(1, 2)
+    assert signal.getsignal(number) == before and asked() is None
+
+
+def test_another_thread_leaves_the_handlers_alone():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with stoppable():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_any_changed_bit_of_a_sealed_line_is_noticed_and_the_lines_before_it_stay(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": "a", "text": "é \ud800"}, {"id": "b", "text": "7", "tokens": 1.5}]
+    append_jsonl(path, rows, sealed=True)
+    assert salvage_jsonl(path) == rows
+    whole = path.read_bytes()
+    start = whole.index(b"\n") + 1
+    for place in range(start, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert salvage_jsonl(path) == rows[:1], place
+
+
+def checkpoint(folder, step):
+    place = folder / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    save_file({"weight": torch.full((8,), float(step))}, place / "model.safetensors")
+    torch.save({"step": step}, place / "optimizer.pt")
+    write_json(place / "trainer_state.json", {"global_step": step})
+    return place
+
+
+def test_older_checkpoints_go_only_after_a_newer_one_is_sealed_and_by_their_steps(tmp_path):
+    for step in (8, 9, 10):
+        place = checkpoint(tmp_path, step)
+        assert last_complete_checkpoint(tmp_path) != place
+        seal(place)
+    os.utime(tmp_path / "checkpoint-10", (0, 0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-9"]
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+
+
+def test_a_checkpoint_that_cannot_be_read_back_gets_no_mark_and_costs_no_older_one(tmp_path):
+    for step in (1, 2):
+        seal(checkpoint(tmp_path, step))
+    torn = checkpoint(tmp_path, 3)
+    os.truncate(torn / "model.safetensors", 70)
+    with pytest.raises(UserError, match="right after it was written"):
+        seal(torn)
+    assert usable_checkpoint(tmp_path, Progress()) == tmp_path / "checkpoint-2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_mark_of_an_older_version_still_counts(tmp_path):
+    (checkpoint(tmp_path, 2) / "complete").write_text("2\n")
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
+def finished(folder):
+    (folder / "snapshots/50").mkdir(parents=True)
+    for name in ("model.bin", "snapshots/50/model.bin", "scores.json"):
+        (folder / name).write_text(name)
+    (folder / "README.md").write_text("card")
+    write_json(folder / "manifest.json", {"key": "k", "files": inventory(folder)})
+    return folder
+
+
+def test_added_files_and_the_card_are_no_damage_and_lists_may_be_missing(tmp_path):
+    stage = finished(tmp_path / "stage")
+    (stage / "mixture").mkdir()
+    (stage / "mixture/more.bin").touch()
+    (stage / "README.md").write_text("edited")
+    refuse_damage(stage)
+    write_json(stage / "manifest.json", {"key": "k"})
+    (stage / "model.bin").unlink()
+    refuse_damage(stage)
+
+
+def test_a_damaged_snapshot_is_no_concern_of_the_model_beside_it(tmp_path):
+    stage = finished(tmp_path / "stage")
+    (stage / "snapshots/50/model.bin").write_text("snapshots/50/model.bim")
+    refuse_damaged_model(stage)
+    with pytest.raises(UserError, match="other content"):
+        refuse_damaged_model(stage / "snapshots/50")
+
+
+def test_a_kill_while_a_file_is_written_anew_is_not_taken_for_damage(tmp_path):
+    stage = finished(tmp_path / "stage")
+    with pytest.raises(KeyboardInterrupt), rewriting(stage, "scores.json"):
+        (stage / "scores.json").write_text("half")
+        raise KeyboardInterrupt
+    refuse_damage(stage)
+    with rewriting(stage, "scores.json") as manifest:
+        (stage / "scores.json").write_text("graded again")
+        manifest["counters"] = {"correct": 1}
+    refuse_damage(stage)
+    assert json.loads((stage / "manifest.json").read_text())["counters"] == {"correct": 1}
+    (stage / "scores.json").write_text("graded agaim")
+    with pytest.raises(UserError, match=r"scores\.json has other content"):
+        refuse_damage(stage)
