@@ -67,7 +67,7 @@ def check_memory(
         elif force:
             progress.note(f"{sentence} It is tried all the same (--force).")
         else:
-            advice = planning.advice(cost, room, 0)
+            advice = planning.advice(cost, room + cost.memory.reserve, 0)  # which is not part of what was found
             raise UserError(f"{sentence} {remedies(advice)}")
 
 

@@ -17,6 +17,8 @@ TRAFFIC = 13.3
 HOST = 1.7e-3
 """Seconds of Python and launches for a layer, per pass of forward and of recomputation, and two for the backward pass;
 fitted to methods "sft" with Qwen2.5-0.5B (second run), which waits for Python. Not scaled between devices."""
+ADAPTED = 1.6
+"""How much more there is to launch with adapters on every linear layer; a guess."""
 DECODE = 0.24e-3
 """Seconds for a layer in one decoding step from a CUDA graph; fitted to generate "ours, sorted batches", batch 256."""
 STREAM = 0.51
@@ -98,7 +100,7 @@ def micro_seconds(step: Step, device: Device) -> float:
         assert adapter is not None
         forwards = 3 + (step.checkpointing is not False)
         busy += step.tokens * step.trained * 2.0 * forwards * adapter.parameters / (rate * FP32)
-    host = 0.0 if device.is_cpu else HOST * work.passes * (1.6 if step.adapted else 1.0)
+    host = 0.0 if device.is_cpu else HOST * work.passes * (ADAPTED if step.adapted else 1.0)
     return max(busy, host)
 
 

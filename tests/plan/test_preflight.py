@@ -1,0 +1,79 @@
+"""A run that cannot fit is refused before anything is trained; on facts alone, and not with --force."""
+
+import pytest
+
+from conftest import Recorder, small_recipe
+from weakdriven.errors import UserError
+from weakdriven.pipeline import preflight
+from weakdriven.pipeline.run import all_stages, carry_out
+from weakdriven.plan.devices import DEVICES, GIB, Machine, this_much
+from weakdriven.rundir import Planned
+
+SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
+
+
+class Noted(Recorder):
+    def __init__(self):
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def with_memory(monkeypatch, gib: float, device: str = "CPU") -> None:
+    """This computer, with less memory than it has."""
+    small = Machine(this_much(DEVICES[device], gib * GIB))
+    monkeypatch.setattr(preflight, "machine_at_hand", lambda: small)
+
+
+class Passed(Exception):
+    """Raised where the first stage after the check would be computed."""
+
+
+def checked(root, *overrides: str, force: bool = False) -> Noted:
+    noted = Noted()
+
+    def work(stages):
+        if not stages.run.dry:
+            raise Passed
+        all_stages(stages)
+
+    with pytest.raises(Passed):
+        carry_out(small_recipe(*SHORT, *overrides), root, noted, work, force=force, rehearsal=False)
+    return noted
+
+
+def test_what_cannot_fit_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 0.05)
+    recorder = Noted()
+    with pytest.raises(UserError) as refusal:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
+    assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
+    sentence = str(refusal.value)
+    assert "GiB" in sentence and "this computer has 0.1" in sentence
+    assert "weakdriven run --force" in sentence and "Set " in sentence
+
+
+def test_force_goes_on_and_says_so(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 0.05)
+    noted = checked(tmp_path / "run", force=True)
+    assert any("--force" in text for text in noted.notes)
+
+
+def test_what_fits_is_not_spoken_of(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 8.0)
+    assert not [text for text in checked(tmp_path / "run").notes if "GiB" in text]
+
+
+def test_an_assumed_length_refuses_nothing(tmp_path, no_gpu, monkeypatch):
+    """Rows of some hundred tokens are what counts, not a data.max_length that none of them has."""
+    with_memory(monkeypatch, 1.0)
+    checked(tmp_path / "run", "data.max_length=100000")
+
+
+def test_finished_stages_and_those_of_siblings_are_not_checked():
+    found = preflight.will_run(
+        [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over from ../seed-1")]
+    )
+    assert found == {"a"}
