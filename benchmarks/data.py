@@ -34,10 +34,11 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import open_source
 from weakdriven.data.tokenize import write_tokens
 from weakdriven.eval.workers import shared_pool
+from weakdriven.files import write_jsonl
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 from weakdriven.pipeline.build import Build, build, verify_block
 from weakdriven.pipeline.verify import Checks, verifier
-from weakdriven.rundir import Progress, write_jsonl
+from weakdriven.rundir import Progress
 
 ITEMS = 2000
 HELD = {"gsm8k": 1319, "svamp": 1000, "reclor": 500}

@@ -18,10 +18,10 @@ from evidence_collect import collect
 from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import interval_of, score_of
+from weakdriven.files import write_json, write_text
 from weakdriven.report.comparison import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.words import MISSING, duration
-from weakdriven.rundir import write_json, write_text
 
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
 VALIDATION = ("rate", "epochs")

@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from weakdriven.eval.scoring import correct_counts
+from weakdriven.files import read_json, read_jsonl
+from weakdriven.integrity import MANIFEST
 from weakdriven.machine import hardware
 from weakdriven.report.comparison import COMPARE_FILE, costs
 from weakdriven.report.read import current_stages
-from weakdriven.rundir import (
-    BENCHMARK_SCORES,
-    MANIFEST,
-    PLAN_FILE,
-    RECIPE_FILE,
-    SAMPLES,
-    read_json,
-    read_jsonl,
-)
+from weakdriven.rundir import BENCHMARK_SCORES, PLAN_FILE, RECIPE_FILE, SAMPLES
 from weakdriven.yaml_text import read_yaml
 
 VERSION = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.data.files import read_rows
-from weakdriven.rundir import write_json, write_jsonl
+from weakdriven.files import write_json, write_jsonl
 
 HELD_OUT = 500
 """Problems for validation: as many as MATH-500 has."""

@@ -11,8 +11,8 @@ import numpy as np
 from evidence_collect import VERSION, unpacked
 
 from weakdriven.eval.seeds import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
+from weakdriven.files import read_json
 from weakdriven.report.comparison import REFERENCE
-from weakdriven.rundir import read_json
 
 STARTS = ("base", "m1")
 """Rows that are there in every comparison beside the reference."""

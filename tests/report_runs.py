@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from run_files import put, put_active, put_scores
-from weakdriven.rundir import PLAN_FILE, write_json
+from weakdriven.files import write_json
+from weakdriven.rundir import PLAN_FILE
 
 EVIL = "<script>alert(1)</script>"
 RECIPE = """name: demo

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from weakdriven.cli import main
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate.local import LocalEngine
 from weakdriven.models.load import locate_model
-from weakdriven.rundir import read_json, read_jsonl
 
 MODEL = ["--model", "embedded:base", "--style", "plain", "--precision", "fp32"]
 

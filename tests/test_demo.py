@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from weakdriven.rundir import read_jsonl
+from weakdriven.files import read_jsonl
 
 
 @pytest.mark.slow

@@ -13,19 +13,8 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.rundir import (
-    Planned,
-    Run,
-    Stage,
-    append_jsonl,
-    claimed,
-    file_digest,
-    hardware,
-    library_versions,
-    read_jsonl,
-    salvage_jsonl,
-    write_text,
-)
+from weakdriven.files import append_jsonl, file_digest, read_jsonl, salvage_jsonl, write_text
+from weakdriven.rundir import Planned, Run, Stage, claimed, hardware, library_versions
 
 SETTINGS, INPUTS = {"a": {"b": 1}, "betas": (0.9, 0.99)}, {"rows": "r1"}
 

@@ -9,7 +9,8 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.rundir import Run, write_text
+from weakdriven.files import write_text
+from weakdriven.rundir import Run
 
 SETTINGS, INPUTS = {"rate": 0.1}, {"rows": "r1"}
 

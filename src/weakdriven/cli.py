@@ -302,8 +302,8 @@ def print_pairings(found: "list[Separation]") -> None:
 
 def print_comparison(root: Path) -> None:
     """The tables of a comparison; a method without a result makes the command fail."""
+    from weakdriven.files import read_json
     from weakdriven.report.comparison import COMPARISON, caption, failures, tables
-    from weakdriven.rundir import read_json
 
     found = read_json(root / f"{COMPARISON}.json")
     for titles, rows in tables(found):

@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART
+from weakdriven.integrity import MANIFEST
 from weakdriven.models.branch import Branch, open_branch
 from weakdriven.models.load import (
     check_model,
@@ -25,7 +27,7 @@ from weakdriven.models.pair import PAIR_FILE, WEAK_FOLDER
 from weakdriven.models.trust import SAFE
 from weakdriven.models.wrap import refuse_used
 from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import MANIFEST, PART, PLAN_FILE, RECIPE_FILE, RUN_FILE
+from weakdriven.rundir import PLAN_FILE, RECIPE_FILE, RUN_FILE
 
 DEFAULT_WEIGHT = 0.5
 

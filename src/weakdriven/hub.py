@@ -10,10 +10,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from huggingface_hub.utils import validate_repo_id
 
 from weakdriven.errors import UserError
+from weakdriven.integrity import MANIFEST
 from weakdriven.report.card import CARD, read_settings, result_stages, write_cards
 from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, hub_id, public_name
 from weakdriven.report.read import load_run
-from weakdriven.rundir import MANIFEST, RUN_FILE
+from weakdriven.rundir import RUN_FILE
 
 PUSHED = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
 """Endings of what a model and its tokenizer consist of."""

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weakdriven.errors import UserError
-from weakdriven.files import PART as PART
-from weakdriven.files import append_jsonl as append_jsonl
-from weakdriven.files import digest, link, now, read_json, sync, sync_tree, write_json
-from weakdriven.files import file_digest as file_digest
-from weakdriven.files import read_jsonl as read_jsonl
-from weakdriven.files import salvage_jsonl as salvage_jsonl
-from weakdriven.files import write_jsonl as write_jsonl
-from weakdriven.files import write_text as write_text
+from weakdriven.files import PART, digest, link, now, read_json, sync, sync_tree, write_json
 from weakdriven.integrity import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
 from weakdriven.processes import Ended, ended_together

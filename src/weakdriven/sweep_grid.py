@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from weakdriven.errors import UserError
-from weakdriven.rundir import digest
+from weakdriven.files import digest
 from weakdriven.yaml_text import load_yaml, read_yaml
 
 MOST_POINTS = 1000

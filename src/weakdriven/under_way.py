@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from weakdriven.integrity import MANIFEST
 from weakdriven.progress import Pace
 from weakdriven.report.words import duration, number
-from weakdriven.rundir import MANIFEST, METRICS, PLAN_FILE, WORK, work_folder
+from weakdriven.rundir import METRICS, PLAN_FILE, WORK, work_folder
 
 TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl that surely hold a whole line."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART
 from weakdriven.masking import masked
-from weakdriven.rundir import METRICS, PART, REPORT, RUN_FILE, WORK
+from weakdriven.rundir import METRICS, REPORT, RUN_FILE, WORK
 
 STATE = "state.json"
 FIRST_PAGE_SECONDS = 60.0

@@ -12,10 +12,11 @@ from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import Item
 from weakdriven.eval.run import evaluate, prepare_task
+from weakdriven.files import read_jsonl
 from weakdriven.generate.local import LocalEngine
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import SAMPLES, Progress, read_jsonl
+from weakdriven.rundir import SAMPLES, Progress
 
 TOKENIZER = embedded_tokenizer()
 RENDERER = Renderer(TOKENIZER, "math", "plain")

@@ -13,10 +13,11 @@ from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
 from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh, regrade_folder
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate import Completion
 from weakdriven.progress import TerminalProgress
 from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import Planned, Progress, read_json, read_jsonl
+from weakdriven.rundir import Planned, Progress
 
 GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
 

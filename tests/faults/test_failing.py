@@ -14,10 +14,11 @@ from helpers import embedded_tokenizer, write_rows
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.run import evaluate, prepare_task
+from weakdriven.files import read_json
 from weakdriven.generate.server import Retries, ServerEngine
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import Progress, read_json, work_folder
+from weakdriven.rundir import Progress, work_folder
 from weakdriven.training.checkpoints import last_complete_checkpoint
 
 

@@ -15,12 +15,12 @@ from weakdriven.cli import main
 from weakdriven.data.prompts import Renderer
 from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate import Completion, Engine, Request, Sampling, generate, request_seed
 from weakdriven.generate.local import LocalEngine
 from weakdriven.generate.serve import serve
 from weakdriven.generate.server import ServerEngine
 from weakdriven.models.load import EMBEDDED, load_model, load_tokenizer, locate_model
-from weakdriven.rundir import read_json, read_jsonl
 
 pytestmark = pytest.mark.vllm
 

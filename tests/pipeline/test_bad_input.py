@@ -14,8 +14,8 @@ import pytest
 
 from conftest import SMALL, run_small
 from weakdriven.cli import main
+from weakdriven.files import read_jsonl
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
-from weakdriven.rundir import read_jsonl
 
 ROW = {"id": "a", "question": "What is 1 + 1?", "solution": "1 + 1 = 2. The answer is \\boxed{2}.", "answer": "2"}
 

@@ -8,10 +8,10 @@ import pytest
 from helpers import write_rows
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
 from weakdriven.pipeline.build import Build, build
 from weakdriven.pipeline.unit_tests import program_tests, unit_tests_of
 from weakdriven.pipeline.verify import Checks, verify_code
-from weakdriven.rundir import read_jsonl
 
 
 def am(question, program, case):

@@ -10,11 +10,12 @@ import pytest
 from conftest import Recorder, small_recipe
 from weakdriven.cli import main
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.compare import compare_methods, needs
 from weakdriven.pipeline.stages import Stages
 from weakdriven.report.comparison import write_comparison
-from weakdriven.rundir import Run, read_json, read_jsonl
+from weakdriven.rundir import Run
 from weakdriven.training.token_loss import Variant
 
 ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]

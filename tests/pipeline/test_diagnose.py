@@ -19,6 +19,7 @@ from conftest import Recorder, run_small
 from weakdriven.cli import main
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, write_json
 from weakdriven.models import scan
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
@@ -26,7 +27,7 @@ from weakdriven.pipeline.measure import draw_sample
 from weakdriven.pipeline.token_view import SCHEMA
 from weakdriven.report import load_run, write_report
 from weakdriven.report.diagnosis import print_diagnosis
-from weakdriven.rundir import Progress, read_json, write_json
+from weakdriven.rundir import Progress
 from weakdriven.scores import read_scores
 
 CHAIN = ["base", "sft", "round-1", "round-2"]

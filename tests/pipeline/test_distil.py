@@ -15,13 +15,13 @@ from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval import grade
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.models.branch import open_branch
 from weakdriven.models.load import load_tokenizer
 from weakdriven.pipeline import distil as distilling
 from weakdriven.pipeline.build import Build, build
 from weakdriven.pipeline.distil import Teacher
 from weakdriven.pipeline.subject import Subject
-from weakdriven.rundir import read_json, read_jsonl
 
 server = chat_server.server
 TAGGED = "<think>{}</think>\n<answer>The answer is ({}).</answer>"

@@ -9,9 +9,10 @@ from conftest import Recorder, run_small, small_recipe
 from helpers import write_rows
 from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.run import select_recipe
-from weakdriven.rundir import Run, read_jsonl
+from weakdriven.rundir import Run
 
 TRAIN, TEST = demo_rows("train")[:8], demo_rows("test")
 LEAKED = TEST[400] | {"id": "leak", "question": TEST[400]["question"].upper()}

@@ -8,11 +8,11 @@ import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples
 from weakdriven.eval.answers import FAILED, TIMEOUT, Graded
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate.requests import Completion, request_seed
 from weakdriven.pipeline import rollout_stage as rolling
 from weakdriven.pipeline import verify
 from weakdriven.pipeline.rollouts import Rollout
-from weakdriven.rundir import read_json, read_jsonl
 
 learner, says = rollout_cases.learner, rollout_cases.says
 ONE = replace(demo_examples(1)[0], gold="5")

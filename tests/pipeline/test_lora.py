@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from conftest import Recorder, run_small, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.export import export_mix
+from weakdriven.files import read_jsonl
 from weakdriven.models.load import fingerprint, load_model, locate_model
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.run import all_stages, run_recipe, select_recipe
-from weakdriven.rundir import Run, read_jsonl, work_folder
+from weakdriven.rundir import Run, work_folder
 from weakdriven.scores import read_scores
 from weakdriven.training import joint
 from weakdriven.training.lora import name_base

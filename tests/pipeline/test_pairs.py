@@ -14,6 +14,7 @@ from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.answers import BAD_GOLD, FAILED
+from weakdriven.files import read_jsonl
 from weakdriven.generate import Sampling
 from weakdriven.generate.requests import Completion
 from weakdriven.generate.samples import Ask
@@ -22,7 +23,6 @@ from weakdriven.pipeline.distil import Judge
 from weakdriven.pipeline.pairs import Pair, Reply, Tally, hinted, hinted_prompts, with_rollouts
 from weakdriven.pipeline.rollouts import Rollout, Rollouts, as_fault, as_label
 from weakdriven.pipeline.verify import BAD_TESTS, NO_ANSWER_FOUND, VERIFIER_TIMEOUT, Checks, Fault, verifier
-from weakdriven.rundir import read_jsonl
 
 WRONG = Fault("wrong answer", "found 3, expected 5", "3")
 

@@ -14,9 +14,9 @@ from recipe_cases import parse
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate.requests import request_seed
 from weakdriven.pipeline import preferences
-from weakdriven.rundir import read_json, read_jsonl
 
 learner, says = rollout_cases.learner, rollout_cases.says
 TRAIN = ["batch_size=2", "micro_batch_size=2", "learning_rate=1e-3", "gradient_checkpointing=false"]

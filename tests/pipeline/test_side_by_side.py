@@ -11,8 +11,8 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
+from weakdriven.files import read_json
 from weakdriven.pipeline.side_by_side import outcome, side_by_side
-from weakdriven.rundir import read_json
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=16"]
 

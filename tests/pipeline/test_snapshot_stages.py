@@ -12,12 +12,13 @@ from conftest import Recorder, run_small, small_recipe
 from recipe_cases import parse
 from run_files import put, put_active, put_scores
 from weakdriven.errors import UserError
+from weakdriven.files import digest, read_json
 from weakdriven.models.load import fingerprint
 from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.report import accuracy_rows, load_run
 from weakdriven.report.why import load_selection
-from weakdriven.rundir import Progress, digest, read_json
+from weakdriven.rundir import Progress
 from weakdriven.training import joint
 
 SIZES = [f"{phase}.{name}=8" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]

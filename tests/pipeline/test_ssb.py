@@ -15,6 +15,7 @@ from recipe_cases import parse
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate.requests import request_seed
 from weakdriven.losses.distil import top_logits, topk_distillation_reference
 from weakdriven.models.adapters import add_adapter
@@ -22,7 +23,7 @@ from weakdriven.models.head import causal_lm, head, hidden_states
 from weakdriven.models.load import load_model, locate_model
 from weakdriven.recipe import LoraSettings
 from weakdriven.recipe_baselines import SsbSettings
-from weakdriven.rundir import Progress, read_json, read_jsonl
+from weakdriven.rundir import Progress
 from weakdriven.training import ssb as training
 from weakdriven.training.lora import lora_config
 from weakdriven.training.ssb import Collator, SsbTrainer, from_bits, stored

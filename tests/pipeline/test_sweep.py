@@ -15,11 +15,11 @@ import pytest
 from conftest import Recorder
 from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
+from weakdriven.files import read_json
 from weakdriven.pipeline.run import is_finished
 from weakdriven.pipeline.sweep import sweep_recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report.sweep import failures, sweep_figures, write_sweep
-from weakdriven.rundir import read_json
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=8"]
 GRID = "joint.strong_weight=0.3..0.7:3"

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import run_small, small_recipe
 from run_files import put
+from weakdriven.files import read_jsonl
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import hub_models
-from weakdriven.rundir import read_jsonl
 from weakdriven.scores import read_scores
 
 

@@ -10,9 +10,9 @@ from report_runs import EVIL, finish, specs, start, write_plan
 from run_files import put
 from weakdriven.cli import app
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, write_json
 from weakdriven.report.compare_page import apart, headline, write_compare
 from weakdriven.report.runs_compared import runs_compared
-from weakdriven.rundir import read_json, write_json
 
 
 @pytest.fixture

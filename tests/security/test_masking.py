@@ -9,9 +9,9 @@ import pytest
 
 from weakdriven.cli import main
 from weakdriven.errors import UserError, explain
+from weakdriven.files import write_json
 from weakdriven.masking import masked
 from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import write_json
 from weakdriven.watch import Page
 
 HF = "hf_" + "aBcD3fGh1jKlMnOpQrStUvWxYz" + "01234567"

@@ -13,8 +13,9 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
 from weakdriven.recipe import DataSettings, Recipe
-from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint

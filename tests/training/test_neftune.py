@@ -12,11 +12,12 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.sources import load_examples
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.models.scan import score_dataset
 from weakdriven.recipe import DataSettings, LoraSettings, Recipe
-from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.callbacks import last_complete_checkpoint
 from weakdriven.training.lora import lora_config

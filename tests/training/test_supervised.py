@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven.files import read_jsonl
 from weakdriven.recipe import DataSettings, JointSettings, Recipe
-from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback

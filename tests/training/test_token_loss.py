@@ -6,8 +6,9 @@ from torch.nn import functional as F
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
 from weakdriven.recipe import DataSettings, Recipe
-from weakdriven.rundir import METRICS, Progress, read_jsonl
+from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.supervised import Phase, train_supervised
 from weakdriven.training.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits

@@ -17,25 +17,13 @@ from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
 from weakdriven.eval.grading import grade_many
 from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
+from weakdriven.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row, by_key, collect
 from weakdriven.integrity import refuse_damage, rewriting
 from weakdriven.processes import agree, gathered, index, leads, share
 from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import (
-    BENCHMARK_SCORES,
-    ITEMS,
-    SAMPLES,
-    Planned,
-    Progress,
-    append_jsonl,
-    digest,
-    read_json,
-    read_jsonl,
-    salvage_jsonl,
-    write_json,
-    write_jsonl,
-)
+from weakdriven.rundir import BENCHMARK_SCORES, ITEMS, SAMPLES, Planned, Progress
 
 BLOCK = 256
 """Samples graded between two notes of how far it has come."""

@@ -18,7 +18,8 @@ from weakdriven.eval.passk import (
     pass_at_k,
     wilson_interval,
 )
-from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES, read_json, read_jsonl
+from weakdriven.files import read_json, read_jsonl
+from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES
 
 Sample = dict[str, Any]
 

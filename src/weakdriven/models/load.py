@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from weakdriven.errors import UserError
+from weakdriven.files import digest, file_digest
 from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.head import refuse_other_logits
 from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
-from weakdriven.rundir import digest, file_digest
 
 EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoConfig, Gemma3Config, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
 
 from weakdriven.errors import UserError
+from weakdriven.files import read_json
 from weakdriven.models.shards import Stored, listed, read_weights, stored_weights
-from weakdriven.rundir import read_json
 
 HEAD = "lm_head.weight"
 _HEAD = re.compile(r"(?:model\.)?(?:language_model\.)?lm_head\.")

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from weakdriven.errors import UserError
-from weakdriven.rundir import read_json, write_json
+from weakdriven.files import read_json, write_json
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART, read_json, sync_tree, write_json
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.load import load_tokenizer, locate_model, vocabulary_size
 from weakdriven.models.multimodal import (
@@ -25,7 +26,6 @@ from weakdriven.models.multimodal import (
     wrapped_name,
 )
 from weakdriven.models.shards import SHARD_BYTES, Stored, listed, refuse_changed, stored_weights, write_shards
-from weakdriven.rundir import PART, read_json, sync_tree, write_json
 
 OF_TRAINED = (
     "tokenizer.json",

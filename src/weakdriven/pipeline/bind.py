@@ -8,6 +8,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
 from weakdriven.eval.run import check_sandbox, check_task
+from weakdriven.files import digest
 from weakdriven.generate.serve import check_python
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
@@ -24,10 +25,7 @@ from weakdriven.pipeline.loader import Model
 from weakdriven.pipeline.stages import Stages
 from weakdriven.processes import launched, refuse_uneven
 from weakdriven.recipe import Recipe
-from weakdriven.rundir import (
-    Run,
-    digest,
-)
+from weakdriven.rundir import Run
 from weakdriven.scores import refuse_other_tokens
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer

@@ -27,6 +27,7 @@ from weakdriven.data.structure import in_style
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
+from weakdriven.files import append_jsonl, digest, read_json, read_jsonl, sync, write_json, write_jsonl
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.distil import UNIT_TESTS, Distilled, Judge, Opened, Teacher, distil, open_teacher
 from weakdriven.pipeline.overlaps import blocks, find_overlaps
@@ -40,21 +41,7 @@ from weakdriven.pipeline.verify import (
     read_candidate,
     verifier,
 )
-from weakdriven.rundir import (
-    FUNNEL,
-    TRAIN,
-    WORK,
-    Planned,
-    Progress,
-    append_jsonl,
-    claimed,
-    digest,
-    read_json,
-    read_jsonl,
-    sync,
-    write_json,
-    write_jsonl,
-)
+from weakdriven.rundir import FUNNEL, TRAIN, WORK, Planned, Progress, claimed
 
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from weakdriven.errors import UserError, explain
+from weakdriven.files import read_json, write_json
 from weakdriven.machine import hardware, library_versions
 from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.run import carry_out, evaluate_models, is_finished, method_models, planned_for
@@ -21,7 +22,7 @@ from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
-from weakdriven.rundir import RUN_FILE, Progress, read_json, write_json
+from weakdriven.rundir import RUN_FILE, Progress
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.data.tokenize import load_tokens
+from weakdriven.files import write_json
 from weakdriven.models.scan import row_lengths
 from weakdriven.pipeline.stages import Stages, keys
-from weakdriven.rundir import ACTIVE, BUDGET, TOKENS, Stage, write_json
+from weakdriven.rundir import ACTIVE, BUDGET, TOKENS, Stage
 from weakdriven.training.arguments import training_order
 
 

@@ -9,7 +9,7 @@ from weakdriven.data.files import EMBEDDED, split_config
 from weakdriven.data.remote import fetch, is_remote
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
-from weakdriven.rundir import file_digest
+from weakdriven.files import file_digest
 
 
 def data_key(path: str, split: str) -> str:

@@ -18,6 +18,8 @@ from transformers.utils import logging as transformers_logging
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.diagnostics.summary import DRIFTING, changes, gap, read_steps, summarise_model, summarise_pair
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, write_json
+from weakdriven.integrity import MANIFEST
 from weakdriven.machine import hardware, library_versions
 from weakdriven.models.load import load_tokenizer
 from weakdriven.pipeline.loader import Loader, Model
@@ -25,19 +27,7 @@ from weakdriven.pipeline.measure import Measured, Sample, compare, draw_sample, 
 from weakdriven.pipeline.run_models import RunModels, find_models, read_lenient
 from weakdriven.pipeline.token_view import LISTS, write_token_view
 from weakdriven.report.words import mapping, model_at
-from weakdriven.rundir import (
-    DIAGNOSIS_VERSION,
-    DIAGNOSTICS,
-    MANIFEST,
-    METRICS,
-    TOKENS,
-    WORK,
-    Progress,
-    Run,
-    read_json,
-    work_folder,
-    write_json,
-)
+from weakdriven.rundir import DIAGNOSIS_VERSION, DIAGNOSTICS, METRICS, TOKENS, WORK, Progress, Run, work_folder
 
 LOGITS, GRADIENTS, DRIFT, TOKEN_VIEW = "logits.json", "gradients.json", "drift.json", "tokens.parquet"
 EXAMPLES = 200

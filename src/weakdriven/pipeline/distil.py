@@ -20,6 +20,7 @@ from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer, with_system_prompt
 from weakdriven.data.structure import with_reasoning
 from weakdriven.errors import UserError
+from weakdriven.files import digest
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row
 from weakdriven.generate.server import ServerEngine
@@ -30,7 +31,7 @@ from weakdriven.pipeline.rollouts import Rollout, Rollouts
 from weakdriven.pipeline.subject import Subject, check_engine, find_renderer, open_engine
 from weakdriven.pipeline.verify import Candidate, Fault, Verify
 from weakdriven.recipe import EngineSettings
-from weakdriven.rundir import Progress, digest
+from weakdriven.rundir import Progress
 
 BLOCK = 4096
 """Problems that are asked together: memory holds their completions, and so many fill a GPU's batches."""

@@ -10,23 +10,13 @@ from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, unknown_benchmark
 from weakdriven.eval.harness import HARNESS_TASKS, cross_check, refuse_missing_lm_eval
 from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
+from weakdriven.files import digest, read_json, read_jsonl
 from weakdriven.models.branch import open_branch
 from weakdriven.models.load import DTYPES, fingerprint, positions
 from weakdriven.pipeline.engines import Engines
 from weakdriven.pipeline.subject import Subject, check_engine, find_renderer, open_engine, served_model
 from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import (
-    BENCHMARK_SCORES,
-    SAMPLES,
-    WORK,
-    Progress,
-    Run,
-    Stage,
-    claimed,
-    digest,
-    read_json,
-    read_jsonl,
-)
+from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES, WORK, Progress, Run, Stage, claimed
 
 HARNESS_BATCH = 16
 OWNER = "eval"

@@ -9,12 +9,13 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from weakdriven.files import digest
 from weakdriven.models.adapters import ADAPTER, add_adapter, load_adapter, twin
 from weakdriven.models.head import causal_lm
 from weakdriven.models.layers import fast_layers, use_liger
 from weakdriven.models.load import load_model
 from weakdriven.recipe import Recipe
-from weakdriven.rundir import SNAPSHOTS, digest
+from weakdriven.rundir import SNAPSHOTS
 from weakdriven.training.lora import lora_config
 
 

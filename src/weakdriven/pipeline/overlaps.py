@@ -18,7 +18,7 @@ from typing import TypeVar
 from weakdriven.data.clean import asked_texts, index_items, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.overlap import HeldItem, Overlap
-from weakdriven.rundir import digest, read_json, write_json
+from weakdriven.files import digest, read_json, write_json
 
 Row = TypeVar("Row")
 BLOCK = 2048

@@ -16,6 +16,8 @@ from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.sources import open_source
 from weakdriven.data.tokenize import load_tokens, tokenize
 from weakdriven.errors import UserError
+from weakdriven.files import read_json
+from weakdriven.integrity import MANIFEST
 from weakdriven.models.load import load_tokenizer
 from weakdriven.models.scan import row_lengths
 from weakdriven.pipeline.outline import Outline, with_settings
@@ -40,7 +42,7 @@ from weakdriven.plan.stages import Planner
 from weakdriven.processes import size
 from weakdriven.recipe import LoraSettings, Recipe
 from weakdriven.recipe_file import apply_override, parse_recipe
-from weakdriven.rundir import EXAMPLES, MANIFEST, TOKENS, read_json
+from weakdriven.rundir import EXAMPLES, TOKENS
 from weakdriven.training.sharding import fsdp_is_asked_for
 
 SAMPLED = 512

@@ -13,12 +13,13 @@ from datasets import concatenate_datasets
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import load_tokens
+from weakdriven.files import append_jsonl, read_jsonl, write_json
 from weakdriven.pipeline.pairs import Asked, Pair, Tally, dpo_pairs, pair_rows, spin_pairs, with_rollouts
 from weakdriven.pipeline.rollout_stage import read_rollouts, rollout_stage
 from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe_baselines import PreferenceSettings
-from weakdriven.rundir import EXAMPLES, FUNNEL, Stage, append_jsonl, read_jsonl, write_json
+from weakdriven.rundir import EXAMPLES, FUNNEL, Stage
 from weakdriven.training.preference import COLUMNS, SIDES, train_preference
 from weakdriven.training.snapshots import publish_snapshots
 from weakdriven.training.supervised import Phase

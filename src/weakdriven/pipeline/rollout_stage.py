@@ -11,6 +11,7 @@ import numpy as np
 
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
+from weakdriven.files import append_jsonl, digest, read_jsonl
 from weakdriven.generate import Sampling
 from weakdriven.generate.requests import request_seed
 from weakdriven.generate.samples import Ask, Row
@@ -32,7 +33,7 @@ from weakdriven.pipeline.unit_tests import unit_tests_of
 from weakdriven.pipeline.verify import Candidate, Checks, Fault, verifier
 from weakdriven.processes import leads, merged, share
 from weakdriven.recipe_baselines import RolloutSettings
-from weakdriven.rundir import EXAMPLES, Stage, append_jsonl, digest, read_jsonl
+from weakdriven.rundir import EXAMPLES, Stage
 
 logger = logging.getLogger(__name__)
 LABELS_VERSION = 1

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weakdriven.eval.answers import BAD_GOLD, FAILED
+from weakdriven.files import append_jsonl, salvage_jsonl
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Key, Row, by_key, collect
 from weakdriven.pipeline.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.processes import agree, index, leads
-from weakdriven.rundir import append_jsonl, salvage_jsonl
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"

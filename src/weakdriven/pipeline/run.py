@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
+from weakdriven.files import read_json, write_json, write_text
 from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
@@ -36,9 +37,6 @@ from weakdriven.rundir import (
     Run,
     Stage,
     claimed,
-    read_json,
-    write_json,
-    write_text,
 )
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import phase_steps

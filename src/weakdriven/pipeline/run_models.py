@@ -10,6 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from weakdriven.errors import UserError
+from weakdriven.files import digest
+from weakdriven.integrity import MANIFEST
 from weakdriven.models.load import fingerprint, locate_model
 from weakdriven.models.pair import WEAK_FOLDER
 from weakdriven.pipeline.bind import ready_model
@@ -17,7 +19,7 @@ from weakdriven.pipeline.loader import Model
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report.words import CONTROLS, mapping, split_snapshot, stage_of, weak_of
-from weakdriven.rundir import MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SNAPSHOTS, digest, work_folder
+from weakdriven.rundir import PLAN_FILE, RECIPE_FILE, RUN_FILE, SNAPSHOTS, work_folder
 from weakdriven.training.snapshots import percent
 from weakdriven.yaml_text import read_yaml
 

@@ -13,6 +13,8 @@ import torch
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
+from weakdriven.files import append_jsonl, read_json, write_json
+from weakdriven.integrity import MANIFEST
 from weakdriven.losses.distil import TopLogits, top_logits
 from weakdriven.models.adapters import load_merged
 from weakdriven.models.head import head, hidden_states
@@ -27,7 +29,7 @@ from weakdriven.pipeline.stages import Model, Stages, keys
 from weakdriven.pipeline.wmss import first_strong
 from weakdriven.recipe import LoraSettings
 from weakdriven.recipe_baselines import RolloutSettings
-from weakdriven.rundir import EXAMPLES, FUNNEL, MANIFEST, SNAPSHOTS, Stage, append_jsonl, read_json, write_json
+from weakdriven.rundir import EXAMPLES, FUNNEL, SNAPSHOTS, Stage
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.training.ssb import STORED, stored, train_student
 from weakdriven.training.supervised import Phase

@@ -24,8 +24,9 @@ from weakdriven.data.tokenize import load_tokens, unlearned_warning, write_token
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.run import Task, evaluate, prepare_task, refresh
+from weakdriven.files import append_jsonl, digest, file_digest, read_json, read_jsonl, write_json
 from weakdriven.generate import Engine
-from weakdriven.integrity import refuse_damage
+from weakdriven.integrity import MANIFEST, refuse_damage
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.layers import fast_layers, model_type
 from weakdriven.models.load import (
@@ -46,7 +47,6 @@ from weakdriven.rundir import (
     BUDGET,
     EXAMPLES,
     FUNNEL,
-    MANIFEST,
     SCORES,
     SNAPSHOTS,
     TOKENS,
@@ -55,12 +55,6 @@ from weakdriven.rundir import (
     Compute,
     Run,
     Stage,
-    append_jsonl,
-    digest,
-    file_digest,
-    read_json,
-    read_jsonl,
-    write_json,
 )
 from weakdriven.scores import VERSION, ScoreFacts, read_scores
 from weakdriven.selection import align_scores, draw_active, selection_counters, selection_probabilities

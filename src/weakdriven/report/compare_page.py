@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.files import write_text
 from weakdriven.report.comparison import COMPARE_FILE, brackets, caption, compare_runs, failures, tables
 from weakdriven.report.figure import Figure, drawn_by_page, write_figures
 from weakdriven.report.page import render
@@ -16,7 +17,7 @@ from weakdriven.report.sweep import failures as sweep_failures
 from weakdriven.report.sweep import read_sweep, sweep_figures
 from weakdriven.report.sweep import tables as sweep_tables
 from weakdriven.report.words import duration, in_prose, number
-from weakdriven.rundir import RUN_FILE, write_text
+from weakdriven.rundir import RUN_FILE
 
 Row = dict[str, Any]
 PAGE = "compare.html"

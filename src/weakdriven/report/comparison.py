@@ -10,9 +10,11 @@ import numpy as np
 
 from weakdriven.eval.scoring import correct_counts
 from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.files import read_json, read_jsonl, write_json, write_text
+from weakdriven.integrity import MANIFEST
 from weakdriven.report.read import current_stages
 from weakdriven.report.words import MISSING, duration, model_name
-from weakdriven.rundir import MANIFEST, PLAN_FILE, SAMPLES, read_json, read_jsonl, write_json, write_text
+from weakdriven.rundir import PLAN_FILE, SAMPLES
 
 COMPARE_FILE, COMPARISON = "compare.json", "comparison"
 REFERENCE = "sft_restart"

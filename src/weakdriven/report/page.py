@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from weakdriven.files import write_text
 from weakdriven.report.answers import level_table, sample_items
 from weakdriven.report.costs import cost_words, selection_cost
 from weakdriven.report.diagnosis import diagnosis_tables, sample_words
@@ -25,7 +26,7 @@ from weakdriven.report.run_figures import (
 from weakdriven.report.training_set import training_set
 from weakdriven.report.verdict import effort, verdict
 from weakdriven.report.words import FILTERS, LEFTOVER, WAITING, here, mapping, number
-from weakdriven.rundir import DIAGNOSTICS, REPORT, write_text
+from weakdriven.rundir import DIAGNOSTICS, REPORT
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 FIGURES = "figures"

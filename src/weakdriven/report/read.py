@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.integrity import MANIFEST
 from weakdriven.report.columns import Columns, read_columns
 from weakdriven.report.examples import add_questions, odds_bars, sample_points
 from weakdriven.report.tokens import token_view
@@ -29,7 +30,6 @@ from weakdriven.rundir import (
     DIAGNOSIS_VERSION,
     DIAGNOSTICS,
     FUNNEL,
-    MANIFEST,
     METRICS,
     PLAN_FILE,
     RECIPE_FILE,

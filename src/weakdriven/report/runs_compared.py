@@ -6,11 +6,12 @@ from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.eval.seeds import Scores, compare_seeds, interval_of, score_of
+from weakdriven.files import read_json
 from weakdriven.report.comparison import scores_of
 from weakdriven.report.read import current_stages
 from weakdriven.report.sweep_table import costs, manifests_of
 from weakdriven.report.words import CONTROLS, in_prose
-from weakdriven.rundir import BENCHMARK_SCORES, read_json
+from weakdriven.rundir import BENCHMARK_SCORES
 
 Row = dict[str, Any]
 CAPTION = (

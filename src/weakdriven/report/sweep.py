@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART, read_json, write_json, write_text
 from weakdriven.report.comparison import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.sweep_figures import figures_of
 from weakdriven.report.sweep_table import Row, as_cells, columns_of, runs_of, summarise, tidy_rows, told_of
 from weakdriven.report.words import MISSING, duration, model_name
-from weakdriven.rundir import PART, read_json, write_json, write_text
 
 SWEEP, FIGURES = "sweep", "figures"
 Table = tuple[list[str], list[list[str]]]

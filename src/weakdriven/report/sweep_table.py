@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from weakdriven.eval.scoring import correct_counts
 from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.files import read_json, read_jsonl
+from weakdriven.integrity import MANIFEST
 from weakdriven.report.read import accuracy_rows
 from weakdriven.report.words import CONTROLS, model_name, split_snapshot, stage_of
-from weakdriven.rundir import MANIFEST, PLAN_FILE, SAMPLES, read_json, read_jsonl
+from weakdriven.rundir import PLAN_FILE, SAMPLES
 
 Row = dict[str, Any]
 NOT_RUN = "not run yet"

@@ -13,9 +13,10 @@ import yaml
 from pyarrow import compute
 
 from weakdriven.errors import UserError
+from weakdriven.integrity import MANIFEST
 from weakdriven.report.columns import Columns, read_columns, read_examples, read_row
 from weakdriven.report.words import mapping, model_at, number, share_words, shorten, weak_of
-from weakdriven.rundir import ACTIVE, MANIFEST, PLAN_FILE, RECIPE_FILE, RUN_FILE, SCORES
+from weakdriven.rundir import ACTIVE, PLAN_FILE, RECIPE_FILE, RUN_FILE, SCORES
 from weakdriven.selection import draws, selection_weights
 from weakdriven.yaml_text import read_yaml
 

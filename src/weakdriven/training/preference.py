@@ -14,10 +14,10 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.errors import UserError
+from weakdriven.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.recipe import Recipe
-from weakdriven.rundir import append_jsonl, digest, salvage_jsonl
 from weakdriven.settings import TrainSettings
 from weakdriven.training.supervised import Phase, fit
 

@@ -9,8 +9,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
+from weakdriven.files import PART, link, sync, sync_tree
 from weakdriven.processes import leads
-from weakdriven.rundir import PART, SNAPSHOTS, link, sync, sync_tree
+from weakdriven.rundir import SNAPSHOTS
 from weakdriven.training.callbacks import refuse_broken_weights
 
 Keep = Callable[[Path], None]
