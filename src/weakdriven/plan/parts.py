@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weakdriven.plan.memory import Memory
+from weakdriven.processes import divide
 from weakdriven.settings import TrainSettings
 
 Kind = Literal["data", "train", "scan", "generate", "small"]
@@ -157,6 +158,4 @@ def micro_batch(rows: int, batch: int, micro: int, devices: int = 1) -> tuple[in
     >>> micro_batch(1000, 512, 6), micro_batch(1000, 512, 16, devices=8)
     ((2, 256), (16, 4))
     """
-    own = max(min(batch, rows) // devices, 1)
-    used = math.gcd(own, micro)
-    return used, own // used
+    return divide(max(min(batch, rows), devices), micro, devices)
