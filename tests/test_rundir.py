@@ -402,7 +402,7 @@ def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_pat
 
     def agree(value):
         seen.append(value)
-        return (value[0], "", False) if value else value
+        return (value[0], "", False, None) if value else value
 
     recorder = Recorder()
     run = Run(tmp_path, leads=False, agree=agree, progress=recorder)
@@ -411,6 +411,6 @@ def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_pat
 
 
 def test_a_helper_with_other_inputs_stops(tmp_path):
-    run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False))
+    run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False, None))
     with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)

@@ -23,21 +23,22 @@ def optimizer_bytes(optimizer: str, parameters: int, bytes_per_weight: int) -> i
     return parameters * STATE_BYTES.get(optimizer, each)
 
 
-def disk_need(*, weights: int, optimizer: int, models: int, saves: int, kept: int = 2) -> int:
+def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: int, kept: int = 2) -> int:
     """Most bytes that a training phase has on disk at once.
 
     Args:
         weights: Bytes of what a checkpoint saves of its models; of adapters, theirs alone.
         optimizer: Bytes of the optimizer's state.
+        model: Bytes of a model that stays, which may be fewer: one of two, or in bf16.
         models: Folders that stay: the result, its snapshots, perhaps the weak model.
         saves: Checkpoints that will be written.
         kept: Checkpoints that are kept; while one more is written they are all there.
 
-    >>> disk_need(weights=8_000_000_000, optimizer=16_000_000_000, models=1, saves=9) / 1e9
+    >>> disk_need(weights=8_000_000_000, optimizer=16_000_000_000, model=8_000_000_000, models=1, saves=9) / 1e9
     80.004194304
     """
     at_once = min(saves, kept + 1)
-    return at_once * (weights + optimizer + SMALL_FILES) + models * (weights + SMALL_FILES)
+    return at_once * (weights + optimizer + SMALL_FILES) + models * (model + SMALL_FILES)
 
 
 def held(folder: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.masking import masked
+from weakdriven.masking import masked, masked_values
 
 PART = ".part"
 """What a file is called until all of it is there."""
@@ -113,17 +113,26 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a page whole or not at all, without the secrets in it."""
+    _write(path, masked(text))
+
+
+def _write(path: Path, text: str) -> None:
     part = path.with_name(path.name + PART)
     with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(masked(text))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
+    """Write an object whole or not at all, without the secrets in it.
+
+    Args:
+        exact: As it is: a file of our own that is read again, such as texts of a data set.
+    """
+    _write(path, json.dumps(value if exact else masked_values(value), indent=1, ensure_ascii=False) + "\n")
 
 
 def sync_tree(folder: Path) -> None:

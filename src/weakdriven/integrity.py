@@ -4,6 +4,7 @@ Sizes are looked at whenever a run is planned, contents before a stage is read f
 damaged file is never repaired or computed again on our own account: it may be the last copy of days of work.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -69,6 +70,15 @@ def files_of(folder: Path) -> Inventory:
     return found
 
 
+def is_stage(folder: Path) -> bool:
+    """Whether the manifest there is one of ours, and not what another program calls so."""
+    try:
+        manifest: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.keys() >= {"stage", "key"}
+
+
 def refuse_damage(folder: Path, *, contents: bool = True, spare: Sequence[str] = ()) -> None:
     """Stop before something is made from a finished stage that is no longer what it was."""
     if found := damage(folder, files_of(folder), contents=contents, spare=spare):
@@ -77,7 +87,9 @@ def refuse_damage(folder: Path, *, contents: bool = True, spare: Sequence[str] =
 
 def refuse_damaged_model(folder: Path) -> None:
     """The same for a model that is a finished stage of a run or a snapshot inside one; other models have no list."""
-    stage = next((place for place in (folder, *folder.parents[:2]) if (place / MANIFEST).is_file()), folder)
+    stage = next((place for place in (folder, *folder.parents[:2]) if is_stage(place)), None)
+    if stage is None:
+        return
     inside = folder.relative_to(stage)
     files = {name: fact for name, fact in files_of(stage).items() if Path(name).parent == inside}
     if found := damage(stage, files, contents=True):

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from weakdriven.errors import UserError
+from weakdriven.stopping import EXIT_CODE
 
 OPTION = "--launch"
 PASSED_ON = {
@@ -109,13 +110,15 @@ def launch(name: str, arguments: Sequence[str]) -> int:
 def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run a command in a session of its own, with the signals that this process gets; returns its exit code."""
     # before it is started, so that a signal in between is not lost on it
-    waiting: list[int] = []
+    waiting, stopped = list[int](), False
     old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in PASSED_ON}
     try:
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         while (code := process.poll()) is None:
             while waiting:
-                process.send_signal(PASSED_ON[signal.Signals(waiting.pop(0))])
+                number = PASSED_ON[signal.Signals(waiting.pop(0))]
+                stopped = stopped or number == signal.SIGTERM
+                process.send_signal(number)
             try:
                 process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
@@ -123,4 +126,6 @@ def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+    if code and stopped:  # torchrun itself ends with a traceback and 1, whatever its processes said
+        return EXIT_CODE
     return code if code >= 0 else 128 - code

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import Counter
 from types import TracebackType
+from typing import Any
 
 GONE = "…"
 FORMS: list[tuple[str, re.Pattern[str]]] = [
@@ -26,18 +27,24 @@ FORMS: list[tuple[str, re.Pattern[str]]] = [
     ("AKIA", re.compile(r"(?<![A-Za-z0-9])(AKIA)[A-Z0-9]{16}(?![A-Za-z0-9])")),
     ("ASIA", re.compile(r"(?<![A-Za-z0-9])(ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])")),
     ("AIza", re.compile(r"(?<![A-Za-z0-9])(AIza)[\w-]{35}(?![\w-])")),
-    ("PRIVATE KEY-", re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----)[\s\S]){1,20000}")),
+    (
+        "PRIVATE KEY-",
+        re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----END)[A-Za-z0-9+/=\s:,\\-]){1,20000}"),
+    ),
     ("://", re.compile(r"(://)[^\s/@:\"'<>]{0,200}:[^\s/@\"'<>]{1,500}(?=@)")),
     (
         "uthorization",
-        re.compile(r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"',})]{6,}"),
+        re.compile(
+            r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+|(?=[^\s\"',})]{0,200}\d))"
+            r"[^\s\\\"',})]{6,}"
+        ),
     ),
-    ("earer ", re.compile(r"(?i)(\bbearer )[A-Za-z0-9._~+/-]{16,}=*")),
+    ("earer ", re.compile(r"(?i)(\bbearer )(?=[A-Za-z0-9._~+/-]{0,200}\d)[A-Za-z0-9._~+/-]{16,}=*")),
     (
         "=",
         re.compile(
             r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|"
-            r"(?:access_|auth_|hf_)?token|api_?key|client_secret|secret|passw(?:or)?d)=)[^&\s\"'<>#()]+"
+            r"(?:access_|auth_|hf_)?token|api_?key|client_secret|secret|passw(?:or)?d)=)[^&\s\\\"'<>#()]+"
         ),
     ),
 ]
@@ -61,6 +68,19 @@ def masked(text: str) -> str:
         if value in text:
             text = text.replace(value, f"${name}{GONE}")
     return text
+
+
+def masked_values(value: Any) -> Any:
+    """What JSON can hold, with every text in it masked; masking what is written would take its quotes for the secret's.
+
+    >>> masked_values({"why": ["https://host/?token=abc"], "n": 1})
+    {'why': ['https://host/?token=…'], 'n': 1}
+    """
+    if isinstance(value, dict):
+        return {key: masked_values(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked_values(one) for one in value]
+    return masked(value) if isinstance(value, str) else value
 
 
 def holds_secret(text: str) -> bool:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weakdriven.errors import UserError, explain
+from weakdriven.stopping import Stopped
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -112,14 +113,27 @@ def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
     """
     try:
         result = work()
+    except Stopped as stop:
+        _tell(stop, stop, agree)
+        raise
     except Ended:
         raise
     except Exception as error:
-        agree(explain(error) or f"The first process failed: {error!r}.")
+        _tell(error, explain(error) or f"The first process failed: {error!r}.", agree)
         raise
-    if sentence := agree(None):
-        raise Ended(sentence)
+    told = agree(None)
+    if isinstance(told, Stopped):
+        raise Stopped(told.name)
+    if told:
+        raise Ended(told)
     return result
+
+
+def _tell(error: BaseException, told: Any, agree: Callable[[Any], Any]) -> None:
+    """Once, however many such meetings the error passes on its way up."""
+    if not getattr(error, "told", False):
+        error.told = True  # pyright: ignore
+        agree(told)
 
 
 def raise_together(failure: UserError | None) -> None:

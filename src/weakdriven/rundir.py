@@ -20,8 +20,8 @@ from weakdriven.errors import UserError
 from weakdriven.files import PART, digest, link, now, read_json, sync, sync_tree, write_json
 from weakdriven.integrity import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.machine import hardware, library_versions, peak_memory, reset_peak_memory
-from weakdriven.processes import Ended, ended_together
-from weakdriven.stopping import Stopped, stop_here
+from weakdriven.processes import ended_together
+from weakdriven.stopping import Stopped, asked, stop_here
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, METRICS = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), "metrics.jsonl"
@@ -129,7 +129,9 @@ class Run:
         out = home / "out"  # it is whole if a kill came between the last byte and the rename
         whole = _key(out) == stage.key and not damage(out, files_of(out), contents=True)
         # all have looked before the first one changes anything, and all do what it found
-        key, reason, whole = self.agree((stage.key, reason, whole))
+        key, reason, whole, signal = self.agree((stage.key, reason, whole, asked()))
+        if signal:
+            raise Stopped(signal)
         if key != stage.key:
             raise UserError(
                 f"{name}: this process and the first one see different settings or inputs; give all processes the same "
@@ -139,9 +141,6 @@ class Run:
             self.unread[stage.key] = stage.path
             self.progress.skip(name)
             return stage
-        stop_here()
-        if self.leads:
-            self._check_inputs(inputs)
         with self._alone(stage):
             sibling = None if whole else self._sibling(stage, holds)
             self.progress.begin(name, self._taken_from(sibling) if sibling else reason)
@@ -160,12 +159,8 @@ class Run:
                     if isinstance(error, Stopped):
                         error.stage = name
                     raise
-            if self.leads:
-                _publish(home / "out", stage.path)
-                shutil.rmtree(home, ignore_errors=True)
-        self.agree(None)
+            ended_together(partial(_put_in_place, home, stage.path) if self.leads else lambda: None, self.agree)
         self.progress.end(name, time.monotonic() - begin)
-        stop_here()
         return stage
 
     def _check_inputs(self, inputs: dict[str, str]) -> None:
@@ -193,14 +188,16 @@ class Run:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
-        if sentence := self.agree(None):  # the first process has made the folders, or could not
-            raise Ended(sentence)
+        ended_together(lambda: None, self.agree)  # the first process has made the folders
         if shared:
             compute(home / "work", home / "out")
 
     def _compute(self, stage: Stage, home: Path, compute: Compute, facts: dict[str, Any]) -> None:
-        begin, (tries, seconds_before) = time.monotonic(), _start_try(home, stage.key)
-        self.agree(None)
+        def start() -> tuple[int, float]:
+            self._check_inputs(facts["inputs"])
+            return _start_try(home, stage.key)
+
+        begin, (tries, seconds_before) = time.monotonic(), ended_together(start, self.agree)
         reset_peak_memory()
         try:
             counters = compute(home / "work", home / "out")
@@ -260,6 +257,11 @@ class Run:
             refuse_damage(stage.path, contents=False, spare=lost)
             return f"{lost[0]} is gone" if lost else ""
         return ", ".join(changes) or "its key changed"
+
+
+def _put_in_place(home: Path, target: Path) -> None:
+    _publish(home / "out", target)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def work_folder(root: Path, stage: str) -> Path:

@@ -1,11 +1,13 @@
 """SIGTERM and SIGUSR1, as schedulers send them before a job's time is up: end at the next safe place, with all saved.
 
 The first signal only leaves a mark. Training looks for it after each optimizer step and saves a checkpoint; everything
-else meets it where progress is told, which is after each batch, and between stages. A second signal ends at once.
+else meets it where progress is told, which is after each batch, and between stages. A later signal ends at once; one
+that follows in a moment is the same request, which a launcher and a scheduler may both pass on.
 """
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 EXIT_CODE = 143
 """128 + SIGTERM, as a shell reports it; a scheduler that sees it knows that the job ended as asked."""
+
+MOMENT = 10.0
+"""Seconds within which further signals are the same request."""
 
 _asked: list[int] = []
 
@@ -39,10 +44,14 @@ def stoppable() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
+    first: list[float] = []
+
     def leave_mark(number: int, _: Any) -> None:
+        first.append(time.monotonic())
         _asked.append(number)
-        for other in SIGNALS:  # a second one ends at once
-            signal.signal(other, signal.SIG_DFL)
+        if first[-1] - first[0] > MOMENT:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     _asked.clear()
     for number in SIGNALS:

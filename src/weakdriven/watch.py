@@ -18,6 +18,7 @@ from weakdriven.errors import UserError
 from weakdriven.files import PART
 from weakdriven.masking import masked
 from weakdriven.rundir import METRICS, REPORT, RUN_FILE, WORK
+from weakdriven.stopping import stop_here
 
 STATE = "state.json"
 FIRST_PAGE_SECONDS = 60.0
@@ -240,10 +241,11 @@ def _is_number(name: str) -> bool:
 
 
 def wait_until_stopped(tell: Callable[[], None], every: float = 1.0) -> None:
-    """Until Ctrl-C."""
+    """Until Ctrl-C, or a signal that ends us."""
     try:
         while True:
             tell()
+            stop_here()
             time.sleep(every)
     except KeyboardInterrupt:
         pass

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ from weakdriven.disk import disk_need, refuse_full_disk
 from weakdriven.errors import UserError
 from weakdriven.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.integrity import inventory, refuse_damage, refuse_damaged_model, rewriting
+from weakdriven.processes import Ended, ended_together
 from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import Progress
 from weakdriven.stopping import Stopped, asked, stop_here, stoppable
@@ -22,9 +25,9 @@ from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usab
 
 
 def test_three_checkpoints_are_counted_where_as_many_are_written_and_fewer_where_not():
-    facts = {"weights": 100, "optimizer": 200, "models": 1}
-    small = disk_need(weights=0, optimizer=0, models=1, saves=3)
-    assert disk_need(**facts, saves=9) - small == 3 * 300 + 100
+    facts = {"weights": 100, "optimizer": 200, "model": 50, "models": 1}
+    small = disk_need(weights=0, optimizer=0, model=0, models=1, saves=3)
+    assert disk_need(**facts, saves=9) - small == 3 * 300 + 50
     assert disk_need(**facts, saves=1) < disk_need(**facts, saves=2) < disk_need(**facts, saves=3)
 
 
@@ -50,15 +53,39 @@ def test_only_errors_of_memory_are_taken_for_such():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_the_first_signal_leaves_a_mark_the_second_would_end_and_handlers_come_back(number):
+def test_a_signal_leaves_a_mark_and_the_same_request_once_more_changes_nothing(number):
     before = signal.getsignal(number)
     with stoppable():
         stop_here()
         os.kill(os.getpid(), number)
-        assert asked() == signal.Signals(number).name and signal.getsignal(number) == signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)  # from a launcher that was told too
+        assert asked() == signal.Signals(number).name
         with pytest.raises(Stopped, match="Stopped on SIG"):
             Progress().update(1, 2)
     assert signal.getsignal(number) == before and asked() is None
+
+
+def test_a_later_signal_ends_at_once():
+    code = "import os, signal, time, weakdriven.stopping as s\ns.MOMENT = 0.1\nwith s.stoppable():\n"
+    code += "    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    assert subprocess.run([sys.executable, "-c", code + "    print('still here')\n"]).returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("failure, seen", [(Stopped("SIGTERM"), Stopped), (OSError(28, "full"), Ended)])
+def test_others_hear_once_of_what_ends_the_first_process(failure, seen):
+    told = []
+
+    def fail():
+        raise failure
+
+    def work():
+        return ended_together(fail, told.append)
+
+    with pytest.raises(type(failure)):
+        ended_together(work, told.append)
+    assert len(told) == 1
+    with pytest.raises(seen):
+        ended_together(lambda: None, lambda _: told[0])
 
 
 def test_another_thread_leaves_the_handlers_alone():
@@ -126,7 +153,7 @@ def finished(folder):
     for name in ("model.bin", "snapshots/50/model.bin", "scores.json"):
         (folder / name).write_text(name)
     (folder / "README.md").write_text("card")
-    write_json(folder / "manifest.json", {"key": "k", "files": inventory(folder)})
+    write_json(folder / "manifest.json", {"stage": "sft", "key": "k", "files": inventory(folder)})
     return folder
 
 
@@ -147,6 +174,13 @@ def test_a_damaged_snapshot_is_no_concern_of_the_model_beside_it(tmp_path):
     refuse_damaged_model(stage)
     with pytest.raises(UserError, match="other content"):
         refuse_damaged_model(stage / "snapshots/50")
+
+
+@pytest.mark.parametrize("content", ['{"files": ["a"]}', '{"files": {"m/x.bin": "abc"}}', "[]", "{"])
+def test_what_another_program_calls_a_manifest_is_none(content, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "manifest.json").write_text(content)
+    refuse_damaged_model(tmp_path / "model")
 
 
 def test_a_kill_while_a_file_is_written_anew_is_not_taken_for_damage(tmp_path):

@@ -23,6 +23,7 @@ from weakdriven.cli import app
 from weakdriven.errors import UserError
 from weakdriven.launcher import find_config, launch, launch_command, read_config, shipped_configs, supervised
 from weakdriven.recipe_file import load_recipe
+from weakdriven.stopping import EXIT_CODE
 from weakdriven.training.sharding import refuse_plugin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -141,7 +142,7 @@ def test_signals_reach_what_was_started_and_nothing_stays(sent, tmp_path):
     while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(sent)
-    assert process.wait(timeout=60) == 3
+    assert process.wait(timeout=60) == EXIT_CODE  # and not the 3 of what it started
     assert (tmp_path / "saved").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from weakdriven.cli import main
 from weakdriven.errors import UserError, explain
-from weakdriven.files import write_json
+from weakdriven.files import read_json, write_json
 from weakdriven.masking import masked
 from weakdriven.recipe_file import load_recipe
 from weakdriven.watch import Page
@@ -112,3 +112,25 @@ def test_what_libraries_log_is_masked(caplog):
     mask_output()
     logging.getLogger("some.library").warning("GET %s", f"https://h/x?token={HF}")
     assert HF not in caplog.text and "token=…" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'open "https://x.org/?token=abc" now',
+        'say "Authorization: abcdef123" to them',
+        'a "-----BEGIN PRIVATE KEY-----" in a text, and {"more": 1} of it',
+        f'"{HF}"',
+    ],
+)
+def test_a_file_of_json_stays_one_when_it_is_masked(text, tmp_path):
+    write_json(tmp_path / "a.json", {"text": [text], "rest": "stays"})
+    found = read_json(tmp_path / "a.json")
+    assert found["rest"] == "stays" and len(found["text"]) == 1
+    write_json(tmp_path / "a.json", {"text": text}, exact=True)
+    assert read_json(tmp_path / "a.json") == {"text": text}
+
+
+@pytest.mark.parametrize("text", ["authorization: required, by the bank", "bearer responsibilities of the office"])
+def test_ordinary_words_after_such_words_stay(text):
+    assert masked(text) == text

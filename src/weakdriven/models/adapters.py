@@ -15,6 +15,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from weakdriven.errors import UserError
+from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.load import DTYPES, load_model
 from weakdriven.models.trust import refuse_pickles
 
@@ -86,6 +87,7 @@ def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> Pef
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """The model with the adapter of a folder, ready to train; a folder that lacks some of it is refused."""
+    refuse_damaged_model(folder)
     config = PeftConfig.from_pretrained(str(folder))
     config.base_model_name_or_path = None  # else PEFT warns where the folder calls the same base by another name
     adapted = add_adapter(model, config, seed=0)
@@ -148,6 +150,7 @@ def merged(model: PeftModel) -> PreTrainedModel:
 def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: bool = False) -> PreTrainedModel:
     """An ordinary model from an adapter's folder and its base; summed in float32, so that it is rounded once."""
     refuse_pickles(folder)
+    refuse_damaged_model(folder)
     try:
         model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
         merged_model: Any = _merge(PeftModel.from_pretrained(model, str(folder)))

@@ -102,6 +102,11 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
             "of method and baselines here and run it afterwards: what is finished is kept."
         )
     used = [name for name in ("dpo", "spin") if name in methods]
+    if used and fsdp_is_asked_for():
+        raise UserError(
+            f"{', '.join(used)} trains in one process or under DDP, and the launch configuration asks for FSDP; use "
+            "--launch ddp-8gpu for it, or leave it out of method and baselines here."
+        )
     used += ["joint"] if methods - {"sft", "neftune", "dpo", "spin"} else []
     used += [] if recipe.sft.model and methods <= {"wmss", "dpo", "spin"} else ["sft"]
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)

@@ -247,7 +247,7 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
         kept.touch()
     if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
-        write_json(work / STATE, state)  # before the rows of other settings go
+        write_json(work / STATE, state, exact=True)  # before the rows of other settings go
     funnel = Funnel.from_json(state)
     if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last note
         os.truncate(kept, state["bytes"])
@@ -268,12 +268,12 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
             funnel.merge(counts)
             state["rows"][place] += len(rows)
             state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
-            write_json(work / STATE, state)
+            write_json(work / STATE, state, exact=True)
             progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
     if digest(verify_facts(settings)) != key:
         (work / STATE).unlink()
         raise UserError("A source has changed while it was read; run the same command again.")
-    write_json(work / STATE, state | {"whole": True})
+    write_json(work / STATE, state | {"whole": True}, exact=True)
     progress.end("verify", time.monotonic() - begin)
     return funnel
 

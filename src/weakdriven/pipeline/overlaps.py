@@ -54,7 +54,7 @@ def find_overlaps(
     if not folder.exists():
         shutil.rmtree(work, ignore_errors=True)
         folder.mkdir(parents=True)
-    write_json(folder / ITEMS, {"items": items, "shares": shares})
+    write_json(folder / ITEMS, {"items": items, "shares": shares}, exact=True)
     missing = sum(not path.exists() for path in parts)
     workers = min(workers or os.cpu_count() or 1, missing)
     if workers == 1:
@@ -111,7 +111,7 @@ def compare(
                 return
             asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
             found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
-            write_json(path, {str(place): overlap for place, overlap in found if overlap})
+            write_json(path, {str(place): overlap for place, overlap in found if overlap}, exact=True)
             on_rows(block * BLOCK + len(lines))
 
 

@@ -18,6 +18,7 @@ from weakdriven.errors import UserError, explain
 from weakdriven.masking import masked
 from weakdriven.progress import PlainProgress
 from weakdriven.rundir import Progress
+from weakdriven.stopping import Stopped, asked, stop_here, stoppable
 
 LOCKS = ".locks"
 """Folder of several runs in which they agree who computes a stage that they share."""
@@ -26,6 +27,8 @@ Task = Callable[[Progress], Any]
 KILLED = "One of the processes was killed, perhaps for lack of memory; run again with fewer --jobs to go on."
 PATIENCE = 30
 """Seconds that a process has to end after Ctrl-C."""
+SAVING = 600
+"""The same after a signal at which it saves what it trains."""
 
 
 def side_by_side(
@@ -89,6 +92,7 @@ def _ended(running: Mapping[Connection, tuple[str, int, BaseProcess]]) -> list[A
         ended = wait(running, timeout=1) or [ours for ours, (_, _, one) in running.items() if not one.is_alive()]
         if ended:
             return list(ended)
+        stop_here()
 
 
 def _received(ours: Connection) -> tuple[Any, Exception | None]:
@@ -111,11 +115,13 @@ def _given(result: Any, error: Exception | None) -> Any:
 
 
 def _end(processes: list[BaseProcess]) -> None:
+    """Those that train may save first if we were told to stop; else they are interrupted where they are."""
+    number, patience = (signal.SIGTERM, SAVING) if asked() else (signal.SIGINT, PATIENCE)
     for process in processes:
         if process.is_alive() and process.pid:
-            os.kill(process.pid, signal.SIGINT)  # and not TERM: it has servers of its own to end
+            os.kill(process.pid, number)
     for process in processes:
-        process.join(PATIENCE)
+        process.join(patience)
         process.kill()
         process.join()
 
@@ -125,9 +131,12 @@ def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> 
     signal.signal(signal.SIGINT, _interrupt_once)
     try:
         _take_place(place, jobs)
-        answer = pickle.dumps((_logged(pickle.loads(task), log), None, ""))
+        with stoppable():
+            answer = pickle.dumps((_logged(pickle.loads(task), log), None, ""))
     except KeyboardInterrupt:
         return
+    except Stopped as stop:
+        answer = pickle.dumps((None, UserError(str(stop)), ""))
     except Exception as error:
         answer = pickle.dumps((None, _portable(error), masked("".join(traceback.format_exception(error)))))
     theirs.send_bytes(answer)

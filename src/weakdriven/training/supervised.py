@@ -1,5 +1,6 @@
 """One model, one label stream: supervised fine-tuning through TRL."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from weakdriven.disk import disk_need, held, is_full, optimizer_bytes, refuse_full_disk
 from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
+from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
 from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
@@ -159,9 +161,12 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     trained = sum(weight.numel() for weight in saved if weight.requires_grad)
     optimizer = optimizer_bytes(settings.optimizer, trained, 2 if recipe.precision == "bf16" else 4)
     steps = phase_steps(len(cast(Dataset, trainer.train_dataset)), epochs=1, batch_size=settings.batch_size)
-    saves = max(steps // settings.save_steps, 1)
+    saves = math.ceil(steps / settings.save_steps)  # one at the last step too
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
-    need = disk_need(weights=weights, optimizer=optimizer, models=models, saves=saves) - held(folder.parent)
+    kept = weights // (2 if isinstance(model, WeakStrongPair) else 1)
+    kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
+    need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
+    need -= held(folder.parent)
     refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
 
 
