@@ -35,7 +35,7 @@ FORMS: list[tuple[str, re.Pattern[str]]] = [
     (
         "uthorization",
         re.compile(
-            r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+|(?=[^\s\"',})]{0,200}\d))"
+            r"(?i)(authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:(?:bearer|basic|token)\s+|(?=[^\s\"',})]{0,200}\d)))"
             r"[^\s\\\"',})]{6,}"
         ),
     ),
