@@ -4,17 +4,20 @@ import hashlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
+from weakdriven.files import write_json
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.pipeline.rehearsal import resumes, same_random_numbers
+from weakdriven.pipeline.loader import Model
+from weakdriven.pipeline.rehearsal import Rehearsal, resumes, same_random_numbers
 from weakdriven.pipeline.run import all_stages, carry_out, select_recipe
 from weakdriven.plan.parts import Part
-from weakdriven.rundir import WORK
+from weakdriven.rundir import WORK, Stage
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "sft.save_steps=50", "joint.save_steps=50")
 
@@ -119,9 +122,25 @@ def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
     checkpoint.mkdir(parents=True)
     stages = SimpleNamespace(run=SimpleNamespace(root=tmp_path))
     goes_on = partial(resumes, stages)
-    assert not goes_on(Part("round-1/strong", "train"))
+    assert not goes_on(Part("round-1/strong", "train"), "key")
     (checkpoint / "complete").write_text("2\n")
-    assert goes_on(Part("round-1/strong", "train")) and not goes_on(Part("sft", "train"))
+    assert not goes_on(Part("round-1/strong", "train"), "key")
+    write_json(checkpoint.parents[2] / "state.json", {"key": "key"})
+    assert goes_on(Part("round-1/strong", "train"), "key") and not goes_on(Part("sft", "train"), "key")
+    assert not goes_on(Part("round-1/strong", "train"), "another key")
+
+
+@pytest.mark.parametrize("running, stays", [({"sft"}, False), ({"round-1/strong", "sf"}, True)])
+def test_a_model_whose_stage_runs_again_has_a_stand_in(tmp_path, running, stays):
+    """As when a finished run of whole models gets `lora`: there is no adapter in their folders."""
+    base = Model("base", tmp_path / "elsewhere", "base")
+    stages: Any = SimpleNamespace(run=SimpleNamespace(root=tmp_path), base=base, recipe=small_recipe())
+    rehearsal = Rehearsal(stages, Stage("data", tmp_path / "data", "key"), tmp_path / "folder", running)
+    model = Model("sft", tmp_path / "sft", "old")
+    for one in (model, model.at(50)):
+        one.folder.mkdir(parents=True)
+        (one.folder / "model.safetensors").touch()
+        assert rehearsal.present(one) == (one if stays else base)
 
 
 def test_random_numbers_go_on_as_before():
