@@ -8,6 +8,7 @@ from backbones import PARAMETERS, write_configs
 from typer.testing import CliRunner
 
 from conftest import small_recipe
+from weakdriven import launcher
 from weakdriven.cli import app
 from weakdriven.errors import UserError
 from weakdriven.pipeline.planning import known_rows, plan_recipe
@@ -208,3 +209,10 @@ def test_a_model_that_is_nowhere_is_told(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"config\.json"):
         plan_recipe(load_recipe("demo", ["model=nobody/nothing"]), Path("nowhere"), all_stages, gpus="H200")
+
+
+def test_a_launch_configuration_is_read_as_strictly_as_a_recipe(tmp_path):
+    file = tmp_path / "launch.yaml"
+    file.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 8\n")
+    with pytest.raises(UserError, match="num_processes stands twice"):
+        launcher.read_config(file)
