@@ -11,6 +11,7 @@ import pytest
 from weakdriven.cli import main
 from weakdriven.files import read_json, read_jsonl
 from weakdriven.generate.local import LocalEngine
+from weakdriven.integrity import rewriting
 from weakdriven.models.load import locate_model
 
 MODEL = ["--model", "embedded:base", "--style", "plain", "--precision", "fp32"]
@@ -84,7 +85,8 @@ def test_two_folders_are_compared_and_graded_again(weakdriven, tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     file = tmp_path / "b" / "arithmetic" / "samples.jsonl"
     rows = [{**row, "text": f"\\boxed{{{row['gold']}}}"} for row in read_jsonl(file)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with rewriting(file.parent, file.name):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = weakdriven("eval", "regrade", tmp_path / "b")
     assert code == 0 and "100.0%" in out
     code, out, _ = weakdriven("eval", "compare", tmp_path / "a", tmp_path / "b")

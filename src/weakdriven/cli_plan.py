@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from weakdriven.cli_common import Debug, quieten_libraries
 from weakdriven.recipe_file import load_recipe
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from weakdriven.plan.parts import Advice, Cost
 
 GIB, GB = 2**30, 1e9
+WIDTH = 140
+"""Columns that tables need to stay whole; a narrower terminal breaks lines, a pipe does not."""
 
 
 def plan(
     recipe: Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
-    sharding: Annotated[str | None, typer.Option(help="Over several devices: fsdp (the default) or ddp.")] = None,
+    sharding: Annotated[
+        str | None, typer.Option(help="Over several devices: fsdp (the default) or ddp (with lora).")
+    ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, whose tokenised rows are used if there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -39,14 +43,21 @@ def plan(
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
     else:
-        print_plan(found, Console())
+        console = Console()
+        print_plan(found, Console(width=max(console.width, WIDTH)))
 
 
 def print_plan(plan: "Plan", console: Console) -> None:
     """Two tables, what does not fit, the sum, and what was assumed."""
     device = plan.machine.device
     print(f"{plan.recipe.name} on {plan.machine}, {device.memory_gib:.1f} GiB each\n")
-    memory = Table("stage", "parameters", "trained", "micro", *("weights", "grads", "optim.", "activ.", "loss"))
+    memory = Table(
+        Column("stage", no_wrap=True),
+        "parameters",
+        "trained",
+        "micro",
+        *("weights", "grads", "optim.", "activ.", "loss"),
+    )
     for name in ("reserve", "GiB"):
         memory.add_column(name)
     memory.add_column("largest micro")
@@ -59,7 +70,9 @@ def print_plan(plan: "Plan", console: Console) -> None:
             counts = (count(cost.parameters), count(cost.trained), str(cost.micro_batch or ""))
             memory.add_row(named(cost, plan), *counts, *sizes, total, most)
     console.print(memory)
-    time = Table("stage", "steps", "tokens", "FLOPs", "hours", "range", "disk GB", "while it runs")
+    time = Table(
+        Column("stage", no_wrap=True), "steps", "tokens", "FLOPs", "hours", "range", "disk GB", "while it runs"
+    )
     for cost in grouped(plan.costs):
         time.add_row(
             named(cost, plan),

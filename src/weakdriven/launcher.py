@@ -17,6 +17,7 @@ import yaml
 
 from weakdriven.errors import UserError
 from weakdriven.stopping import EXIT_CODE
+from weakdriven.yaml_text import read_yaml
 
 OPTION = "--launch"
 PASSED_ON = {
@@ -53,7 +54,7 @@ def find_config(name: str) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML ({error}); give a file of `accelerate config`.") from error
     if not isinstance(found, dict) or "distributed_type" not in found:

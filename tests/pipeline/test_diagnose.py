@@ -20,6 +20,7 @@ from weakdriven.cli import main
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.files import read_json, write_json
+from weakdriven.integrity import rewriting
 from weakdriven.models import scan
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
@@ -283,11 +284,17 @@ def test_a_model_that_is_damaged_is_left_out_and_tried_again(run):
     file = run / "round-2/strong/model.safetensors"
     whole = file.read_bytes()
     weights = load_file(file)
-    save_file({name: torch.full_like(weight, math.nan) for name, weight in weights.items()}, file, {"format": "pt"})
+    broken = {name: torch.full_like(weight, math.nan) for name, weight in weights.items()}
+    with rewriting(file.parent, file.name):
+        save_file(broken, file, {"format": "pt"})
     found, _ = diagnose(run)
     assert "not finite" in found["logits"]["facts"]["missing"]["round-2"]
     assert "round-2" not in found["logits"]["models"] and "round-1" in found["logits"]["models"]
     file.write_bytes(whole)
+    found, _ = diagnose(run)
+    assert "has other content" in found["logits"]["facts"]["missing"]["round-2"]  # than the broken one that was told
+    with rewriting(file.parent):
+        pass
     found, recorder = diagnose(run)
     assert recorder.ran and found["logits"]["facts"]["missing"] == {}
 

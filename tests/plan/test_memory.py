@@ -13,6 +13,7 @@ from weakdriven.plan.parts import Rows, active_rows, micro_batch, phase_steps
 from weakdriven.plan.shape import Adapter, Shape
 from weakdriven.plan.speed import (
     PRODUCTS,
+    communication_seconds,
     generation_seconds,
     micro_seconds,
     micro_work,
@@ -155,7 +156,8 @@ def test_more_devices_never_take_more_memory_each(step, count):
     few, many = (training_memory(step, Machine(ONE.device, n, "fsdp")).allocated for n in (count, 2 * count))
     assert many <= few * (1 + 1e-9)
     ddp = training_memory(step, Machine(ONE.device, count, "ddp")).allocated
-    assert ddp == training_memory(step, ONE).allocated
+    buckets = step.trained * step.shape.trained * step.trained_bytes
+    assert ddp == pytest.approx(training_memory(step, ONE).allocated + buckets)
 
 
 @settings(max_examples=150, deadline=None)
@@ -178,3 +180,12 @@ def test_the_parts_add_up_and_none_is_negative(step):
 
 def test_rows_that_were_not_tokenised_are_not_known():
     assert not Rows(10, 5.0, 10, 10).known
+
+
+@pytest.mark.parametrize("sharding, whole_step", [("ddp", True), ("fsdp", False)])
+def test_more_than_eight_devices_send_through_the_network(sharding, whole_step):
+    step = Step(QWEN3_4B, tokens=4096, length=4096)
+    near, far = (Machine(DEVICES["H200-141G"], count, sharding) for count in (8, 16))
+    assert (near.link, far.link) == (450, 40) and Machine(DEVICES["L40S-48G"], 16, sharding).link == 32
+    times = [communication_seconds(step, machine, whole_step=whole_step) for machine in (near, far)]
+    assert times[1] / times[0] == pytest.approx(450 / 40 * (15 / 16) / (7 / 8))

@@ -8,13 +8,16 @@ from backbones import PARAMETERS, write_configs
 from typer.testing import CliRunner
 
 from conftest import small_recipe
+from weakdriven import launcher
 from weakdriven.cli import app
 from weakdriven.errors import UserError
 from weakdriven.pipeline.planning import known_rows, plan_recipe
 from weakdriven.pipeline.run import all_stages
 from weakdriven.pipeline.shapes import read_config, shape_of
+from weakdriven.plan.advice import candidates
 from weakdriven.plan.devices import GIB
-from weakdriven.recipe import LoraSettings
+from weakdriven.plan.parts import Cost, Part
+from weakdriven.recipe import LoraSettings, Recipe
 from weakdriven.recipe_file import load_recipe, shipped_recipes
 
 
@@ -121,6 +124,56 @@ def test_more_devices_split_the_weights_and_the_batch(folders):
     assert ddp[name].memory.optimizer == one[name].memory.optimizer
 
 
+@pytest.mark.parametrize(
+    "overrides, options, sentence",
+    [
+        (["lora={}"], {"gpus": "8xH200", "sharding": "fsdp"}, "FSDP2 with LoRA is not supported"),
+        (["baselines=[undial]"], {"gpus": "8xH200"}, "undial trains in one process, found 8"),
+        (["baselines=[]"], {"gpus": "7xH200"}, "which 7 processes cannot share evenly"),
+    ],
+)
+def test_what_a_run_on_several_devices_refuses_is_not_planned(folders, overrides, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        planned("qwen3-8b-math", folders, *overrides, **options)
+
+
+def test_adapters_are_planned_with_ddp_and_advised_only_where_a_run_takes_them(folders):
+    settings = ("lora={}", "baselines=[]")
+    assert planned("qwen3-8b-math", folders, *settings, gpus="2xH200").machine.sharding == "ddp"
+    assert planned("qwen3-8b-math", folders, *settings).machine.sharding == "none"
+    recipe = load_recipe("qwen3-4b-math")
+    given = load_recipe("qwen3-4b-math", ["sft.model=somewhere"])
+    part = Part("round-1/strong", "train", recipe.joint, "joint")
+
+    def adapters(asked: Recipe, sharding: str) -> bool:
+        found = candidates(part, asked, 2, on_cpu=False, sharding=sharding)
+        return any(text.startswith("lora") for overrides, _ in found for text in overrides)
+
+    assert adapters(recipe, "none") and adapters(recipe, "ddp")
+    assert not adapters(recipe, "fsdp") and not adapters(given, "none")
+
+
+def test_the_network_of_several_computers_is_told(folders):
+    told = [planned("qwen3-8b-math", folders, "baselines=[]", gpus=gpus).assumptions for gpus in ("8xH200", "16xH200")]
+    assert [any("InfiniBand" in line for line in lines) for lines in told] == [False, True]
+
+
+def test_a_subsample_and_the_pass_of_the_reference_are_counted(folders):
+    def costs(method: str, rows: int) -> dict[str, Cost]:
+        overrides = (f"method={method}", "baselines=[]", f"{method}.rollouts.subsample=1000")
+        return {cost.part.name: cost for cost in planned("qwen3-4b-math", folders, *overrides, rows=rows).costs}
+
+    few, many = costs("ssb", 500), costs("ssb", 100_000)
+    for name in ("hints/ssb", "targets/ssb"):
+        assert many[name].kept == pytest.approx(2 * few[name].kept)
+    assert many["targets/ssb"].seconds == pytest.approx(2 * few["targets/ssb"].seconds)
+    dpo = costs("dpo", 100_000)
+    scan = costs("ssb", 100_000)["targets/ssb"]  # of as many rows, of one side
+    tuned = dpo["baselines/dpo"]
+    plain = 3 * tuned.tokens / (2 * scan.tokens) * 2 * scan.flops
+    assert tuned.flops == pytest.approx(plain + 2 * scan.flops, rel=0.01)
+
+
 def test_what_is_not_known_is_told_as_assumed_or_guessed(folders):
     plan = planned("qwen3-4b-math", folders, "lora={quantize: 4bit}", gpus="A100-80G")
     assert any("math.jsonl is not here: 100,000 rows" in line for line in plan.assumptions)
@@ -148,9 +201,18 @@ def test_the_command_prints_a_plan_and_as_json_one_object(folders):
         assert words in shown.output
     found = CliRunner().invoke(app, ["plan", "qwen3-4b-math", model, "--gpus", "2xH200", "--json"])
     assert json.loads(found.output)["machine"]["sharding"] == "fsdp"
+    whole = [line for line in shown.output.splitlines() if line.startswith("│ round-1/strong ")]
+    assert len(whole) == 2 and "…" not in shown.output  # a pipe has 80 columns, and tables are not cut
 
 
 def test_a_model_that_is_nowhere_is_told(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"config\.json"):
         plan_recipe(load_recipe("demo", ["model=nobody/nothing"]), Path("nowhere"), all_stages, gpus="H200")
+
+
+def test_a_launch_configuration_is_read_as_strictly_as_a_recipe(tmp_path):
+    file = tmp_path / "launch.yaml"
+    file.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 8\n")
+    with pytest.raises(UserError, match="num_processes stands twice"):
+        launcher.read_config(file)

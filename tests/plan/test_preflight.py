@@ -1,5 +1,7 @@
 """A run that cannot fit is refused before anything is trained; on facts alone, and not with --force."""
 
+from dataclasses import replace
+
 import pytest
 
 from conftest import Recorder, small_recipe
@@ -7,6 +9,9 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline import preflight
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.plan.devices import DEVICES, GIB, Machine, this_much
+from weakdriven.plan.memory import Memory
+from weakdriven.plan.parts import Cost
+from weakdriven.plan.stages import Planner
 from weakdriven.rundir import Planned
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
@@ -77,3 +82,33 @@ def test_finished_stages_and_those_of_siblings_are_not_checked():
         [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over from ../seed-1")]
     )
     assert found == {"a"}
+
+
+def needing(monkeypatch, gib: float) -> None:
+    """Every stage needs so much."""
+    needs = Memory(weights=gib * GIB)
+    monkeypatch.setattr(Planner, "cost", lambda _, part: Cost(part, memory=needs, micro_batch=1))
+
+
+def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 1.0)
+    needing(monkeypatch, 1.05)
+    assert any("off by 10%" in text for text in checked(tmp_path / "near", "selection.match_steps=true").notes)
+    needing(monkeypatch, 1.2)
+    with pytest.raises(UserError, match=r"needs about 1\.2 GiB"):
+        carry_out(small_recipe(*SHORT), tmp_path / "far", Noted(), all_stages, rehearsal=False)
+
+
+def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu, monkeypatch):
+    """Of 32 rows some 20 are drawn, and how micro-batches divide them is not known before."""
+    whole = Planner.cost
+
+    def only_joint(self, part):
+        cost = whole(self, part)
+        return replace(cost, memory=Memory(weights=9 * GIB)) if part.active else cost
+
+    with_memory(monkeypatch, 4.0)
+    monkeypatch.setattr(Planner, "cost", only_joint)
+    assert any("may be fewer" in text for text in checked(tmp_path / "run").notes)
+    with pytest.raises(UserError, match="round-1/strong needs about 9"):
+        carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Noted(), all_stages)

@@ -4,17 +4,21 @@ import hashlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from datasets.arrow_writer import ArrowWriter
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
+from weakdriven.files import write_json
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.pipeline.rehearsal import resumes, same_random_numbers
+from weakdriven.pipeline.loader import Model
+from weakdriven.pipeline.rehearsal import Rehearsal, resumes, same_random_numbers
 from weakdriven.pipeline.run import all_stages, carry_out, select_recipe
 from weakdriven.plan.parts import Part
-from weakdriven.rundir import WORK
+from weakdriven.rundir import TOKENS, WORK, Stage
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "sft.save_steps=50", "joint.save_steps=50")
 
@@ -119,9 +123,40 @@ def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
     checkpoint.mkdir(parents=True)
     stages = SimpleNamespace(run=SimpleNamespace(root=tmp_path))
     goes_on = partial(resumes, stages)
-    assert not goes_on(Part("round-1/strong", "train"))
+    assert not goes_on(Part("round-1/strong", "train"), "key")
     (checkpoint / "complete").write_text("2\n")
-    assert goes_on(Part("round-1/strong", "train")) and not goes_on(Part("sft", "train"))
+    assert not goes_on(Part("round-1/strong", "train"), "key")
+    write_json(checkpoint.parents[2] / "state.json", {"key": "key"})
+    assert goes_on(Part("round-1/strong", "train"), "key") and not goes_on(Part("sft", "train"), "key")
+    assert not goes_on(Part("round-1/strong", "train"), "another key")
+
+
+@pytest.mark.parametrize("running, stays", [({"sft"}, False), ({"round-1/strong", "sf"}, True)])
+def test_a_model_whose_stage_runs_again_has_a_stand_in(tmp_path, running, stays):
+    """As when a finished run of whole models gets `lora`: there is no adapter in their folders."""
+    base = Model("base", tmp_path / "elsewhere", "base")
+    stages: Any = SimpleNamespace(run=SimpleNamespace(root=tmp_path), base=base, recipe=small_recipe())
+    rehearsal = Rehearsal(stages, Stage("data", tmp_path / "data", "key"), tmp_path / "folder", running)
+    model = Model("sft", tmp_path / "sft", "old")
+    for one in (model, model.at(50)):
+        one.folder.mkdir(parents=True)
+        (one.folder / "model.safetensors").touch()
+        assert rehearsal.present(one) == (one if stays else base)
+
+
+@pytest.mark.parametrize("batch, micro", [(16, 8), (32, 1)])
+def test_micro_batches_of_a_drawn_set_below_a_batch_have_one_row(tmp_path, batch, micro):
+    """Of 32 rows some 20 are drawn: a whole batch of 16, or less than one of 32."""
+    recipe = small_recipe(f"joint.batch_size={batch}", "joint.micro_batch_size=8")
+    rows = {"input_ids": [[1] * (i + 2) for i in range(32)], "labels": [[1] * (i + 2) for i in range(32)]}
+    with ArrowWriter(path=str(tmp_path / TOKENS)) as writer:
+        writer.write_batch(rows)
+        writer.finalize()
+    stages: Any = SimpleNamespace(recipe=recipe)
+    rehearsal = Rehearsal(stages, Stage("data", tmp_path, "key"), tmp_path / "folder", set())
+    settings, longest = rehearsal.shortened(Part("round-1/strong", "train", recipe.joint, active=True), recipe.joint)
+    assert (settings.micro_batch_size, settings.batch_size, len(longest)) == (micro, 2 * micro, 2 * micro)
+    assert len(longest[0]["input_ids"]) == 33
 
 
 def test_random_numbers_go_on_as_before():

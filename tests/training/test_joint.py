@@ -18,7 +18,8 @@ from weakdriven.recipe import DataSettings, Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_order
-from weakdriven.training.callbacks import PhaseCallback, last_complete_checkpoint
+from weakdriven.training.callbacks import PhaseCallback
+from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.joint import WDJTConfig, WDJTTrainer
 from weakdriven.training.supervised import Phase, fit
 

@@ -19,7 +19,7 @@ from weakdriven.models.scan import score_dataset
 from weakdriven.recipe import DataSettings, LoraSettings, Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
-from weakdriven.training.callbacks import last_complete_checkpoint
+from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.neftune import EmbeddingNoise, Segment, noisy_embeddings, segments
 from weakdriven.training.supervised import Phase, train_supervised

@@ -23,7 +23,7 @@ from weakdriven.recipe import DataSettings, LoraSettings, Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training import preference
-from weakdriven.training.callbacks import last_complete_checkpoint
+from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.preference import COLUMNS, REFERENCE, PreferenceTrainer, preference_arguments, train_preference
 from weakdriven.training.supervised import Phase

@@ -20,11 +20,12 @@ from weakdriven.files import read_json
 from weakdriven.integrity import MANIFEST
 from weakdriven.models.load import load_tokenizer
 from weakdriven.models.scan import row_lengths
+from weakdriven.pipeline.bind import refuse_processes
 from weakdriven.pipeline.outline import Outline, with_settings
 from weakdriven.pipeline.shapes import config_folder, read_config, shape_of
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.advice import advise, candidates, largest_micro
-from weakdriven.plan.devices import DEVICES, MEASURED, Machine, match_device, parse_machine, this_much
+from weakdriven.plan.devices import DEVICES, MEASURED, NODE, REACHED, Machine, match_device, parse_machine, this_much
 from weakdriven.plan.parts import (
     ANSWER_HIGH,
     ANSWER_LOW,
@@ -43,7 +44,7 @@ from weakdriven.processes import size
 from weakdriven.recipe import LoraSettings, Recipe
 from weakdriven.recipe_file import apply_override, parse_recipe
 from weakdriven.rundir import EXAMPLES, TOKENS
-from weakdriven.training.sharding import fsdp_is_asked_for
+from weakdriven.training.sharding import fsdp_is_asked_for, refuse_sharded_adapters
 
 SAMPLED = 512
 """Rows that are looked at where the data is here and not tokenised."""
@@ -193,7 +194,7 @@ class Planning:
             recipe = self.changed(overrides)
             return self.planner(recipe).cost(with_settings(part, recipe))
 
-        choices = candidates(part, self.recipe, cost.micro_batch, on_cpu=on_cpu)
+        choices = candidates(part, self.recipe, cost.micro_batch, on_cpu=on_cpu, sharding=self.machine.sharding)
         return advise(cost, room, choices, attempt, largest)
 
     def assumptions(self, parts: list[Part]) -> list[str]:
@@ -212,6 +213,11 @@ class Planning:
             )
         if self.fast is None and self.uses_liger(recipe):
             found.append("liger-kernel is installed there, so that fast_layers: auto is on.")
+        if self.machine.count > NODE and any(part.kind == "train" for part in parts):
+            found.append(
+                f"More than {NODE} devices are several computers: a device sends {self.machine.link:.0f} GB/s, at most "
+                f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s."
+            )
         if self.machine.sharding == "fsdp":
             found.append("Weights, gradients and optimizer state are split over all devices (FSDP2, ZeRO-3).")
         return found
@@ -250,15 +256,19 @@ def plan_recipe(
     sharding: str | None = None,
     rows: int | None = None,
 ) -> Plan:
-    """Every stage that `work` asks for, on the devices named or on this machine.
+    """Every stage that `work` asks for, on the devices named or on this machine; what a run refuses is refused.
 
     Args:
         root: Run directory; if it has the data tokenised already, row lengths are known.
+        sharding: Over several devices; unset: fsdp, or ddp for adapters, which FSDP cannot train.
         rows: Rows of data that is not here.
     """
+    machine = parse_machine(gpus, sharding or ("ddp" if recipe.lora else None)) if gpus else machine_at_hand()
+    if machine.count > 1:
+        refuse_sharded_adapters(machine.sharding == "fsdp", recipe.lora is not None)
+        refuse_processes(recipe, machine.count)
     folder = config_folder(recipe.model)
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
-    machine = parse_machine(gpus, sharding) if gpus else machine_at_hand()
     facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
     sizes = [path.stat().st_size for path in folder.glob("token*.json")]
     planning = Planning(recipe, machine, facts, config, tokenizer_bytes=float(sum(sizes)) or 12e6)

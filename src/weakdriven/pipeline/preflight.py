@@ -6,8 +6,6 @@ Only facts count: the longest tokenised row, the settings, the memory that there
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from weakdriven.errors import UserError
 from weakdriven.models.layers import fast_layers
 from weakdriven.pipeline.outline import Outline
@@ -16,6 +14,7 @@ from weakdriven.pipeline.shapes import read_config
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.devices import GIB
 from weakdriven.plan.parts import Advice, Cost, Part
+from weakdriven.plan.stages import batch_is_known
 from weakdriven.rundir import Planned, Progress, Stage
 
 TOLERANCE = 0.1
@@ -60,9 +59,11 @@ def check_memory(
         needs = cost.memory.allocated
         if needs <= room * (1 - TOLERANCE):
             continue
-        impossible = needs * (1 - TOLERANCE) > room if torch.cuda.is_available() else needs > room
+        impossible = needs * (1 - TOLERANCE) > room
         sentence = told(cost, room, planning)
-        if not impossible:
+        if not batch_is_known(cost.part, stages.recipe, planner.rows.count):
+            progress.note(f"{sentence} Its rows may be fewer, and its micro-batches smaller, so it is tried.")
+        elif not impossible:
             progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
         elif force:
             progress.note(f"{sentence} It is tried all the same (--force).")

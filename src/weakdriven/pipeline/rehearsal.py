@@ -20,6 +20,8 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.errors import UserError
+from weakdriven.files import read_json
 from weakdriven.losses.distil import TopLogits
 from weakdriven.models.scan import plan_batches, row_lengths, scan
 from weakdriven.pipeline.loader import Loader, Model
@@ -28,6 +30,7 @@ from weakdriven.pipeline.preflight import will_run
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.devices import GIB
 from weakdriven.plan.parts import Part, micro_batch
+from weakdriven.plan.stages import batch_is_known, epoch_rows
 from weakdriven.processes import size
 from weakdriven.recipe import JointSettings, LoraSettings, Recipe
 from weakdriven.recipe_baselines import PreferenceSettings, SsbSettings
@@ -64,26 +67,29 @@ def rehearse(
     """Rehearse what will be trained or scanned; returns the names of those stages.
 
     Of stages that differ by their rows or models alone, one is rehearsed. One that goes on from a checkpoint is not:
-    it has run here before.
+    it has run here before with the same settings.
     """
     if size() > 1:
         progress.note("no rehearsal: it is made in one process, and there are several")
         return []
     outline = Outline.beside(stages)
     names, seen, done = will_run(planned), set[str](), list[str]()
+    keys = {entry.name: entry.key for entry in planned}
+    count = len(load_tokens(data.path / TOKENS))
     parts = [part for part in outline.listed(work) if part.name in names and part.kind in ("train", "scan")]
     with same_random_numbers():
         for part in parts:
             trained = outline.trained.get(part.name)
             like = repr(replace(part, name="", epochs=1, active=False, matched=False, budget=False, saves=1))
             like += "" if trained is None else repr((trained.variant, trained.weak is None))
-            if like in seen or resumes(stages, part):
+            like += repr(batch_is_known(part, stages.recipe, count))
+            if like in seen or resumes(stages, part, keys[part.name]):
                 continue
             seen.add(like)
             begin = time.monotonic()
             with tempfile.TemporaryDirectory(dir=stages.run.root / WORK, prefix="rehearsal-") as folder:
                 try:
-                    Rehearsal(stages, data, Path(folder)).of(part, trained)
+                    Rehearsal(stages, data, Path(folder), names).of(part, trained)
                 except Stopped as stop:
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
             done.append(part.name)
@@ -92,10 +98,15 @@ def rehearse(
     return done
 
 
-def resumes(stages: Stages, part: Part) -> bool:
-    """Whether there is a checkpoint; whether it is whole is asked when it is read, which takes its time."""
-    folder = work_folder(stages.run.root, part.name) / "work" / "checkpoints"
-    return any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(folder))
+def resumes(stages: Stages, part: Part, key: str) -> bool:
+    """Whether there is a checkpoint of this key; whether it is whole is asked when it is read, which takes its time."""
+    home = work_folder(stages.run.root, part.name)
+    try:
+        same = read_json(home / "state.json")["key"] == key
+    except (UserError, KeyError, TypeError):  # as a run takes it: begun anew
+        return False
+    folder = home / "work" / "checkpoints"
+    return same and any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(folder))
 
 
 def summary(seconds: float) -> str:
@@ -133,6 +144,8 @@ class Rehearsal:
     stages: Stages
     data: Stage
     folder: Path
+    running: set[str]
+    """Names of stages that will run, so that what lies in their folders is not what will be read from there."""
 
     @property
     def recipe(self) -> Recipe:
@@ -145,7 +158,7 @@ class Rehearsal:
     def of(self, part: Part, trained: Trained | None) -> None:
         if trained is None or part.settings is None:
             return self.scan()
-        settings, rows = self.shortened(part.settings)
+        settings, rows = self.shortened(part, part.settings)
         phase = ShortPhase(part.name, 0, STEPS, self.work(part), Progress())
         tokenizer = self.stages.renderer.tokenizer
         if isinstance(settings, SsbSettings):
@@ -168,23 +181,28 @@ class Rehearsal:
         folder.mkdir(parents=True)
         return folder
 
-    def shortened(self, settings: TrainSettings) -> tuple[Any, Dataset]:
-        """The stage's own micro-batches, two to a step where it has several, filled with the longest rows."""
+    def shortened(self, part: Part, settings: TrainSettings) -> tuple[Any, Dataset]:
+        """The stage's own micro-batches, two to a step where it has several, filled with the longest rows.
+
+        Where their size is only known once its rows are drawn, they have one row: what fails so fails in any case.
+        """
         tokens = load_tokens(self.data.path / TOKENS)
-        micro, many = micro_batch(len(tokens), settings.batch_size, settings.micro_batch_size)
+        rows = epoch_rows(part, self.recipe, len(tokens))
+        largest = settings.micro_batch_size if batch_is_known(part, self.recipe, len(tokens)) else 1
+        micro, many = micro_batch(rows, settings.batch_size, largest)
         batch = micro * min(many, 2)
         order = np.argsort(-row_lengths(tokens), kind="stable")[:batch]
-        rows = tokens.select(np.resize(order, batch))
+        longest = tokens.select(np.resize(order, batch))
         changes = {"batch_size": batch, "micro_batch_size": micro, "epochs": STEPS, "snapshots": []}
-        return settings.model_copy(update=changes), rows
+        return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:
-        """The model if it is there, else M0; where an adapter is needed, a fresh one over M0.
+        """The model if it is there to stay, else M0; where an adapter is needed, a fresh one over M0.
 
         Args:
             adapted: With `lora`, a model that is loaded as an adapter.
         """
-        if any(model.folder.glob("*.safetensors")):
+        if not self.will_change(model) and any(model.folder.glob("*.safetensors")):
             return model
         base = self.stages.base
         if self.recipe.lora is None or not adapted:
@@ -192,6 +210,14 @@ class Rehearsal:
         folder = self.folder / "adapter"
         self.stages.save(self.loader.load(base), folder)
         return Model("stand-in", folder, "stand-in")
+
+    def will_change(self, model: Model) -> bool:
+        """Whether a stage that will run writes the model: it lies in that stage's folder."""
+        root = self.stages.run.root
+        if not model.folder.is_relative_to(root):
+            return False
+        place = model.folder.relative_to(root)
+        return not self.running.isdisjoint(folder.as_posix() for folder in (place, *place.parents))
 
     def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, trained: Trained) -> None:
         """SSB's student, with made-up logits of a teacher."""

@@ -13,8 +13,13 @@ Try = Callable[[list[str]], Cost]
 """The cost of a stage under some overrides; a UserError where the recipe would not accept them."""
 
 
-def candidates(part: Part, recipe: Recipe, micro: int, *, on_cpu: bool) -> list[tuple[list[str], str]]:
-    """Overrides that may help, cheapest first: what costs nothing, then time, then another result."""
+def candidates(
+    part: Part, recipe: Recipe, micro: int, *, on_cpu: bool, sharding: str = "none"
+) -> list[tuple[list[str], str]]:
+    """Overrides that may help, cheapest first: what costs nothing, then time, then another result.
+
+    Adapters are left out where a run would refuse them: under FSDP, and after an M1 that is a whole model.
+    """
     if part.kind == "scan":
         size = recipe.selection.batch_tokens
         return [([f"selection.batch_tokens={size // share}"], SAME) for share in (2, 4, 8) if size // share]
@@ -35,6 +40,8 @@ def candidates(part: Part, recipe: Recipe, micro: int, *, on_cpu: bool) -> list[
     found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
     found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
     found.append(([f"data.max_length={recipe.data.max_length // 2}"], OTHER))
+    if sharding == "fsdp" or (recipe.sft.model and recipe.lora is None):
+        return found
     found.append((["lora={}"], OTHER))
     if not on_cpu:
         found.append((["lora={quantize: 4bit}"], OTHER))

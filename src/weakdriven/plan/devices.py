@@ -49,6 +49,10 @@ DEVICES = {
 """The CPU's numbers are guesses: two cores of a small server."""
 MEASURED = "H200-141G"
 """The only one that was measured; all others are scaled by their published rates."""
+NODE = 8
+"""Devices of one computer, at most; assumed."""
+NETWORK, REACHED = 50.0, 0.8
+"""GB/s of a device to other computers (NDR InfiniBand, 400 Gb/s), and the share of it that is reached; assumed."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class Machine:
     count: int = 1
     sharding: str = "none"
     """`none` on one device; `ddp` keeps all on each; `fsdp` (FSDP2, ZeRO-3) splits weights, gradients and state."""
+
+    @property
+    def link(self) -> float:
+        """What a device sends to others, in GB/s: within one computer by its own link, beyond it by the network."""
+        return self.device.link if self.count <= NODE else min(self.device.link, REACHED * NETWORK)
 
     def __str__(self) -> str:
         return f"{self.count}x{self.device.name}" if self.count > 1 else self.device.name

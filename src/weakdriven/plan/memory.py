@@ -191,6 +191,8 @@ def training_memory(step: Step, machine: Machine) -> Memory:
         replace(whole, activations=embedding, moment="the embedding's gradient"),
     ]
     peak = max(moments, key=lambda moment: moment.allocated)
+    if machine.sharding == "ddp":  # its buckets are a copy of all gradients, there from the start
+        peak = replace(peak, gradients=peak.gradients + gradients)
     return with_reserve(peak, on_cpu=step.on_cpu)
 
 

@@ -124,10 +124,10 @@ def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> 
     size = 2 if step.precision != "fp32" else 4
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
     if machine.sharding == "fsdp" and not whole_step:
-        return 3 * size * weights * share / (machine.device.link * 1e9)
+        return 3 * size * weights * share / (machine.link * 1e9)
     if machine.sharding == "ddp" and whole_step:
         gradients = step.trained * step.shape.trained * step.trained_bytes
-        return 2 * gradients * share / (machine.device.link * 1e9)
+        return 2 * gradients * share / (machine.link * 1e9)
     return 0.0
 
 

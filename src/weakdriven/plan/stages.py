@@ -29,6 +29,54 @@ CHECKPOINTS = 3
 """Two are kept, and the next is written before the oldest goes."""
 
 
+def epoch_rows(part: Part, recipe: Recipe, count: int) -> int:
+    """Rows of an epoch of a training stage; of one whose rows are drawn or sampled, the most there can be.
+
+    Args:
+        count: Rows of the training data.
+    """
+    if part.budget:
+        return _budget_rows(recipe, count)
+    if part.pairs or part.adapter is not None:
+        return most_pairs(part.block, recipe, count)
+    if part.active and not part.matched:
+        return active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
+    return count
+
+
+def batch_is_known(part: Part, recipe: Recipe, count: int) -> bool:
+    """Whether a step's rows are known before the stage's own: fewer than a batch are one batch, however many.
+
+    Micro-batches divide it, so that one row more or less makes them larger or smaller.
+    """
+    if part.settings is None:
+        return True
+    drawn = part.pairs or part.adapter is not None or (part.active and not part.matched)
+    return not drawn or epoch_rows(part, recipe, count) >= part.settings.batch_size
+
+
+def sampled_prompts(block: str, recipe: Recipe, count: int) -> int:
+    """Of DPO, SPIN or SSB: rows that completions are sampled for."""
+    return min(getattr(recipe, block).rollouts.subsample or count, count)
+
+
+def most_pairs(block: str, recipe: Recipe, count: int) -> int:
+    """Pairs or replies that come of them, at most."""
+    return sampled_prompts(block, recipe, count) * (recipe.spin.rollouts.samples if block == "spin" else 1)
+
+
+def _budget_rows(recipe: Recipe, count: int) -> int:
+    """As pipeline/controls.py: a token costs 1 forward and 2 backward, 1 with adapters."""
+    learns = 2 if recipe.lora else 3
+    pair = learns + (0 if not recipe.joint.mixes else learns if recipe.joint.weak == "joint" else 1)
+    scans = recipe.joint.rounds + 1 if recipe.selection.enabled else 0
+    drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
+    rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
+    first = 0 if recipe.sft.model else learns * recipe.sft.epochs * count
+    spent = first + scans * count + pair * recipe.joint.rounds * recipe.joint.epochs * rows
+    return max(round(spent / learns), 1)
+
+
 @dataclass(frozen=True)
 class Planner:
     """Everything that the stages of one plan share."""
@@ -56,11 +104,15 @@ class Planner:
         if part.name == "merged":
             return Cost(part, self.shape.parameters, kept=self.model_bytes(replace(self.shape, adapter=None)))
         if part.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
-            tokens = self.rows.count * self.rows.mean
+            count = sampled_prompts("ssb", self.recipe, self.rows.count)
             asked = getattr(self.recipe.ssb, "top_k", 20)
-            return replace(self._scan(part), kept=tokens * (TOKEN_BYTES + 6 * asked + 4))
-        texts = part.name.startswith(("pairs/", "hints/"))
-        return Cost(part, kept=self.rows.count * (ANSWER_BYTES * 2 * self.rows.mean if texts else SCORE_BYTES))
+            found = replace(self, rows=replace(self.rows, count=count))._scan(part)
+            return replace(found, kept=count * self.rows.mean * (TOKEN_BYTES + 6 * asked + 4))
+        if part.name.startswith(("pairs/", "hints/")):
+            block = part.name.partition("/")[2].partition("-")[0]
+            texts = most_pairs(block, self.recipe, self.rows.count)
+            return Cost(part, kept=texts * ANSWER_BYTES * 2 * self.rows.mean)
+        return Cost(part, kept=self.rows.count * SCORE_BYTES)
 
     def shape_for(self, part: Part) -> Shape:
         if part.adapter is None:
@@ -68,29 +120,7 @@ class Planner:
         return self.shape.with_adapter((self.adapters or {}).get(part.adapter))
 
     def part_rows(self, part: Part) -> int:
-        """Rows of an epoch of a training stage."""
-        recipe, count = self.recipe, self.rows.count
-        if part.budget:
-            return self._budget_rows()
-        if part.pairs or part.adapter is not None:  # at most one for each completion that is asked for
-            rollouts = {"dpo": recipe.dpo, "spin": recipe.spin, "ssb": recipe.ssb}[part.block].rollouts
-            prompts = min(rollouts.subsample or count, count)
-            return prompts * rollouts.samples if part.block == "spin" else prompts
-        if part.active and not part.matched:
-            return active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
-        return count
-
-    def _budget_rows(self) -> int:
-        """As pipeline/controls.py: a token costs 1 forward and 2 backward, 1 with adapters."""
-        recipe, count = self.recipe, self.rows.count
-        learns = 2 if recipe.lora else 3
-        pair = learns + (0 if not recipe.joint.mixes else learns if recipe.joint.weak == "joint" else 1)
-        scans = recipe.joint.rounds + 1 if recipe.selection.enabled else 0
-        drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
-        rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
-        first = 0 if recipe.sft.model else learns * recipe.sft.epochs * count
-        spent = first + scans * count + pair * recipe.joint.rounds * recipe.joint.epochs * rows
-        return max(round(spent / learns), 1)
+        return epoch_rows(part, self.recipe, self.rows.count)
 
     def step(self, part: Part, *, length: float, micro: int, accumulates: bool = True) -> Step:
         recipe, settings = self.recipe, part.settings
@@ -128,6 +158,8 @@ class Planner:
         steps = phase_steps(rows, part.epochs, settings.batch_size)
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
+        asked = 2 * rows * self.rows.mean if part.pairs else 0.0  # the reference's pass over both sides, once
+        seconds += scan_seconds(self._asked(self.rows.mean), self.machine.device, asked) / devices
         checkpoint = self.checkpoint_bytes(part, shape)
         writes = CHECKPOINTS if steps > 2 * settings.save_steps else max(-(-steps // settings.save_steps), 1)
         snapshots = len(settings.snapshots)
@@ -140,7 +172,7 @@ class Planner:
             micro_batch=micro,
             steps=steps,
             tokens=part.trained * mean.tokens * many * devices * steps,
-            flops=work.flops * many * devices * steps,
+            flops=work.flops * many * devices * steps + self._scan_flops(asked),
             seconds=seconds,
             low=seconds * (1 - SPREAD),
             high=seconds * (1 + SPREAD),
@@ -163,18 +195,25 @@ class Planner:
         state = state_bytes(settings.optimizer, size)
         return part.models * weights * size + part.trained * weights * state + self.tokenizer_bytes
 
-    def _scan(self, part: Part) -> Cost:
-        recipe, rows = self.recipe, self.rows
-        batch = max(recipe.selection.batch_tokens, rows.longest)
-        asked = Step(
-            replace(self.shape, adapter=self.shape.adapter),
-            tokens=batch,
-            length=rows.mean,
+    def _asked(self, tokens: float) -> Step:
+        """A forward pass over rows of the mean length."""
+        return Step(
+            self.shape,
+            tokens=tokens,
+            length=self.rows.mean,
             trained=0,
-            precision="fp32" if recipe.precision == "fp32" else "bf16",
+            precision="fp32" if self.recipe.precision == "fp32" else "bf16",
             fast=self.fast,
             on_cpu=self.machine.device.is_cpu,
         )
+
+    def _scan_flops(self, tokens: float) -> float:
+        return tokens * (2.0 * self.shape.products + self.shape.attention_flops(self.rows.mean))
+
+    def _scan(self, part: Part) -> Cost:
+        recipe, rows = self.recipe, self.rows
+        batch = max(recipe.selection.batch_tokens, rows.longest)
+        asked = self._asked(batch)
         tokens = rows.count * rows.mean
         seconds = scan_seconds(asked, self.machine.device, tokens) / self.machine.count
         return Cost(
@@ -182,7 +221,7 @@ class Planner:
             parameters=self.shape.parameters,
             memory=forward_memory(replace(asked, tokens=min(batch, tokens))),
             tokens=tokens,
-            flops=tokens * (2.0 * self.shape.products + self.shape.attention_flops(rows.mean)),
+            flops=self._scan_flops(tokens),
             seconds=seconds,
             low=seconds * (1 - SPREAD),
             high=seconds * (1 + SPREAD),
