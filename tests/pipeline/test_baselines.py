@@ -166,6 +166,7 @@ def test_a_baseline_is_evaluated_under_its_name(tmp_path):
     assert (tmp_path / "run/report.html").is_file()
 
 
+@pytest.mark.timeout(1800)  # minutes on a processor without bf16
 def test_adapters_learn_by_every_loss(tmp_path):
     adapters = [
         "lora.rank=4",
