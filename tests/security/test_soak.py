@@ -16,7 +16,7 @@ def test_three_short_demos_leave_no_process_file_or_thread_behind():
     first, *_, last = notes
     for name in soak.COUNTED:
         assert getattr(last, name) <= getattr(first, name), name
-    assert last.children == last.leftovers == 0
+    assert last.leftovers == 0
     assert last.rss < 1.15 * first.rss
 
 
