@@ -38,7 +38,9 @@ def test_bf16_runs_end_to_end_and_saves_finite_bf16_weights_that_have_learnt(tmp
         trained = weights(tmp_path / "run", model)
         assert {weight.dtype for weight in trained.values()} == {torch.bfloat16}
         assert all(weight.isfinite().all() for weight in trained.values())
-        assert all(not torch.equal(trained[name], start[name]) for name in start)
+        # a norm's weight of about 1 moves by less than bf16 can tell in so few steps
+        matrices = [name for name, weight in start.items() if weight.ndim > 1]
+        assert matrices and not any(torch.equal(trained[name], start[name]) for name in matrices)
         config = json.loads((tmp_path / "run" / model / "config.json").read_text())
         assert config["use_cache"] is True and config["dtype"] == "bfloat16"
         steps = [json.loads(line) for line in (tmp_path / "run" / model / "metrics.jsonl").read_text().splitlines()]

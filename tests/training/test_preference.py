@@ -229,11 +229,11 @@ def test_a_reference_is_asked_once_and_a_killed_training_goes_on_as_it_was(work,
         train(demo_model(), rows, work, epochs=2, progress=Kill())
     assert last_complete_checkpoint(work / "checkpoints").name == "checkpoint-2"
     kept = (work / REFERENCE).read_text().splitlines()
-    (work / REFERENCE).write_text("\n".join(kept[:5]) + '\n{"key": "half')
+    (work / REFERENCE).write_text("\n".join(kept[:4]) + '\n{"key": "half')
     asked.clear()
     again = demo_model()
     train(again, rows, work, epochs=2)
-    assert asked == [2, 1]
+    assert asked == [2, 2], "the same two together as before, so that not a bit differs"
     assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
     assert [row["loss"] for row in logged(work)] == [row["loss"] for row in logged(work.with_name("whole"))]
     asked.clear()
