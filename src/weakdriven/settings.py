@@ -59,6 +59,14 @@ class TrainSettings(Settings):
     """Shares of this phase's steps, such as [0.25, 0.5, 0.75], after which the model is kept too, in
     <stage>/snapshots/25 and so on. A changed list trains the phase again."""
 
+    def steps(self, rows: int, epochs: int | None = None) -> int:
+        """Optimizer steps over so many rows, for other epochs if told; fewer rows than a batch are one batch.
+
+        >>> TrainSettings(batch_size=512).steps(1000), TrainSettings(batch_size=512).steps(100, epochs=3)
+        (1, 3)
+        """
+        return rows // min(self.batch_size, rows) * (self.epochs if epochs is None else epochs)
+
     @field_validator("snapshots")
     @classmethod
     def _whole_percents_that_rise(cls, shares: list[float]) -> list[float]:

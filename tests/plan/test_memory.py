@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weakdriven.errors import UserError
 from weakdriven.plan.devices import DEVICES, GIB, Machine, match_device, parse_machine
 from weakdriven.plan.memory import Step, forward_memory, loss_memory, state_bytes, training_memory
-from weakdriven.plan.parts import Rows, active_rows, micro_batch, phase_steps
+from weakdriven.plan.parts import Rows, active_rows, micro_batch
 from weakdriven.plan.shape import Adapter, Shape
 from weakdriven.plan.speed import (
     PRODUCTS,
@@ -112,7 +112,6 @@ def test_answers_take_a_step_a_token():
 def test_micro_batches_steps_and_active_rows_by_hand():
     assert micro_batch(100, 512, 8) == (4, 25)  # fewer rows than a batch are one batch, of which 8 is no divisor
     assert micro_batch(10_000, 512, 4, devices=64) == (4, 2)
-    assert phase_steps(1000, 2, 512) == 2 and phase_steps(100, 3, 512) == 3
     assert active_rows(10_000, 1.0, dedup=True) == 6321 and active_rows(10, 2.0, dedup=False) == 20
 
 

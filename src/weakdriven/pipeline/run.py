@@ -39,7 +39,6 @@ from weakdriven.rundir import (
     claimed,
 )
 from weakdriven.settings import TrainSettings
-from weakdriven.training.arguments import phase_steps
 from weakdriven.training.snapshots import snapshot_steps
 
 if TYPE_CHECKING:
@@ -184,8 +183,7 @@ def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
     if any(settings.snapshots for settings in known.values()):
         rows = len(load_tokens(data.path / TOKENS))
         for name, settings in known.items():
-            steps = phase_steps(rows, epochs=settings.epochs, batch_size=settings.batch_size)
-            snapshot_steps(settings.snapshots, steps, name)
+            snapshot_steps(settings.snapshots, settings.steps(rows), name)
 
 
 def whole_plan(stages: Stages, planned: list[Planned]) -> dict[str, str]:

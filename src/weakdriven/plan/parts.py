@@ -147,11 +147,6 @@ def active_rows(rows: int, multiplier: float, dedup: bool) -> int:
     return max(round(rows * -math.expm1(-draws / rows)), 1)
 
 
-def phase_steps(rows: int, epochs: int, batch: int) -> int:
-    """As training/arguments.py counts them: fewer rows than a batch are one batch."""
-    return rows // min(batch, rows) * epochs
-
-
 def micro_batch(rows: int, batch: int, micro: int, devices: int = 1) -> tuple[int, int]:
     """Rows of a micro-batch on one device as it is really taken, and how many of them make a step.
 

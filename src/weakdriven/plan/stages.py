@@ -13,7 +13,6 @@ from weakdriven.plan.parts import (
     Rows,
     active_rows,
     micro_batch,
-    phase_steps,
 )
 from weakdriven.plan.shape import Adapter, Shape
 from weakdriven.plan.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
@@ -155,7 +154,7 @@ class Planner:
             self.step(part, length=self.longest(part), micro=micro, accumulates=many > 1), self.machine
         )
         mean = self.step(part, length=self.rows.mean, micro=micro)
-        steps = phase_steps(rows, part.epochs, settings.batch_size)
+        steps = settings.steps(rows, part.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
         asked = 2 * rows * self.rows.mean if part.pairs else 0.0  # the reference's pass over both sides, once

@@ -39,11 +39,6 @@ def training_order(
     return np.concatenate([shuffle[:keep] for shuffle in shuffles])
 
 
-def phase_steps(rows: int, *, epochs: int, batch_size: int) -> int:
-    """Optimizer steps of a phase; fewer rows than a batch are one batch."""
-    return rows // min(batch_size, rows) * epochs
-
-
 def training_arguments(
     settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
 ) -> SFTConfig:
@@ -55,7 +50,7 @@ def training_arguments(
     processes = size()
     refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)
     micro, accumulation = divide(batch, settings.micro_batch_size, processes)
-    steps = phase_steps(rows, epochs=epochs, batch_size=batch)
+    steps = settings.steps(rows, epochs)
     eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
         output_dir=str(folder),

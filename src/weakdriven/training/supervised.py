@@ -26,7 +26,7 @@ from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.stopping import Stopped
-from weakdriven.training.arguments import phase_steps, training_arguments, training_order
+from weakdriven.training.arguments import training_arguments, training_order
 from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import (
@@ -83,8 +83,7 @@ class Phase:
         folder = self.work / "checkpoints"
         callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
-            steps = phase_steps(rows, epochs=epochs, batch_size=settings.batch_size)
-            kept = snapshot_steps(settings.snapshots, steps, self.stage)
+            kept = snapshot_steps(settings.snapshots, settings.steps(rows, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         # its default is a folder in the checkpoints, which go away with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
@@ -160,7 +159,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = sum(weight.numel() for weight in saved if weight.requires_grad)
     optimizer = optimizer_bytes(settings.optimizer, trained, 2 if recipe.precision == "bf16" else 4)
-    steps = phase_steps(len(cast(Dataset, trainer.train_dataset)), epochs=1, batch_size=settings.batch_size)
+    steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # one at the last step too
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if isinstance(model, WeakStrongPair) else 1)
