@@ -9,23 +9,18 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from weakdriven.plan.devices import DEVICES, MEASURED, NETWORK, NODE, REACHED
+from weakdriven.plan.speed import sharded_traffic
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "scale-model.md"
 GIB, GB = 2**30, 1e9
 
-NVLINK = 450 * GB
-"""Bytes a second that a GPU sends to others of its machine: NVLink 4 has 900 GB/s in both directions together."""
-INFINIBAND = 50 * GB
-"""Bytes a second that a GPU sends to other machines: NDR, 400 Gb/s for each GPU."""
-REACHED = 0.8
-"""Share of those figures that large collectives are taken to reach."""
 HIDDEN = 0.9
 """Share of the products' time behind which communication can hide; the first gathers and the last scatter cannot."""
 H200, H100 = 141 * GB, 80 * GB
 RESERVED = 0.92
 """Share of a device's memory that tensors can have: the rest is CUDA's context, NCCL's buffers and fragments."""
-MACHINE = 8
-"""GPUs that NVLink joins."""
 ROWS, TOKENS, BATCH = 111_657, 4096, 512
 """The paper's math set; every row is taken to be full, so that hours are an upper bound; rows of a step."""
 MICRO = 4 * 4096
@@ -73,7 +68,7 @@ SIZES = [
     Size("32B", 64, 5120, 25_600, 64, 8, 128, 151_936, tied=False),
     Size("70B", 80, 8192, 29_568, 64, 8, 128, 152_064, tied=False),
 ]
-DEVICES = [8, 64, 512]
+COUNTS = [8, 64, 512]
 
 
 def measured_step(variant: str = "pair, all recomputed", shape: str = "qwen3-4b 4x4096") -> float:
@@ -115,11 +110,12 @@ class Estimate:
         return 2 * 4 * self.size.flops(self.tokens, TOKENS) / achieved()
 
     def bandwidth(self) -> float:
-        return REACHED * (NVLINK if self.devices <= MACHINE else INFINIBAND)
+        """Bytes a second that large collectives reach: of NVLink's rate within a machine, of InfiniBand's beyond."""
+        return REACHED * GB * (DEVICES[MEASURED].link if self.devices <= NODE else NETWORK)
 
     def traffic(self) -> float:
-        """Bytes that a device takes part in for one micro-batch: bf16 weights twice, gradients once, of both models."""
-        return 2 * 3 * 2 * self.size.weights * (self.devices - 1) / self.devices
+        """Bytes that a device takes part in for one micro-batch, of both models in bf16."""
+        return sharded_traffic(2 * self.size.weights, 2, self.devices)
 
     def communication(self) -> float:
         return self.traffic() / self.bandwidth()
@@ -163,7 +159,7 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
 def time_table() -> str:
     rows = []
     for size in SIZES:
-        for devices in DEVICES:
+        for devices in COUNTS:
             one = Estimate(size, devices, 8)
             share = one.communication() / one.compute()
             rows.append(
@@ -184,7 +180,7 @@ def time_table() -> str:
 def memory_table() -> str:
     rows = []
     for size in SIZES:
-        for devices in DEVICES:
+        for devices in COUNTS:
             cells = [f"{size.name} + {size.name}", str(devices)]
             for bytes_per_weight in (8, 16):
                 one = Estimate(size, devices, bytes_per_weight)

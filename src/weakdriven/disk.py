@@ -7,20 +7,8 @@ from pathlib import Path
 
 from weakdriven.errors import WRITE_FAILURES, UserError
 
-STATE_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2, "adamw_fp8": 2}
-"""What an optimizer keeps for a trained weight, two means of it; the others keep them in the weight's own precision."""
 SMALL_FILES = 1 << 20
 """Tokenizer, configuration, random states and so on of one folder, rounded up."""
-
-
-def optimizer_bytes(optimizer: str, parameters: int, bytes_per_weight: int) -> int:
-    """State of an optimizer over so many trained weights.
-
-    >>> optimizer_bytes("adamw", 10, 4), optimizer_bytes("adamw_8bit", 10, 4), optimizer_bytes("rmsprop", 10, 4)
-    (80, 20, 40)
-    """
-    each = bytes_per_weight if optimizer == "rmsprop" else 2 * bytes_per_weight
-    return parameters * STATE_BYTES.get(optimizer, each)
 
 
 def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: int, kept: int = 2) -> int:

@@ -1,7 +1,8 @@
 """What to change when training runs out of memory: the three cheapest ways, each with what it frees."""
 
-from weakdriven.disk import gib, optimizer_bytes
+from weakdriven.disk import gib
 from weakdriven.errors import UserError
+from weakdriven.plan.memory import state_bytes
 from weakdriven.recipe import Recipe
 from weakdriven.settings import TrainSettings
 
@@ -43,8 +44,8 @@ def remedies(settings: TrainSettings, recipe: Recipe, parameters: int) -> list[s
             "at a time, for about a fifth more time, the same result"
         )
     weight = 2 if recipe.precision == "bf16" else 4
-    state = optimizer_bytes(settings.optimizer, parameters, weight)
-    if (freed := state - optimizer_bytes("adamw_8bit", parameters, weight)) > 0:
+    state, smaller = (int(parameters * state_bytes(name, weight)) for name in (settings.optimizer, "adamw_8bit"))
+    if (freed := state - smaller) > 0:
         change = f"its state {gib(state)} -> {gib(state - freed)}, frees {gib(freed)}"
         ways.append(f"optimizer {settings.optimizer} -> adamw_8bit: {change}")
     if recipe.lora is None:

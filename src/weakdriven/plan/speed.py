@@ -116,18 +116,26 @@ def update_seconds(step: Step, machine: Machine) -> float:
     return moved / (STREAM * machine.device.bandwidth * 1e12)
 
 
+def sharded_traffic(weights: float, size: int, devices: int) -> float:
+    """Bytes that FSDP2 moves for a device and micro-batch: each weight there twice, its gradient back once.
+
+    >>> sharded_traffic(10, 2, devices=1), sharded_traffic(10, 2, devices=4)
+    (0.0, 45.0)
+    """
+    return 3 * size * weights * (devices - 1) / devices
+
+
 def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
-    """What the links take for a micro-batch (FSDP: weights twice, gradients once) or a step (DDP: gradients)."""
+    """What the links take for a micro-batch (FSDP) or a step (DDP: gradients)."""
     if machine.count == 1:
         return 0.0
-    share = (machine.count - 1) / machine.count
     size = 2 if step.precision != "fp32" else 4
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
     if machine.sharding == "fsdp" and not whole_step:
-        return 3 * size * weights * share / (machine.link * 1e9)
+        return sharded_traffic(weights, size, machine.count) / (machine.link * 1e9)
     if machine.sharding == "ddp" and whole_step:
         gradients = step.trained * step.shape.trained * step.trained_bytes
-        return 2 * gradients * share / (machine.link * 1e9)
+        return 2 * gradients * (machine.count - 1) / machine.count / (machine.link * 1e9)
     return 0.0
 
 

@@ -15,11 +15,12 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback
 
-from weakdriven.disk import disk_need, held, is_full, optimizer_bytes, refuse_full_disk
+from weakdriven.disk import disk_need, held, is_full, refuse_full_disk
 from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
 from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
+from weakdriven.plan.memory import state_bytes
 from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
 from weakdriven.remedies import is_out_of_memory, out_of_memory
@@ -157,8 +158,9 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     adapter = any(isinstance(part, PeftModel) for part in model.modules())
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
-    trained = sum(weight.numel() for weight in saved if weight.requires_grad)
-    optimizer = optimizer_bytes(settings.optimizer, trained, 2 if recipe.precision == "bf16" else 4)
+    trained = [weight for weight in saved if weight.requires_grad]
+    states = (weight.numel() * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
+    optimizer = math.ceil(sum(states))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # one at the last step too
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
