@@ -1,4 +1,4 @@
-"""What a training phase will write, in bytes, compared with what the disk has left before anything is computed."""
+"""What a run and each of its training phases will write, in bytes, compared with what the disk has left."""
 
 import errno
 import math
@@ -7,11 +7,13 @@ from pathlib import Path
 
 from weakdriven.errors import WRITE_FAILURES, UserError
 
+CHECKPOINTS = 3
+"""Two are kept, and the next is written before the oldest goes."""
 SMALL_FILES = 1 << 20
 """Tokenizer, configuration, random states and so on of one folder, rounded up."""
 
 
-def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: int, kept: int = 2) -> int:
+def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: int) -> int:
     """Most bytes that a training phase has on disk at once.
 
     Args:
@@ -20,13 +22,11 @@ def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: i
         model: Bytes of a model that stays, which may be fewer: one of two, or in bf16.
         models: Folders that stay: the result, its snapshots, perhaps the weak model.
         saves: Checkpoints that will be written.
-        kept: Checkpoints that are kept; while one more is written they are all there.
 
     >>> disk_need(weights=8_000_000_000, optimizer=16_000_000_000, model=8_000_000_000, models=1, saves=9) / 1e9
     80.004194304
     """
-    at_once = min(saves, kept + 1)
-    return at_once * (weights + optimizer + SMALL_FILES) + models * (model + SMALL_FILES)
+    return min(saves, CHECKPOINTS) * (weights + optimizer + SMALL_FILES) + models * (model + SMALL_FILES)
 
 
 def held(folder: Path) -> int:
@@ -42,13 +42,19 @@ def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, sa
         checkpoint: Bytes of one checkpoint.
         saves: How many will be written.
     """
+    if short := shortage(folder, need, stage):
+        at_once = f"{min(saves, CHECKPOINTS)} checkpoints of {gib(checkpoint)} are on disk at once"
+        raise UserError(f"{short}, or raise save_steps (it saves {saves} times, and {at_once}).")
+
+
+def shortage(folder: Path, need: int, what: str) -> str:
+    """What the file system that holds a folder lacks, and what to do, as the beginning of a sentence; or nothing."""
     free = shutil.disk_usage(folder).free
     if free >= need:
-        return
-    at_once = f"{min(saves, 3)} checkpoints of {gib(checkpoint)} are on disk at once"
-    raise UserError(
-        f"{stage} will need about {gib(need)} on disk, and {folder} has {gib(free)} free; free {gib(need - free)} more "
-        f"or give an --output on another disk, or raise save_steps (it saves {saves} times, and {at_once})."
+        return ""
+    return (
+        f"{what} will need about {gib(need)} on disk, and {folder} has {gib(free)} free; free {gib(need - free)} more "
+        "or give an --output on another disk"
     )
 
 

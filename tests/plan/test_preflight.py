@@ -1,6 +1,8 @@
-"""A run that cannot fit is refused before anything is trained; on facts alone, and not with --force."""
+"""A run that cannot fit in memory or on the disk is refused before anything is trained; not with --force."""
 
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +12,9 @@ from weakdriven.pipeline import preflight
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.plan.devices import DEVICES, GIB, Machine, this_much
 from weakdriven.plan.memory import Memory
-from weakdriven.plan.parts import Cost
+from weakdriven.plan.parts import Cost, Part, disk_bytes
 from weakdriven.plan.stages import Planner
-from weakdriven.rundir import Planned
+from weakdriven.rundir import Planned, work_folder
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
 
@@ -112,3 +114,33 @@ def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu
     assert any("may be fewer" in text for text in checked(tmp_path / "run").notes)
     with pytest.raises(UserError, match="round-1/strong needs about 9"):
         carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Noted(), all_stages)
+
+
+def with_disk(monkeypatch, size: int) -> None:
+    """A file system that has so many bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+
+
+def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    with_disk(monkeypatch, 30 << 20)
+    recorder = Noted()
+    with pytest.raises(UserError, match=r"^The run will need about .* 30\.0 MiB free; free .* MiB more") as refusal:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
+    assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
+    assert "checkpoints of round-1/strong" in str(refusal.value) and "weakdriven run --force" in str(refusal.value)
+    noted = checked(tmp_path / "run", force=True)
+    assert any(text.startswith("The run will need") and "--force" in text for text in noted.notes)
+
+
+def test_what_is_on_the_disk_already_needs_no_room_again(tmp_path):
+    put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
+    put(tmp_path / "sft/model.safetensors", 10)
+    costs = [Cost(Part(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
+    first, second = (preflight.still_to_write(cost, tmp_path) for cost in costs)
+    assert disk_bytes([first]) == (10 - 10 - 30, 10 + 60 - 30), "an older result stays until the new one is there"
+    assert disk_bytes([first, second]) == (-20, 40)
+
+
+def put(path, size: int) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(size))

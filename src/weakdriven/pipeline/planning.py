@@ -37,6 +37,7 @@ from weakdriven.plan.parts import (
     Cost,
     Part,
     Rows,
+    disk_bytes,
 )
 from weakdriven.plan.shape import Adapter, Shape
 from weakdriven.plan.stages import Planner
@@ -74,11 +75,7 @@ class Plan:
     @property
     def disk(self) -> tuple[float, float]:
         """Bytes that stay, and the most there are at a time."""
-        kept, most = 0.0, 0.0
-        for cost in self.costs:
-            most = max(most, kept + cost.kept + cost.work)
-            kept += cost.kept
-        return kept, most
+        return disk_bytes(self.costs)
 
     @property
     def fits(self) -> bool:

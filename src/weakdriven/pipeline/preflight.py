@@ -1,11 +1,15 @@
-"""Before the first stage of a run is trained: does each one fit on the device at hand?
+"""Before the first stage of a run is trained: does each one fit on the device at hand, and all of them on the disk?
 
-Only facts count: the longest tokenised row, the settings, the memory that there is. What is a guess never stops a run.
+Only facts count: the longest tokenised row, the settings, the memory and the disk that there are. What is a guess never
+stops a run.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from weakdriven.disk import gib, held, shortage
 from weakdriven.errors import UserError
 from weakdriven.models.layers import fast_layers
 from weakdriven.pipeline.outline import Outline
@@ -13,9 +17,10 @@ from weakdriven.pipeline.planning import Planning, machine_at_hand, rows_of
 from weakdriven.pipeline.shapes import read_config
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.devices import GIB
-from weakdriven.plan.parts import Advice, Cost, Part
+from weakdriven.plan.parts import Advice, Cost, Part, disk_bytes
 from weakdriven.plan.stages import batch_is_known
-from weakdriven.rundir import Planned, Progress, Stage
+from weakdriven.processes import led
+from weakdriven.rundir import Planned, Progress, Stage, work_folder
 
 TOLERANCE = 0.1
 """How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
@@ -26,7 +31,7 @@ def will_run(planned: list[Planned]) -> set[str]:
     return {entry.name for entry in planned if entry.reason and not entry.reason.startswith("taken over")}
 
 
-def check_memory(
+def check_room(
     stages: Stages,
     data: Stage,
     planned: list[Planned],
@@ -35,7 +40,7 @@ def check_memory(
     *,
     force: bool = False,
 ) -> None:
-    """Refuse a run with a training stage or scan that cannot fit; one that may not is told.
+    """Refuse a run that cannot fit in memory or on the disk; what may not fit is told.
 
     Args:
         data: The finished rows.
@@ -44,24 +49,32 @@ def check_memory(
     """
     names = will_run(planned)
     parts = [part for part in Outline.beside(stages).listed(work) if part.name in names]
-    parts = [part for part in parts if part.kind in ("train", "scan")]
+    parts = [part for part in parts if part.kind in ("train", "scan") or part.name == "merged"]
     if not parts:
         return
     planning = planning_of(stages, data)
-    room = planning.machine.device.memory
     try:
-        planner = planning.planner(stages.recipe)
+        costs = [planning.planner(stages.recipe).cost(part) for part in parts]
     except UserError as error:  # an architecture that a plan does not know trains all the same
-        progress.note(f"Whether it fits in memory is not known. {error}")
+        progress.note(f"Whether it fits in memory and on the disk is not known. {error}")
         return
-    for cost in map(planner.cost, parts):
-        assert cost.memory is not None
+    check_memory(costs, planning, progress, force=force)
+    saved = [cost for cost in costs if cost.part.kind != "scan"]
+    led(lambda: check_disk(saved, stages.run.root, progress, force=force))  # what is free may change between two looks
+
+
+def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:
+    """On one device, each training stage and scan alone."""
+    recipe, room = planning.recipe, planning.machine.device.memory
+    for cost in costs:
+        if cost.memory is None:
+            continue
         needs = cost.memory.allocated
         if needs <= room * (1 - TOLERANCE):
             continue
         impossible = needs * (1 - TOLERANCE) > room
         sentence = told(cost, room, planning)
-        if not batch_is_known(cost.part, stages.recipe, planner.rows.count):
+        if not batch_is_known(cost.part, recipe, planning.rows.count):
             progress.note(f"{sentence} Its rows may be fewer, and its micro-batches smaller, so it is tried.")
         elif not impossible:
             progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
@@ -70,6 +83,26 @@ def check_memory(
         else:
             advice = planning.advice(cost, room + cost.memory.reserve, 0)  # which is not part of what was found
             raise UserError(f"{sentence} {remedies(advice)}")
+
+
+def check_disk(costs: list[Cost], root: Path, progress: Progress, *, force: bool) -> None:
+    """Models that will be kept and checkpoints on the way; what else a run writes is small, and guessed in a plan."""
+    need = disk_bytes(still_to_write(cost, root) for cost in costs)[1]
+    short = shortage(root, round(need), "The run")
+    if not short:
+        return
+    largest = max(costs, key=lambda cost: cost.work)
+    most = f"checkpoints of {largest.part.name} are up to {gib(round(largest.work))} of it at once"
+    sentence = f"{short}{f', or raise save_steps ({most})' if largest.work else ''}."
+    if not force:
+        raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
+    progress.note(f"{sentence} It is tried all the same (--force).")
+
+
+def still_to_write(cost: Cost, root: Path) -> Cost:
+    """Beyond what is on the disk now: an older result and what an earlier try has begun go when the stage is done."""
+    older, begun = held(root / cost.part.name), held(work_folder(root, cost.part.name))
+    return replace(cost, kept=cost.kept - older - begun, work=cost.work + older)
 
 
 def planning_of(stages: Stages, data: Stage) -> Planning:

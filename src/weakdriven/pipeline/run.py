@@ -15,7 +15,7 @@ from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.merge import merged
-from weakdriven.pipeline.preflight import check_memory
+from weakdriven.pipeline.preflight import check_room
 from weakdriven.pipeline.rehearsal import rehearse
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
@@ -105,7 +105,7 @@ def carry_out(
         beside: Nothing of a run that is there may change: no stage is trained or computed anew, no plan written.
         siblings: Runs whose finished stages are taken over where they are the same.
         locks: Folder that keeps siblings at work from computing the same stage side by side.
-        force: Train what is predicted not to fit in memory.
+        force: Train what is predicted not to fit in memory or on the disk.
         rehearsal: Try two steps of every training stage first; None: on CUDA, where memory is short and time dear.
     """
     transformers_logging.disable_progress_bar()
@@ -121,7 +121,7 @@ def carry_out(
             data = stages.data()  # reads every row, so that a bad one is found before an older run here is touched
             refuse_same_snapshots(recipe, data)
             if not beside:
-                check_memory(stages, data, planned, work, progress, force=force)
+                check_room(stages, data, planned, work, progress, force=force)
                 if rehearsal if rehearsal is not None else torch.cuda.is_available():
                     rehearse(stages, data, planned, work, progress)
             if leads and not beside:

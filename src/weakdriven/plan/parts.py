@@ -1,6 +1,7 @@
 """The parts of a plan: what a stage is, what is known of the rows, and what the stage takes."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -133,6 +134,15 @@ class Advice:
     """The first of them that fit when taken together; empty if none do."""
     micro_batch: int = 0
     """Largest micro_batch_size that fits with nothing else changed; 0: none."""
+
+
+def disk_bytes(costs: Iterable[Cost]) -> tuple[float, float]:
+    """Bytes that stay on the disk once all stages have run, and the most there are at a time."""
+    kept, most = 0.0, 0.0
+    for cost in costs:
+        most = max(most, kept + cost.kept + cost.work)
+        kept += cost.kept
+    return kept, most
 
 
 def active_rows(rows: int, multiplier: float, dedup: bool) -> int:

@@ -1,7 +1,9 @@
 """What each stage of a recipe takes, from its shape, its rows and the machine."""
 
+import math
 from dataclasses import dataclass, replace
 
+from weakdriven.disk import CHECKPOINTS
 from weakdriven.plan.devices import Machine
 from weakdriven.plan.memory import Step, forward_memory, state_bytes, training_memory
 from weakdriven.plan.parts import (
@@ -24,8 +26,6 @@ SCORE_BYTES = 60
 """Of a row in a file of scores, and about as much in an active set."""
 ANSWER_BYTES = 5
 """Of a token of a completion, as text with what is kept beside it."""
-CHECKPOINTS = 3
-"""Two are kept, and the next is written before the oldest goes."""
 
 
 def epoch_rows(part: Part, recipe: Recipe, count: int) -> int:
@@ -160,7 +160,7 @@ class Planner:
         asked = 2 * rows * self.rows.mean if part.pairs else 0.0  # the reference's pass over both sides, once
         seconds += scan_seconds(self._asked(self.rows.mean), self.machine.device, asked) / devices
         checkpoint = self.checkpoint_bytes(part, shape)
-        writes = CHECKPOINTS if steps > 2 * settings.save_steps else max(-(-steps // settings.save_steps), 1)
+        writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
         snapshots = len(settings.snapshots)
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
         return Cost(
