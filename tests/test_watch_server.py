@@ -273,6 +273,22 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
     assert snapshot(tmp_path) == there
 
 
+def test_the_command_ends_at_once_when_it_is_told_to(tmp_path):
+    begin_run(tmp_path)
+    command = [sys.executable, "-m", "weakdriven", "watch", str(tmp_path), "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        while "stages are done" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert errors.startswith("Stopped on SIGTERM") and errors.count("\n") == 1
+
+
 @pytest.mark.parametrize("display", [":0", ""])
 def test_the_browser_is_given_a_private_file_and_none_is_opened_without_a_display(tmp_path, display):
     run, browser, seen = begin_run(tmp_path / "run"), tmp_path / "browser", tmp_path / "seen"

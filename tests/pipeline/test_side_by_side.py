@@ -5,14 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from conftest import Recorder
+from fault_cases import one_sentence
 from weakdriven.errors import UserError
 from weakdriven.files import read_json
 from weakdriven.pipeline.side_by_side import outcome, side_by_side
+from weakdriven.stopping import Stopped
+from weakdriven.training.checkpoints import last_complete_checkpoint
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=16"]
 
@@ -76,6 +81,17 @@ def waits_for_ever(folder, name, progress):
         (folder / f"{name}-ended").touch()
 
 
+def saves_when_told(folder, name, progress):
+    (folder / name).write_text(str(os.getpid()))
+    try:
+        while True:
+            time.sleep(0.05)
+            progress.update(1, 2)
+    except Stopped:
+        (folder / f"{name}-saved").touch()
+        raise
+
+
 def test_tasks_run_in_processes_of_their_own_with_a_share_of_the_cores_and_a_log(tmp_path):
     notes = Notes()
     tasks = {"one": partial(surroundings, 1), "two": partial(surroundings, 2), "bad": fails}
@@ -113,26 +129,87 @@ def test_what_a_pipe_cannot_carry_is_told_as_text(tmp_path):
     assert "in cannot_be_pickled" in (tmp_path / "error.log").read_text()
 
 
-def test_an_interrupt_ends_what_runs_and_begins_nothing_more(tmp_path):
-    """Sent to the first process alone, as `kill -INT` does."""
-    lines = ["import sys, pathlib", "from functools import partial", "import test_side_by_side as tests"]
-    lines += ["here = pathlib.Path(sys.argv[1])", "if __name__ == '__main__':"]
-    lines += ["  tasks = {name: partial(tests.waits_for_ever, here, name) for name in ('a', 'b', 'c')}"]
-    lines += ["  list(tests.side_by_side(tasks, tests.Recorder(), jobs=2, logs=here / 'logs'))"]
+SCRIPT = """
+import sys, pathlib
+from functools import partial
+import test_side_by_side as tests
+import weakdriven.cli
+
+def work(**_):
+    here = pathlib.Path(sys.argv[1])
+    tasks = {name: partial(getattr(tests, sys.argv[2]), here, name) for name in ("a", "b", "c")}
+    for name, _ in tests.side_by_side(tasks, tests.Recorder(), jobs=2, logs=here / "logs"):
+        (here / f"{name}-told").touch()
+
+if __name__ == "__main__":
+    weakdriven.cli.app = work
+    weakdriven.cli.main()
+"""
+
+
+def told(tmp_path, task: str, sent: int, *, group: bool = False) -> tuple[int, str]:
+    """Three tasks, two at once, whose first process gets a signal: its exit code and what it says."""
     script = tmp_path / "script.py"
-    script.write_text("\n".join(lines))
+    script.write_text(SCRIPT)
     paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment, stderr=subprocess.PIPE)
+    command = [sys.executable, str(script), str(tmp_path), task]
+    process = begin(command, env=environment)
+    wait_for(process, tmp_path / "a", tmp_path / "b")
+    return ended_by(process, sent, group=group)
+
+
+def begin(command: list[str], **options) -> subprocess.Popen:
+    """In a session of its own, so that what it leaves behind is found."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, start_new_session=True, **pipes, **options)
+
+
+def wait_for(process: subprocess.Popen, *paths: Path) -> None:
+    while process.poll() is None and not all(path.exists() for path in paths):
+        time.sleep(0.05)
+
+
+def ended_by(process: subprocess.Popen, sent: int, *, group: bool = False) -> tuple[int, str]:
+    """A signal to a process alone or to all that it has started too; nothing of it may be left."""
     try:
-        while process.poll() is None and not all((tmp_path / name).exists() for name in ("a", "b")):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, sent) if group else process.send_signal(sent)
         _, errors = process.communicate(timeout=60)
+        deadline = time.monotonic() + 10
+        while (left := of_session(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == []
+        return process.returncode, errors
     finally:
-        process.kill()
-    assert process.returncode != 0 and errors.count(b"Traceback") == 1, "the first process alone tells of it"
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def of_session(number: int) -> list[str]:
+    """Command lines of processes that live and are of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
+            if int(session) == number and state != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def test_an_interrupt_ends_what_runs_and_begins_nothing_more(tmp_path):
+    """Sent to the first process alone, as `kill -INT` does."""
+    code, errors = told(tmp_path, "waits_for_ever", signal.SIGINT)
+    assert code == 130 and errors.count("\n") == 1, "the first process alone tells of it"
     assert all((tmp_path / f"{name}-ended").exists() for name in ("a", "b")) and not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "all"])
+def test_those_that_run_may_save_when_the_first_process_is_told_to_stop(tmp_path, group):
+    """Sent to the first process, or by a scheduler to all at once, when each has ended before we can ask it to."""
+    code, errors = told(tmp_path, "saves_when_told", signal.SIGTERM, group=group)
+    assert code == 143 and errors.startswith("Stopped on SIGTERM") and errors.count("\n") == 1
+    assert all((tmp_path / f"{name}-saved").exists() for name in ("a", "b")) and not (tmp_path / "c").exists()
+    assert not list(tmp_path.glob("*-told")), "one that was stopped counts as failed"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -145,6 +222,24 @@ def test_an_outcome_says_why_there_is_none_and_keeps_the_traceback_of_a_fault(tm
     assert ended["a/good"][0][0] == 1 and ended["a/good"][1] == "" and ended["a/bad"] == (None, "nothing to do")
     assert ended["a/broken"][1].startswith("ZeroDivisionError: a fault of ours")
     assert 'in breaks\n    raise ZeroDivisionError("a fault of ours")' in (tmp_path / "a/broken.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command, group", [(["compare", "--methods", "sft"], False), (["sweep", "--grid", "joint.strong_weight=0.4"], True)]
+)
+def test_a_command_that_is_told_to_stop_saves_what_it_trains_side_by_side(tmp_path, command, group):
+    name, *options = command
+    long = ["sft.epochs=200", "sft.save_steps=1000"]
+    started = [sys.executable, "-m", "weakdriven", name, "demo", *SMALL, *long, *options, "--seeds", "2", "--jobs", "2"]
+    process = begin([*started, "--output", str(tmp_path / "runs")])
+    while process.poll() is None and len(list(tmp_path.glob("**/.work/sft/work/metrics.jsonl"))) < 2:
+        time.sleep(0.05)
+    code, errors = ended_by(process, signal.SIGTERM, group=group)
+    assert code == 143 and one_sentence(errors).startswith("Stopped on SIGTERM")
+    trained = list(tmp_path.glob("**/.work/sft/work/checkpoints"))
+    assert len(trained) == 2 and all(last_complete_checkpoint(folder) for folder in trained)
+    assert not list(tmp_path.glob("runs/*.json")), "a run that was stopped counts as failed"
 
 
 def test_one_job_works_in_this_process(tmp_path):

@@ -90,9 +90,9 @@ def _ended(running: Mapping[Connection, tuple[str, int, BaseProcess]]) -> list[A
     while True:
         # what a killed process had started may hold its pipe open, so we look at the process too
         ended = wait(running, timeout=1) or [ours for ours, (_, _, one) in running.items() if not one.is_alive()]
+        stop_here()  # a scheduler may tell all processes at once: one that has ended of it has not failed
         if ended:
             return list(ended)
-        stop_here()
 
 
 def _received(ours: Connection) -> tuple[Any, Exception | None]:
