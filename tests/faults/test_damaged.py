@@ -5,10 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
 
 from fault_cases import STAGES, TINY, Case, cases, damaged, record, results, struck_runs, without
+from helpers import tiny_model
 from weakdriven.cli_verify import check_stages
 from weakdriven.errors import UserError
+from weakdriven.files import write_json
+from weakdriven.integrity import inventory
+from weakdriven.models.adapters import add_adapter, load_adapter, load_merged
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.rundir import Progress, work_folder
@@ -132,6 +137,24 @@ def test_damaged_answers_are_asked_for_again(tmp_path):
     file.write_bytes(rows[:place] + bytes([rows[place] ^ 1]) + rows[place + 1 :])
     goes_on(tmp_path / "run")
     record(*cases("answers bit-flipped"))
+
+
+@pytest.mark.parametrize("harm", ["truncated", "bit-flipped"])
+def test_a_damaged_snapshot_of_an_adapter_is_named_by_whatever_reads_it(harm, tmp_path):
+    """PEFT would tell a user of a header that cannot be parsed, or not notice."""
+    stage, base = tmp_path / "sft", tmp_path / "base"
+    tiny_model().save_pretrained(base)
+    adapted = add_adapter(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"]), seed=0)
+    for folder in (stage, stage / "snapshots/50"):
+        adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    write_json(stage / "manifest.json", {"stage": "sft", "key": "k", "files": inventory(stage)})
+    HARM[harm](stage / "snapshots/50/adapter_model.safetensors")
+    wrong = r"snapshots/50/adapter_model\.safetensors has .* when it was finished.* Restore the file from a copy"
+    with pytest.raises(UserError, match=wrong):
+        load_adapter(tiny_model(), stage / "snapshots/50")
+    with pytest.raises(UserError, match=wrong):
+        load_merged(stage / "snapshots/50", base, precision="fp32")
+    load_adapter(tiny_model(), stage)  # the model beside it is whole
 
 
 def test_verify_finds_every_file_whole_and_names_what_it_does_not_know(tmp_path):

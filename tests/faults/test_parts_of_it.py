@@ -12,15 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conftest import run_small
 from recipe_cases import parse
-from weakdriven.disk import disk_need, refuse_full_disk
+from weakdriven.disk import SMALL_FILES, disk_need, held, refuse_full_disk
 from weakdriven.errors import UserError
 from weakdriven.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.integrity import inventory, refuse_damage, refuse_damaged_model, rewriting
+from weakdriven.pipeline import preflight
 from weakdriven.processes import Ended, ended_together
 from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import Progress
 from weakdriven.stopping import Stopped, asked, stop_here, stoppable
+from weakdriven.training import callbacks, supervised
 from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
 
 
@@ -29,6 +32,31 @@ def test_three_checkpoints_are_counted_where_as_many_are_written_and_fewer_where
     small = disk_need(weights=0, optimizer=0, model=0, models=1, saves=3)
     assert disk_need(**facts, saves=9) - small == 3 * 300 + 50
     assert disk_need(**facts, saves=1) < disk_need(**facts, saves=2) < disk_need(**facts, saves=3)
+
+
+def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_written(tmp_path, monkeypatch):
+    asked, written, planned = {}, {}, {}
+
+    def note(folder, need, *, stage, checkpoint, saves):
+        asked[stage] = need, checkpoint, saves
+
+    def weigh(place):
+        written[place.parents[2].name] = held(place)
+        seal(place)
+
+    def plan(costs, *_, **__):
+        planned.update({cost.part.name: cost for cost in costs})
+
+    monkeypatch.setattr(supervised, "refuse_full_disk", note)
+    monkeypatch.setattr(callbacks, "seal", weigh)
+    monkeypatch.setattr(preflight, "check_disk", plan)
+    run_small(tmp_path, "data.limit=32", "baselines=[]", "eval.benchmarks=[]", "joint.save_steps=1", "sft.save_steps=1")
+    (_, one, _), (need, two, saves) = asked["sft"], asked["round-1/strong"]
+    assert two == 2 * one
+    assert need == saves * (two + SMALL_FILES) + one // 3 + SMALL_FILES, "weights and two means of them in a checkpoint"
+    for stage, checkpoint in (("sft", one), ("round-1/strong", two)):
+        assert checkpoint < written[stage.replace("/", "--")] < checkpoint + SMALL_FILES
+        assert planned[stage].work == pytest.approx(asked[stage][2] * checkpoint, rel=0.01)
 
 
 def test_too_little_room_is_told_with_need_and_rest_and_both_ways_out(tmp_path):

@@ -3,15 +3,19 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from launching import launch, weakdriven
 from safetensors.torch import load_file
 
-from conftest import SMALL, run_small
+from conftest import SMALL, Recorder, run_small, small_recipe
 from weakdriven.errors import UserError
+from weakdriven.launcher import find_config, read_config
 from weakdriven.pipeline.bind import refuse_processes
+from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.recipe_file import load_recipe
 
 TRAINED = ("sft", "round-1/strong")
@@ -108,6 +112,22 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_is_computed(tmp
 def test_methods_that_train_in_one_process_say_so(method):
     with pytest.raises(UserError, match=f"{method} trains in one process, found 2"):
         refuse_processes(load_recipe("demo", [f"baselines=[sft,{method}]"]), 2)
+
+
+@pytest.mark.parametrize("override", ["method=dpo", "method=spin", "baselines=[sft,spin]"])
+def test_preferences_under_fsdp_are_refused_before_anything_is_computed(override, tmp_path, monkeypatch):
+    """As in the first of two processes that a shipped configuration starts."""
+    recipe = small_recipe(override)
+    refuse_processes(recipe, 2)
+    environment = read_config(find_config("fsdp2-8gpu"))["fsdp_config"]
+    for key, value in {"accelerate_use_fsdp": True, **environment}.items():
+        monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
+    two: Any = SimpleNamespace(num_processes=2, is_main_process=True)
+    with pytest.raises(
+        UserError, match="(dpo|spin) trains in one process or under DDP, .* asks for FSDP; use --launch"
+    ):
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, two)
+    assert not (tmp_path / "run").exists(), "something was left behind"
 
 
 def test_several_gpus_without_a_launcher_are_told_of_launch(monkeypatch):

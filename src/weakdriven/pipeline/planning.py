@@ -267,9 +267,13 @@ def plan_recipe(
     folder = config_folder(recipe.model)
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
     facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
-    sizes = [path.stat().st_size for path in folder.glob("token*.json")]
-    planning = Planning(recipe, machine, facts, config, tokenizer_bytes=float(sum(sizes)) or 12e6)
+    planning = Planning(recipe, machine, facts, config, tokenizer_bytes=tokenizer_bytes(folder))
     return planning.plan(Outline.of(recipe, root, folder).listed(work))
+
+
+def tokenizer_bytes(folder: Path) -> float:
+    """Of its files, which every saved model has; assumed where they are not here."""
+    return float(sum(path.stat().st_size for path in folder.glob("token*.json"))) or 12e6
 
 
 def machine_at_hand() -> Machine:

@@ -13,7 +13,7 @@ from weakdriven.disk import gib, held, shortage
 from weakdriven.errors import UserError
 from weakdriven.models.layers import fast_layers
 from weakdriven.pipeline.outline import Outline
-from weakdriven.pipeline.planning import Planning, machine_at_hand, rows_of
+from weakdriven.pipeline.planning import Planning, machine_at_hand, rows_of, tokenizer_bytes
 from weakdriven.pipeline.shapes import read_config
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.devices import GIB
@@ -110,7 +110,8 @@ def planning_of(stages: Stages, data: Stage) -> Planning:
     recipe = stages.recipe
     config = read_config(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
     liger = fast_layers(recipe.fast_layers, config.model_type)
-    return Planning(recipe, machine_at_hand(), rows_of(data.path), config, fast=liger)
+    beside = tokenizer_bytes(stages.base.folder)
+    return Planning(recipe, machine_at_hand(), rows_of(data.path), config, fast=liger, tokenizer_bytes=beside)
 
 
 def told(cost: Cost, room: float, planning: Planning) -> str:
