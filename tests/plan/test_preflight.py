@@ -122,9 +122,9 @@ def with_disk(monkeypatch, size: int) -> None:
 
 
 def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
-    with_disk(monkeypatch, 30 << 20)
+    with_disk(monkeypatch, 8 << 20)
     recorder = Noted()
-    with pytest.raises(UserError, match=r"^The run will need about .* 30\.0 MiB free; free .* MiB more") as refusal:
+    with pytest.raises(UserError, match=r"^The run will need about .* 8\.0 MiB free; free .* MiB more") as refusal:
         carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
     assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
     assert "checkpoints of round-1/strong" in str(refusal.value) and "weakdriven run --force" in str(refusal.value)
