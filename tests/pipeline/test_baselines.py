@@ -166,14 +166,8 @@ def test_a_baseline_is_evaluated_under_its_name(tmp_path):
     assert (tmp_path / "run/report.html").is_file()
 
 
-@pytest.mark.timeout(1800)  # minutes on a processor without bf16
 def test_adapters_learn_by_every_loss(tmp_path):
-    adapters = [
-        "lora.rank=4",
-        "precision=bf16-mixed",
-        "sft.gradient_checkpointing=true",
-        "joint.gradient_checkpointing=true",
-    ]
+    adapters = ["lora.rank=4", "sft.gradient_checkpointing=true", "joint.gradient_checkpointing=true"]
     names = ["scaled_ce", "undial", "sft_compute", "uniform_active"]
     run_small(tmp_path / "run", "eval.benchmarks=[]", "data.limit=16", *adapters, f"baselines=[{', '.join(names)}]")
     first = load_file(tmp_path / "run/sft/adapter_model.safetensors")
