@@ -2,10 +2,17 @@
 
 import logging
 import os
-from typing import Annotated, Any
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
+
+from weakdriven.errors import UserError
+from weakdriven.masking import masked
+
+Given = TypeVar("Given", Path, list[Path], None)
 
 Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
 Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
@@ -20,6 +27,18 @@ def default_command(name: str) -> type[TyperGroup]:
             return super().parse_args(ctx, args if named else [name, *args])
 
     return Group
+
+
+def here(given: Given) -> Given:
+    """Of directories on the command line: themselves, and no address, in which pathlib has made one slash of two."""
+    for path in given if isinstance(given, list) else [given] if given else []:
+        if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
+            address = masked(f"{scheme[0]}/{str(path)[scheme.end() :]}")
+            raise UserError(
+                f"{address} is an address, and this command needs a directory. weakdriven run RECIPE --output ADDRESS "
+                "--work DIR brings what is there into DIR, and works there."
+            )
+    return given
 
 
 def quieten_libraries() -> None:
