@@ -7,6 +7,7 @@ address has under the keys that it needs, checks every file and goes on. Checkpo
 
 import errno
 import json
+import os
 import re
 import shutil
 import time
@@ -21,6 +22,7 @@ from weakdriven.errors import UserError
 from weakdriven.files import PART, digest, file_digest, sync, sync_tree, write_json
 from weakdriven.integrity import CARD, FILES, MANIFEST, Inventory, damage, refuse_damage
 from weakdriven.masking import GONE, masked
+from weakdriven.processes import launched
 from weakdriven.rundir import RUN_FILE, Planned, put_in_place, refuse_other_owner, work_folder
 from weakdriven.stopping import stop_here
 
@@ -49,6 +51,8 @@ def places(output: str | None, work: Path | None) -> tuple[Path | None, str | No
         return None if output is None else Path(output), None
     if output.lower().startswith(("http://", "https://")):
         raise UserError(f"{masked(output)} is read only; give a directory as --output, or an s3:// or gs:// address.")
+    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
+        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
     return work or default_folder(output), output
 
 
