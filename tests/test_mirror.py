@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from conftest import SMALL, Recorder, small_recipe
 from weakdriven import mirror as mirror_module
 from weakdriven.cli import app
+from weakdriven.cli_common import places
 from weakdriven.errors import UserError
-from weakdriven.mirror import Mirror, default_folder, places
+from weakdriven.mirror import Mirror, default_folder
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.rundir import Run, claimed, work_folder
 from weakdriven.stopping import Stopped, stoppable
@@ -40,21 +41,20 @@ class Store(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return "/" + path.removeprefix("teststore://").strip("/")
 
-    def put_file(self, lpath, rpath, **options):
+    def put_file(self, lpath, rpath, *more, **options):
         for place, (ending, times, error) in enumerate(self.failures):
             if rpath.endswith(ending) and times:
                 self.failures[place] = (ending, times - 1, error)
-                with self.open(rpath, "wb") as file:
-                    file.write(b"half")
+                self.pipe_file(rpath, b"half")
                 raise error
-        super().put_file(lpath, rpath, **options)
+        super().put_file(lpath, rpath, *more, **options)
         if self.cut and rpath.endswith(self.cut):
             Store.cut = ""
             self.pipe_file(rpath, self.cat_file(rpath)[:-1])
         self.done.append(("put", rpath))
 
-    def get_file(self, rpath, lpath, **options):
-        super().get_file(rpath, lpath, **options)
+    def get_file(self, rpath, lpath=None, *more, **options):
+        super().get_file(rpath, lpath, *more, **options)
         self.done.append(("get", rpath))
 
     def rm_file(self, path):
@@ -68,7 +68,8 @@ ADDRESS = "teststore://bucket/run"
 
 @pytest.fixture(autouse=True)
 def empty_store(monkeypatch):
-    Store.store.clear(), Store.done.clear(), Store.failures.clear()
+    for kept in (Store.store, Store.done, Store.failures):
+        kept.clear()
     Store.pseudo_dirs, Store.cut = [""], ""
     waits = []
     monkeypatch.setattr(mirror_module.time, "sleep", waits.append)
@@ -139,7 +140,7 @@ def test_another_machine_brings_all_and_computes_nothing(tmp_path):
     Store.done.clear()
     again = two_stages(tmp_path / "b")
     assert (again.ran, again.skipped) == ({}, ["first", "part/second"])
-    assert again.notes == [f"{stage}: brought from {ADDRESS}" for stage in ("first", "part/second")]
+    assert again.notes[1:] == [f"{stage}: brought from {ADDRESS}" for stage in ("first", "part/second")]
     assert here(tmp_path / "b") == here(tmp_path / "a"), "when it began, too"
     assert not [name for done, name in Store.done if done == "put" and "/first/" in name], "nothing goes back"
     assert not list((tmp_path / "b/.work").glob("*/out"))
@@ -164,6 +165,22 @@ def test_an_older_result_there_goes_manifest_first_and_is_not_brought(tmp_path):
     assert own[0] == ("rm", "manifest.json") and own[-1] == ("put", "manifest.json")
 
 
+def test_an_older_manifest_that_cannot_be_removed_is_not_left_over_new_files(tmp_path, monkeypatch):
+    two_stages(tmp_path / "a", "one")
+    remove, before = Store.rm_file, there()
+
+    def denied(self, path):
+        raise PermissionError("denied")
+
+    monkeypatch.setattr(Store, "rm_file", denied)
+    with pytest.raises(UserError, match="did not take first"):
+        two_stages(tmp_path / "a", "two")
+    changed = {name for name, content in there().items() if before.get(name) != content}
+    assert changed <= {"run.json", "report.html"}, "tried twice, and both times nothing was laid under it"
+    monkeypatch.setattr(Store, "rm_file", remove)
+    assert two_stages(tmp_path / "a", "two").ran == {} and there() == here(tmp_path / "a")
+
+
 def test_a_file_that_was_written_anew_goes_again(tmp_path):
     two_stages(tmp_path / "a")
     (tmp_path / "a/first/README.md").write_text("card")
@@ -179,14 +196,14 @@ def test_a_file_that_was_written_anew_goes_again(tmp_path):
 def test_what_passes_is_tried_again_and_what_was_cut_off_is_noticed(tmp_path, empty_store):
     Store.failures.append(("first/one.bin", 2, ConnectionResetError(104, "reset")))
     Store.cut = "second/one.bin"
-    assert two_stages(tmp_path / "a").notes == []
+    assert two_stages(tmp_path / "a").notes == [f"works in {tmp_path}/a and is copied to {ADDRESS}"]
     assert there() == here(tmp_path / "a") and empty_store == [1.0, 5.0, 1.0]
 
 
 def test_a_run_goes_on_while_the_address_is_away_and_copies_it_later(tmp_path):
     Store.failures.append(("first/one.bin", 4, ConnectionResetError(104, "reset")))
     ran = two_stages(tmp_path / "a")
-    assert ran.notes == [
+    assert ran.notes[1:] == [
         f"{ADDRESS} did not take first (ConnectionResetError: [Errno 104] reset); check the address, the network and "
         "the login. The run goes on, and copies it later."
     ]
@@ -240,7 +257,7 @@ def test_what_is_damaged_there_is_refused_and_not_put_in_place(tmp_path, name, c
         two_stages(tmp_path / "b")
     told = str(refused.value)
     assert told.startswith(f"{ADDRESS}/") and found in told and str(tmp_path) not in told
-    assert told.endswith(f"or delete {ADDRESS}/first to have it computed again.")
+    assert told.endswith(f"or delete {ADDRESS}/first to have the stage computed again.")
     assert not (tmp_path / "b/first").exists() and not (tmp_path / "x").exists()
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, default_command, here, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, default_command, here, places, quieten_libraries
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
@@ -91,11 +91,10 @@ def run(
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
     if launch:
         start_processes(launch, recipe, overrides)
-    from weakdriven.mirror import Mirror, places
-
     folder, address = places(output, work)
     settings, root, progress = prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
+    from weakdriven.mirror import Mirror
     from weakdriven.pipeline.run import run_recipe
 
     mirror = Mirror(address, root, progress.note) if address else None

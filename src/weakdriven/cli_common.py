@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from weakdriven.errors import UserError
 from weakdriven.masking import masked
+from weakdriven.processes import launched
 
 Given = TypeVar("Given", Path, list[Path], None)
 
@@ -39,6 +40,26 @@ def here(given: Given) -> Given:
                 "--work DIR brings what is there into DIR, and works there."
             )
     return given
+
+
+def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
+    """The run directory that was asked for, if any, and the address that its stages are copied to.
+
+    >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
+    ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
+    """
+    from weakdriven.data.remote import is_remote
+    from weakdriven.mirror import default_folder
+
+    if output is None or not is_remote(output):
+        if work is not None:
+            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
+        return None if output is None else Path(output), None
+    if output.lower().startswith(("http://", "https://")):
+        raise UserError(f"{masked(output)} is read only; give a directory as --output, or an s3:// or gs:// address.")
+    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
+        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
+    return work or default_folder(output), output
 
 
 def quieten_libraries() -> None:

@@ -7,26 +7,23 @@ address has under the keys that it needs, checks every file and goes on. Checkpo
 
 import errno
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn
 
-from weakdriven.data.remote import DRIVERS, cache_folder, is_remote, open_system, reason
+from weakdriven.data.remote import DRIVERS, cache_folder, open_system, reason
 from weakdriven.errors import UserError
 from weakdriven.files import PART, digest, file_digest, sync, sync_tree, write_json
-from weakdriven.integrity import CARD, FILES, MANIFEST, Inventory, damage, refuse_damage
+from weakdriven.integrity import CARD, MANIFEST, Inventory, damage, key_and_files, refuse_damage
 from weakdriven.masking import GONE, masked
-from weakdriven.processes import launched
 from weakdriven.rundir import RUN_FILE, Planned, put_in_place, refuse_other_owner, work_folder
 from weakdriven.stopping import stop_here
 
-T = TypeVar("T")
 WAITS = (1.0, 5.0, 25.0)
 """Seconds until what failed is tried again."""
 LASTING = (FileNotFoundError, PermissionError, NotImplementedError)
@@ -37,23 +34,6 @@ BUCKETS = {scheme for scheme in DRIVERS if scheme not in ("sftp", "ssh")}
 
 class Unreached(UserError):
     """The address did not take or give something."""
-
-
-def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
-    """The run directory that was asked for, if any, and the address that its stages are copied to.
-
-    >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
-    ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
-    """
-    if output is None or not is_remote(output):
-        if work is not None:
-            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
-        return None if output is None else Path(output), None
-    if output.lower().startswith(("http://", "https://")):
-        raise UserError(f"{masked(output)} is read only; give a directory as --output, or an s3:// or gs:// address.")
-    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
-        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
-    return work or default_folder(output), output
 
 
 def default_folder(address: str) -> Path:
@@ -97,6 +77,7 @@ class Mirror:
             write_json(self.root / RUN_FILE, json.loads(owner))
         with self._told("cannot be written"):
             self._put_if_new(RUN_FILE)
+        self.note(f"works in {self.root} and is copied to {self.shown}")
 
     def bring(self, planned: Sequence[Planned]) -> list[str]:
         """Fetch the stages that would have to run although the address has them; returns their names."""
@@ -106,11 +87,11 @@ class Mirror:
                 manifest = self._manifest(entry.name) if entry.reason else None
                 if manifest is None:
                     continue
-                if (found := _key_and_files(manifest)) is None:
-                    what = f"{self.shown}/{entry.name}/{MANIFEST} is damaged: its key or list of files cannot be read"
-                    raise UserError(f"{what}. {self._remedy(entry.name)}")
-                if found[0] == entry.key:
-                    self._bring(entry.name, manifest, found[1])
+                key, files = key_and_files(manifest)
+                if files is None:
+                    self._refuse(entry.name, f"{MANIFEST} is damaged: its key or list of files cannot be read")
+                elif key == entry.key:
+                    self._bring(entry.name, manifest, files)
                     brought.append(entry.name)
         return brought
 
@@ -146,14 +127,15 @@ class Mirror:
         manifest, old = (folder / MANIFEST).read_bytes(), self._manifest(stage)
         if manifest != old:
             refuse_damage(folder)
-            if (found := _key_and_files(manifest)) is None:
+            files = key_and_files(manifest)[1]
+            if files is None:
                 raise UserError(
                     f"{folder / MANIFEST} lists no files, as those of older versions, so a copy could not be checked; "
                     "give a directory as --output, or delete the folder to have it computed again."
                 )
             if old is not None:
                 self._remove(stage, old)
-            for name in found[1]:
+            for name in files:
                 stop_here()
                 self._put(f"{stage}/{name}")
         if (folder / CARD).is_file():
@@ -164,11 +146,11 @@ class Mirror:
 
     def _remove(self, stage: str, old: bytes) -> None:
         """An older result goes, its manifest first, so that nobody takes a mixture of both for whole."""
-        self.manifests[stage] = None
-        _, files = _key_and_files(old) or ("", {})
-        for name in (MANIFEST, *files):
+        for name in (MANIFEST, CARD, *(key_and_files(old)[1] or {})):
             with suppress(FileNotFoundError):
                 self._tried(self.system.rm_file, self._at(f"{stage}/{name}"))
+        self.sent.pop(f"{stage}/{CARD}", None)
+        self.manifests[stage] = None
 
     def _bring(self, stage: str, manifest: bytes, files: Inventory) -> None:
         home = work_folder(self.root, stage)
@@ -181,14 +163,15 @@ class Mirror:
             with suppress(FileNotFoundError):  # a card need not be there; of the others the next line tells
                 self._tried(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
         if found := damage(out, files, contents=True):
-            raise UserError(f"{found.replace(str(out), f'{self.shown}/{stage}')}. {self._remedy(stage)}")
+            self._refuse(stage, found.removeprefix(f"{out}/"))
         sync_tree(out)  # the manifest vouches for the rest, so it comes last
         (out / MANIFEST).write_bytes(manifest)
         sync(out / MANIFEST)
         put_in_place(home, self.root / stage)
 
-    def _remedy(self, stage: str) -> str:
-        return f"Restore it there from a copy, or delete {self.shown}/{stage} to have it computed again."
+    def _refuse(self, stage: str, found: str) -> NoReturn:
+        there = f"{self.shown}/{stage}"
+        raise UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have the stage computed again.")
 
     def _manifest(self, stage: str) -> bytes | None:
         if stage not in self.manifests:
@@ -230,7 +213,7 @@ class Mirror:
     def _at(self, name: str) -> str:
         return f"{self.place.rstrip('/')}/{name}"
 
-    def _tried(self, work: Callable[..., T], *arguments: Any) -> T:
+    def _tried(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """The work, a few times where its error may pass."""
         for wait in WAITS:
             try:
@@ -252,15 +235,3 @@ class Mirror:
             full = getattr(error, "errno", None) == errno.ENOSPC
             advice = "free some space" if full else "check the address, the network and the login"
             raise Unreached(f"{self.shown} {what} ({reason(self.address, error)}); {advice}.") from None
-
-
-def _key_and_files(manifest: bytes) -> tuple[str, Inventory] | None:
-    """What a manifest says, if all files lie in its folder: somebody else may have written it."""
-    try:
-        found = json.loads(manifest)
-        key, files = found["key"], found[FILES]
-        paths = [PurePosixPath(name) for name, entry in files.items() if entry.keys() >= {"bytes", "sha256"}]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    inside = not any(path.is_absolute() or ".." in path.parts for path in paths)
-    return (key, files) if inside and len(paths) == len(files) else None
