@@ -193,6 +193,18 @@ def test_a_file_that_was_written_anew_goes_again(tmp_path):
     assert (tmp_path / "b/first/README.md").read_text() == "card"
 
 
+def test_a_stage_that_is_graded_again_after_it_was_copied_keeps_its_card_there(tmp_path):
+    two_stages(tmp_path / "a")
+    (tmp_path / "a/first/README.md").write_text("card")
+    copy = Mirror(ADDRESS, tmp_path / "a", stages=["first"])
+    copy.open("demo")
+    copy.finish()
+    manifest = tmp_path / "a/first/manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"graded": 2}))
+    copy.finish()
+    assert there() == here(tmp_path / "a") and there()["first/README.md"] == b"card"
+
+
 def test_what_passes_is_tried_again_and_what_was_cut_off_is_noticed(tmp_path, empty_store):
     Store.failures.append(("first/one.bin", 2, ConnectionResetError(104, "reset")))
     Store.cut = "second/one.bin"
