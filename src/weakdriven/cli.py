@@ -1,7 +1,6 @@
 """The command line: parses, calls one function, prints. Torch is imported by the commands that need it."""
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, default_command, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, default_command, here, places, quieten_libraries
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
@@ -61,18 +60,24 @@ RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name o
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
 
 
-Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.")]
+Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.", callback=here)]
 Launch = Annotated[
     str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
 ]
-RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run directory.", callback=here)]
 
 
 @app.command()
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    output: Output = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Run directory, or an address that finished stages are copied to; unset: runs/NAME."),
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="With an address: directory to work in; unset: in the cache.", callback=here)
+    ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
     launch: Launch = None,
@@ -86,15 +91,20 @@ def run(
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run again to go on where it stopped."""
     if launch:
         start_processes(launch, recipe, overrides)
-    settings, root, progress = prepare(recipe, overrides, output, quiet)
+    folder, address = places(output, work)
+    settings, root, progress = prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
+    from weakdriven.mirror import Mirror
     from weakdriven.pipeline.run import run_recipe
 
-    report = run_recipe(settings, root, progress, force=force, rehearsal=rehearsal)
+    mirror = Mirror(address, root, progress.note) if address else None
+    report = run_recipe(settings, root, progress, force=force, rehearsal=rehearsal, mirror=mirror)
     if helps():
         return
     print_scores(root)
     print(f"\nReport: {report}")
+    if mirror:
+        print(f"Copied: {mirror.shown}")
     if push_to_hub:
         export_hub(root, push_to_hub, private)
 
@@ -106,7 +116,9 @@ def compare(
     methods: Annotated[str, typer.Option(help="Methods, with commas; sft_restart is always one.")] = COMPARED,
     seeds: Annotated[int, typer.Option(min=1, help="How many: the recipe's, and those after it.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Seeds that run at once; several GPUs are taken in turn.")] = 1,
-    output: Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -256,11 +268,6 @@ def export_vllm(
 def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
     """What the commands that compute share: settings, run directory, and someone who tells of progress."""
     settings = load_recipe(recipe, overrides)
-    if output is not None and re.match(r"[a-z0-9+.-]{2,}:/", str(output)):  # pathlib has made one slash of two
-        raise UserError(
-            f"--output {output} is a URL, and a run needs renames and locks, which object stores do not have; give a "
-            "directory of a (shared) file system, and copy finished stages from there."
-        )
     quieten_libraries()
     from weakdriven.progress import choose_progress
 

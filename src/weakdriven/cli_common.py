@@ -2,10 +2,18 @@
 
 import logging
 import os
-from typing import Annotated, Any
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
+
+from weakdriven.errors import UserError
+from weakdriven.masking import masked
+from weakdriven.processes import launched
+
+Given = TypeVar("Given", Path, list[Path], None)
 
 Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
 Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
@@ -20,6 +28,38 @@ def default_command(name: str) -> type[TyperGroup]:
             return super().parse_args(ctx, args if named else [name, *args])
 
     return Group
+
+
+def here(given: Given) -> Given:
+    """Of directories on the command line: themselves, and no address, in which pathlib has made one slash of two."""
+    for path in given if isinstance(given, list) else [given] if given else []:
+        if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
+            address = masked(f"{scheme[0]}/{str(path)[scheme.end() :]}")
+            raise UserError(
+                f"{address} is an address, and this command needs a directory. weakdriven run RECIPE --output ADDRESS "
+                "--work DIR brings what is there into DIR, and works there."
+            )
+    return given
+
+
+def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
+    """The run directory that was asked for, if any, and the address that its stages are copied to.
+
+    >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
+    ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
+    """
+    from weakdriven.data.remote import is_remote
+    from weakdriven.mirror import default_folder
+
+    if output is None or not is_remote(output):
+        if work is not None:
+            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
+        return None if output is None else Path(output), None
+    if output.lower().startswith(("http://", "https://")):
+        raise UserError(f"{masked(output)} is read only; give a directory as --output, or an s3:// or gs:// address.")
+    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
+        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
+    return work or default_folder(output), output
 
 
 def quieten_libraries() -> None:

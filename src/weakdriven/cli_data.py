@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, here, quieten_libraries
 from weakdriven.errors import UserError
 
 data_app = typer.Typer(
@@ -68,7 +68,7 @@ def data_show(
 def data_build(
     domain: Annotated[Literal["math", "code", "logic"], typer.Argument(help="What the rows are verified as.")],
     sources: Annotated[list[str], typer.Argument(help="Raw files or Hub datasets; of logic, LogiQA 2.0 and ReClor.")],
-    output: Annotated[Path, typer.Option(help="Folder for the result; run again with it to go on.")],
+    output: Annotated[Path, typer.Option(help="Folder for the result; run again with it to go on.", callback=here)],
     style: Annotated[
         Literal["tagged", "tag-free", "plain"], typer.Option(help="How completions are to be written, as data.style.")
     ] = "tagged",

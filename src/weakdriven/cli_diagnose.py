@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.cli_common import Debug, Quiet, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, here, quieten_libraries
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     examples: Annotated[int, typer.Option(help="Training examples to look at, drawn at random.")] = 200,
     turn: Annotated[int | None, typer.Option("--round", help="Round; unset: the last that is finished.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; unset: the recipe's.")] = None,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, default_command, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, default_command, here, quieten_libraries
 from weakdriven.errors import UserError
 from weakdriven.recipe import EvalSettings
 
@@ -17,7 +17,9 @@ eval_app = typer.Typer(
     cls=default_command("run"),
 )
 
-Folder = Annotated[Path, typer.Argument(help="Folder with <benchmark>/scores.json, as eval or RUN/eval/MODEL has.")]
+Folder = Annotated[
+    Path, typer.Argument(help="Folder with <benchmark>/scores.json, as eval or RUN/eval/MODEL has.", callback=here)
+]
 CodePython = Annotated[str | None, typer.Option(help="Python whose packages generated code may import.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Run generated code even where it cannot be isolated.")]
 
@@ -26,7 +28,7 @@ Unsafe = Annotated[bool, typer.Option("--unsafe", help="Run generated code even 
 def eval_run(
     model: Annotated[str, typer.Option(help="Model or adapter folder, or a Hub id.")],
     benchmarks: Annotated[str, typer.Option(help="Names with commas between; see docs/benchmarks.md.")],
-    output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to go on.")],
+    output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to go on.", callback=here)],
     preset: Annotated[
         Literal["paper", "passk"], typer.Option(help="One greedy answer, or 64 samples for pass@k.")
     ] = "paper",

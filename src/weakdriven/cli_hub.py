@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.cli_common import Debug, quieten_libraries
+from weakdriven.cli_common import Debug, here, quieten_libraries
 from weakdriven.errors import UserError
 
 PushToHub = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push the result to the Hub at the end.")]
@@ -13,7 +13,7 @@ Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repos
 
 
 def export_hub(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory.", callback=here)],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Model on the Hub; made if it is not there.")],
     private: Private = False,
     debug: Debug = False,

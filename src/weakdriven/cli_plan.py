@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from weakdriven.cli_common import Debug, quieten_libraries
+from weakdriven.cli_common import Debug, here, quieten_libraries
 from weakdriven.recipe_file import load_recipe
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def plan(
         str | None, typer.Option(help="Over several devices: fsdp (the default) or ddp (with lora).")
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run directory, whose tokenised rows are used if there.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run directory, whose tokenised rows are used if there.", callback=here)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:

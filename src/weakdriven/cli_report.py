@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.cli_common import Debug, default_command
+from weakdriven.cli_common import Debug, default_command, here
 from weakdriven.cli_hub import write_card_again
 from weakdriven.errors import UserError
 
@@ -17,7 +17,7 @@ report_app = typer.Typer(
 
 @report_app.command("run")
 def report_run(
-    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
     debug: Debug = False,
 ) -> None:
@@ -37,7 +37,9 @@ def report_run(
 
 @report_app.command("compare")
 def report_compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or one folder of compare or of sweep.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or one folder of compare or of sweep.", callback=here)
+    ],
     output: Annotated[
         Path | None, typer.Option(help="The page; unset: compare.html in the one folder, else here.")
     ] = None,

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, here, quieten_libraries
 from weakdriven.errors import UserError
 from weakdriven.recipe_file import describe
 from weakdriven.sweep_grid import shipped_sweeps
@@ -22,7 +22,9 @@ def sweep(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: the recipe's, and those after it.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once; several GPUs are taken in turn.")] = 1,
-    output: Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=here)
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Name the paper's sweeps, which come with the package.")
     ] = False,

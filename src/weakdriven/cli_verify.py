@@ -7,14 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug
+from weakdriven.cli_common import Debug, here
 from weakdriven.errors import UserError
 from weakdriven.files import read_json
 from weakdriven.integrity import MANIFEST, damage, files_of, remedy
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one stage of it.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or one stage of it.", callback=here)],
     debug: Debug = False,
 ) -> None:
     """Check every file of a run's finished stages against its size and hash; says which stage is damaged."""

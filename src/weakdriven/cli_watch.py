@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from weakdriven.cli_common import Debug
+from weakdriven.cli_common import Debug, here
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 0,
     host: Annotated[str, typer.Option(help="Address to listen on; other machines cannot reach the usual one.")] = (
         "127.0.0.1"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from weakdriven.errors import UserError
@@ -68,6 +68,18 @@ def files_of(folder: Path) -> Inventory:
     if not all(isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"} for entry in entries):
         raise UserError(f"{folder / MANIFEST} is damaged: its list of files cannot be read. {remedy(folder)}")
     return found
+
+
+def key_and_files(manifest: bytes) -> tuple[str | None, Inventory | None]:
+    """What a manifest that somebody else may have written says, or nothing if a file lies outside its folder."""
+    try:
+        found = json.loads(manifest)
+        key, files = found["key"], found[FILES]
+        paths = [PurePosixPath(name) for name, entry in files.items() if entry.keys() >= {"bytes", "sha256"}]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, None
+    inside = not any(path.is_absolute() or ".." in path.parts for path in paths)
+    return (key, files) if inside and len(paths) == len(files) else (None, None)
 
 
 def is_stage(folder: Path) -> bool:

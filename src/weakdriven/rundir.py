@@ -94,6 +94,8 @@ class Run:
     """Folder of locks by key: of several runs at once that need the same stage one computes it and the others wait."""
     unread: dict[str, Path] = field(default_factory=dict)
     """Folders by key of stages that were done before; each is read back and checked when it is first an input."""
+    copy: Callable[[str], None] | None = None
+    """Called by the first process with the name of each stage that is finished, now or before."""
 
     def stage(
         self,
@@ -140,6 +142,7 @@ class Run:
         if not reason:
             self.unread[stage.key] = stage.path
             self.progress.skip(name)
+            self._copy(stage)
             return stage
         with self._alone(stage):
             sibling = None if whole else self._sibling(stage, holds)
@@ -159,9 +162,14 @@ class Run:
                     if isinstance(error, Stopped):
                         error.stage = name
                     raise
-            ended_together(partial(_put_in_place, home, stage.path) if self.leads else lambda: None, self.agree)
+            ended_together(partial(put_in_place, home, stage.path) if self.leads else lambda: None, self.agree)
+        self._copy(stage)
         self.progress.end(name, time.monotonic() - begin)
         return stage
+
+    def _copy(self, stage: Stage) -> None:
+        if copy := self.copy:
+            ended_together((lambda: copy(stage.name)) if self.leads else lambda: None, self.agree)
 
     def _check_inputs(self, inputs: dict[str, str]) -> None:
         for key in inputs.values():
@@ -259,7 +267,8 @@ class Run:
         return ", ".join(changes) or "its key changed"
 
 
-def _put_in_place(home: Path, target: Path) -> None:
+def put_in_place(home: Path, target: Path) -> None:
+    """Make what a stage's work folder holds in `out` its result."""
     _publish(home / "out", target)
     shutil.rmtree(home, ignore_errors=True)
 
@@ -318,7 +327,7 @@ def claimed(root: Path, recipe_name: str) -> Iterator[None]:
     run_file = root / RUN_FILE
     is_new = not run_file.exists()
     if not is_new:
-        _refuse_other_owner(run_file, recipe_name)
+        refuse_other_owner(run_file.read_bytes(), str(root), recipe_name)
     elif any(path.name.removesuffix(PART) not in OUR_FILES for path in root.iterdir()):
         raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
@@ -361,15 +370,14 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _refuse_other_owner(run_file: Path, recipe_name: str) -> None:
+def refuse_other_owner(run_file: bytes, place: str, recipe_name: str) -> None:
     try:
-        owner = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
+        owner = json.loads(run_file)["recipe"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{run_file} cannot be read; give another --output.") from None
+        raise UserError(f"{place}/{RUN_FILE} cannot be read; give another --output.") from None
     if owner != recipe_name:
         raise UserError(
-            f"{run_file.parent} holds a run of recipe {owner!r}, not {recipe_name!r}; "
-            "give another --output or remove it."
+            f"{place} holds a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
         )
 
 

@@ -175,10 +175,3 @@ def test_a_launched_recipe_under_fsdp2_gives_the_models_of_one_process(launched,
         assert config["architectures"] == json.loads((alone / stage / "config.json").read_text())["architectures"]
     draws = [pq.read_table(root / "round-1/active/active.parquet")["draws"] for root in (alone, launched)]
     assert draws[0].equals(draws[1])
-
-
-def test_a_url_as_output_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="is a URL, and a run needs renames"):
-        CliRunner().invoke(app, ["run", "demo", "--output", "s3://bucket/run"], catch_exceptions=False)
-    assert not list(tmp_path.iterdir())

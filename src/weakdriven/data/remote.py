@@ -15,14 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx2 as httpx
 
 from weakdriven.errors import UserError
-from weakdriven.masking import masked
+from weakdriven.masking import GONE, masked
 
 logger = logging.getLogger(__name__)
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+LOGIN = re.compile(r"[^/]+://[^/@:]*:([^/@]+)@")
+COPY = "copy the file to this machine"
 DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 DRIVERS |= {"sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"}
 MARKS = ("ETag", "etag", "md5Hash", "md5", "checksum", "sha256", "mtime", "LastModified", "last_modified", "updated")
@@ -51,7 +54,7 @@ def fetch(address: str) -> Path:
 
 
 def _fetch(address: str) -> Path:
-    system, place = _open_system(address)
+    system, place = open_system(address)
     ref = cache_folder() / "refs" / f"{hashlib.sha256(address.encode()).hexdigest()}.json"
     old = _read_ref(ref)
     cached = cache_folder() / "blobs" / str(old.get("blob", ""))
@@ -77,7 +80,12 @@ def _fetch(address: str) -> Path:
     return blob
 
 
-def _open_system(address: str) -> tuple[Any, str]:
+def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
+    """The file system of an address, and the place in it.
+
+    Args:
+        instead: What else a user can do where it cannot be reached.
+    """
     import fsspec.core
 
     scheme = address.partition("://")[0].lower()
@@ -89,10 +97,10 @@ def _open_system(address: str) -> tuple[Any, str]:
         package = DRIVERS.get(scheme, f"fsspec's driver for {scheme}")
         raise UserError(
             f"{masked(address)} needs {package}, which is not installed here; pip install {DRIVERS.get(scheme, 'it')}, "
-            "or copy the file to this machine."
+            f"or {instead}."
         ) from None
     except Exception as error:
-        raise unreachable(address, error) from None
+        raise unreachable(address, error, instead) from None
 
 
 class _Web:
@@ -130,13 +138,25 @@ def _refuse_status(answer: httpx.Response) -> None:
         raise ConnectionError(f"the server answers {answer.status_code} {answer.reason_phrase}")
 
 
-def unreachable(address: str, error: Exception) -> UserError:
+def unreachable(address: str, error: Exception, instead: str = COPY) -> UserError:
+    why = reason(address, error)
+    return UserError(
+        f"{masked(address)} cannot be read ({why}); check the address, the network and the login, or {instead}."
+    )
+
+
+def reason(address: str, error: Exception) -> str:
+    """What a driver says went wrong, in one line, without the secrets of the address.
+
+    >>> reason("s3://me:pa55@bucket/x", ValueError("no bucket me:pa55@bucket"))
+    'ValueError: no bucket me:…@bucket'
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     why = masked(f"{type(error).__name__}: {lines[0]}").replace(address, masked(address))
-    return UserError(
-        f"{masked(address)} cannot be read ({why[:300]}); check the address, the network and the login, or copy the "
-        "file to this machine."
-    )
+    if login := LOGIN.match(address):
+        for password in (login[1], unquote(login[1])):
+            why = why.replace(password, GONE)
+    return why[:300]
 
 
 def _copy(system: Any, place: str, address: str, size: int | None) -> Path:

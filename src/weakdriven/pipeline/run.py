@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.files import read_json, write_json, write_text
+from weakdriven.mirror import Mirror
 from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
@@ -46,18 +48,26 @@ if TYPE_CHECKING:
 
 
 def run_recipe(
-    recipe: Recipe, root: Path, progress: Progress, *, force: bool = False, rehearsal: bool | None = None
+    recipe: Recipe,
+    root: Path,
+    progress: Progress,
+    *,
+    force: bool = False,
+    rehearsal: bool | None = None,
+    mirror: Mirror | None = None,
 ) -> Path:
     """Run what is not done yet; returns the report, and writes the result's model card.
 
     Started by a launcher, all processes train, scan and answer together, and the first one writes.
     """
-    options = {"evaluates": True, "force": force, "rehearsal": rehearsal}
+    options = {"evaluates": True, "force": force, "rehearsal": rehearsal, "mirror": mirror}
     carry_out(recipe, root, progress, all_stages, all_processes(), **options)
 
     def write() -> None:
         write_report(root)
         write_cards(root)
+        if mirror:
+            mirror.finish()
 
     led(write)
     return root / REPORT
@@ -97,6 +107,7 @@ def carry_out(
     locks: Path | None = None,
     force: bool = False,
     rehearsal: bool | None = None,
+    mirror: Mirror | None = None,
 ) -> Any:
     """Run those stages of a recipe that `work` asks for and that are not done yet; returns what `work` does.
 
@@ -107,14 +118,20 @@ def carry_out(
         locks: Folder that keeps siblings at work from computing the same stage side by side.
         force: Train what is predicted not to fit in memory or on the disk.
         rehearsal: Try two steps of every training stage first; None: on CUDA, where memory is short and time dear.
+        mirror: The copy of this run at an address, from which stages are brought and to which they go.
     """
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
     with ExitStack() as held:
         led(lambda: held.enter_context(claimed(root, recipe.name)))
-        stages, plan = checked(recipe, root, work, count, evaluates=evaluates, beside=beside, siblings=siblings)
+        if mirror:
+            led(lambda: mirror.open(recipe.name))
+        check = partial(checked, recipe, root, work, count, evaluates=evaluates, beside=beside, siblings=siblings)
+        stages, plan = check()
+        if mirror and agree(led(lambda: mirror.bring(stages.run.planned))):
+            stages, plan = check()
         planned = stages.run.planned
-        among = {"siblings": siblings, "locks": locks}
+        among = {"siblings": siblings, "locks": locks, "copy": mirror.send if mirror else None}
         stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)
         try:
             progress.plan(planned)
