@@ -21,12 +21,7 @@ from weakdriven.models.load import vocabulary_size
 from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 from weakdriven.training.joint_config import WDJTConfig
-from weakdriven.training.sharding import (
-    refuse_deepspeed,
-    refuse_plugin,
-    refuse_sharded_adapters,
-    refuse_sharding_of_launch,
-)
+from weakdriven.training.sharding import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 
 logger = logging.getLogger(__name__)
 NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
@@ -35,7 +30,10 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
     if args.deepspeed:
-        refuse_deepspeed()
+        raise UserError(
+            "deepspeed is set in the arguments, and WDJTTrainer takes it from the launcher; start the script with "
+            "`accelerate launch --config_file` and a configuration such as the package's zero3-8gpu."
+        )
     refuse_sharding_of_launch(precision=False)
     if args.fsdp and args.world_size == 1:
         raise UserError(
@@ -62,11 +60,9 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
 
 def refuse_sharding(trainer: Any) -> None:
     """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
-    if trainer.is_deepspeed_enabled:
-        refuse_deepspeed()
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
-        refuse_sharded_adapters(True, isinstance(trainer.model, PeftModel))
+    refuse_sharded_adapters(trainer.is_dealt_out, isinstance(trainer.model, PeftModel))
 
 
 def _refuse_several_gpus(found: str) -> None:

@@ -314,7 +314,7 @@ class WDJTTrainer(ShardedCheckpoints):
         self._in_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
+            if self.is_dealt_out and self.args.should_save:  # upstream has written shards of both models
                 folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
                 write_pair(self.pair, folder, **self._kept())
         finally:
@@ -328,7 +328,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The strong model; gathered weight by weight where processes hold parts of it."""
-        if not self.is_fsdp_enabled or _internal_call:
+        if not self.is_dealt_out or _internal_call:
             super().save_model(output_dir, _internal_call)
             return
         strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
@@ -364,6 +364,9 @@ class WDJTTrainer(ShardedCheckpoints):
             super()._load_whole(branch, place)
 
     def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_best_model()
+            return
         load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
 
 

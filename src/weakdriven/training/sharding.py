@@ -1,6 +1,6 @@
 """FSDP2 as accelerate sets it up: what of it is refused, and checkpoints that go on under any number of processes.
 
-A sharded checkpoint is torch.distributed.checkpoint's: one process reads it whole, several read what they need. An
+ZeRO-3's side of the same is in `zero3.py`. A sharded checkpoint is torch.distributed.checkpoint's: one process reads it whole, several read what they need. An
 ordinary one, of one process or of DDP, is dealt out when it is read.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import FullyShardedDataParallelPlugin
+from accelerate import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.state_dict import (
@@ -27,6 +27,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.errors import UserError
 from weakdriven.models.sharded import architecture_of
+from weakdriven.training import zero3
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
 """Folders inside a checkpoint that accelerate writes."""
@@ -42,8 +43,9 @@ def refuse_sharding_of_launch(*, precision: bool = True) -> None:
     Args:
         precision: Whether a recipe decides the precision, and not the launcher.
     """
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        refuse_deepspeed()
+    if zero3.is_asked_for():
+        zero3.refuse_missing()
+        zero3.refuse_config(DeepSpeedPlugin())
     if fsdp_is_asked_for():
         refuse_plugin(FullyShardedDataParallelPlugin())
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -52,13 +54,6 @@ def refuse_sharding_of_launch(*, precision: bool = True) -> None:
             f"The launch configuration sets mixed_precision: {mixed}, and the recipe's precision decides that; set "
             "mixed_precision: 'no' there."
         )
-
-
-def refuse_deepspeed() -> None:
-    raise UserError(
-        "DeepSpeed is asked for, whose ZeRO-3 takes the heads apart that the losses read, and training under it has "
-        "not been verified; use FSDP2, which shards the same (--launch fsdp2-8gpu)."
-    )
 
 
 def refuse_plugin(plugin: Any) -> None:
@@ -97,12 +92,31 @@ class ShardedCheckpoints(SFTTrainer):
     """TRL's SFTTrainer that resumes from sharded and ordinary checkpoints alike, whatever it runs under itself."""
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As upstream; on CPUs accelerate would take DDP for the FSDP that it was asked for, without a word."""
+        """As upstream; on CPUs accelerate would take DDP for what it was asked for, without a word."""
+        if zero3.is_asked_for():
+            zero3.begin_anew()
         super().create_accelerator_and_postprocess()
         state = self.accelerator.state
         if fsdp_is_asked_for() and state.distributed_type == DistributedType.MULTI_CPU:
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, FullyShardedDataParallelPlugin()
             self.is_fsdp_enabled = True
+        if zero3.is_asked_for():
+            zero3.set_up(self)
+
+    @property
+    def is_dealt_out(self) -> bool:
+        """Whether each process holds a part of the weights."""
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        if self.is_deepspeed_enabled:
+            zero3.hold_heads(self.model)
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As upstream; DeepSpeed's own files are all that a checkpoint of ZeRO-3 has of the weights."""
+        if not (self.is_deepspeed_enabled and _internal_call):
+            super().save_model(output_dir, _internal_call)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder, model = Path(resume_from_checkpoint), model or self.model
