@@ -47,6 +47,7 @@ from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.sharding import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.supervised import Phase, fit
 from weakdriven.training.watch import SUMS, GapWatch, mean_logits, means, refuse_divergence
+from weakdriven.training.zero3_checkpoints import is_of_zero3
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
@@ -354,7 +355,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir():
+        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir() or is_of_zero3(folder):
             super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
         else:
             load_pair_weights(self.pair, folder)
