@@ -1,11 +1,12 @@
 """Weights that FSDP2 or ZeRO-3 has dealt out over processes: one process's part, and all again to be read or saved."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -33,6 +34,22 @@ def elements(weight: Any) -> int:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor; where FSDP2 has sharded it, all processes call this and each gets it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient_norm(weights: Iterable[Any]) -> Tensor | None:
+    """Of all of their gradients together, or None where none has one; all processes call it."""
+    weights = list(weights)
+    if not any(map(in_zero3, weights)):
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        return whole(nn.utils.get_total_norm(gradients)) if gradients else None
+    from deepspeed.utils import safe_get_local_grad  # pyright: ignore[reportMissingImports]
+
+    gradients = [safe_get_local_grad(weight) for weight in weights if weight.requires_grad]
+    if not gradients:
+        return None
+    squares = nn.utils.get_total_norm(gradients).square()
+    dist.all_reduce(squares)
+    return squares.sqrt()
 
 
 @contextmanager

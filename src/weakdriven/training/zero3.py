@@ -4,12 +4,14 @@ DeepSpeed itself is imported only where it trains.
 """
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 from accelerate import DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from transformers.integrations.deepspeed import propagate_args_to_deepspeed, unset_hf_deepspeed_config
 
 from weakdriven.errors import UserError
@@ -111,3 +113,22 @@ def hold_heads(model: Any) -> None:
         for weight in (own.weight_VD, own.bias_V):
             if weight is not None:
                 register_external_parameter(model, weight)
+
+
+class MeasuredEngine(DeepSpeedEngineWrapper):
+    """accelerate's, which moves the weights right after a step's last backward pass; here its gradients are seen first.
+
+    Args:
+        look: Called when the gradients of a step are complete.
+    """
+
+    def __init__(self, engine: Any, look: Callable[[], None]):
+        super().__init__(engine)
+        self.look = look
+
+    def backward(self, loss: Any, sync_gradients: bool = True, **kwargs: Any) -> None:
+        self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
+        self.engine.backward(loss, **kwargs)
+        if sync_gradients:
+            self.look()
+            self.engine.step()
