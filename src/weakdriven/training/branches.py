@@ -20,6 +20,7 @@ from weakdriven.models.head import causal_lm, head
 from weakdriven.models.load import vocabulary_size
 from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
+from weakdriven.training import zero3
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.sharding import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 
@@ -62,6 +63,12 @@ def refuse_sharding(trainer: Any) -> None:
     """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
+    args = trainer.args
+    if trainer.is_deepspeed_enabled and args.strong_weight in (0, 1) and args.strong_weight_end is not None:
+        raise UserError(
+            f"strong_weight begins at {args.strong_weight:g}, so that one model does not run in the first step, and "
+            "ZeRO-3 would move its weights all the same; begin at another number, or use FSDP2."
+        )
     refuse_sharded_adapters(trainer.is_dealt_out, isinstance(trainer.model, PeftModel))
 
 
@@ -113,6 +120,9 @@ def load_branches(
         adapter = _base_of(weak_model) != weak_model
         weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
     _refuse_model(weak, "weak")
+    if zero3.is_asked_for():
+        for one in (strong, weak):
+            zero3.refuse_model(one)
     refuse_shared_layers(strong, weak)
     return strong, weak
 

@@ -243,8 +243,8 @@ class WDJTTrainer(ShardedCheckpoints):
     def _look_at_gradients(self) -> None:
         self._norms = self._branch_norms()
 
-    def _prepare_for_training(self, *args: Any) -> Any:
-        prepared = super()._prepare_for_training(*args)
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_deepspeed_enabled:
             self.accelerator.deepspeed_engine_wrapped = MeasuredEngine(self.model_wrapped, self._look_at_gradients)
         return prepared

@@ -1,7 +1,8 @@
 """FSDP2 as accelerate sets it up: what of it is refused, and checkpoints that go on under any number of processes.
 
-ZeRO-3's side of the same is in `zero3.py`. A sharded checkpoint is torch.distributed.checkpoint's: one process reads it whole, several read what they need. An
-ordinary one, of one process or of DDP, is dealt out when it is read.
+A sharded checkpoint is torch.distributed.checkpoint's: one process reads it whole, several read what they need. An
+ordinary one, of one process or of DDP, is dealt out when it is read. ZeRO-3's side of both is in `zero3.py` and
+`zero3_checkpoints.py`.
 """
 
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.state_dict import (
@@ -46,6 +47,11 @@ def fsdp_is_asked_for() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
+def sharding_asked_for() -> str | None:
+    """Name of what the launcher deals weights out with, if it does."""
+    return "ZeRO-3" if zero3.is_asked_for() else "FSDP" if fsdp_is_asked_for() else None
+
+
 def refuse_sharding_of_launch(*, precision: bool = True) -> None:
     """Before anything is loaded: what the launcher asks for, told by its environment, that training cannot do.
 
@@ -53,8 +59,7 @@ def refuse_sharding_of_launch(*, precision: bool = True) -> None:
         precision: Whether a recipe decides the precision, and not the launcher.
     """
     if zero3.is_asked_for():
-        zero3.refuse_missing()
-        zero3.refuse_config(DeepSpeedPlugin())
+        zero3.refuse_launch()
     if fsdp_is_asked_for():
         refuse_plugin(FullyShardedDataParallelPlugin())
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -92,8 +97,8 @@ def refuse_plugin(plugin: Any) -> None:
 def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
     if sharded and adapted:
         raise UserError(
-            "FSDP2 with LoRA is not supported: both adapters sit on one copy of a frozen base, which cannot be dealt "
-            "out twice. Adapters need little memory: launch without FSDP (--launch ddp-8gpu)."
+            "FSDP2 with LoRA is not supported, nor is ZeRO-3: both adapters sit on one copy of a frozen base, which "
+            "cannot be dealt out twice. Adapters need little memory: launch without sharding (--launch ddp-8gpu)."
         )
 
 

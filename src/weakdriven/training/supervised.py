@@ -20,6 +20,7 @@ from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
 from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
+from weakdriven.models.sharded import elements
 from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
 from weakdriven.remedies import is_out_of_memory, out_of_memory
@@ -143,7 +144,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
+    trained = sum(elements(p) for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return facts | {"trained_tokens": trained_tokens(rows)}
 
@@ -175,7 +176,7 @@ def _told(error: Exception, trainer: Trainer, phase: PhaseCallback | None, folde
     settings, recipe = (phase.settings, phase.recipe) if phase else (None, None)
     if settings and recipe and is_out_of_memory(error):
         model: Any = trainer.model
-        parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        parameters = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
         return out_of_memory(error, settings, recipe, parameters)
     if is_full(error):
         remove_unmarked(folder)

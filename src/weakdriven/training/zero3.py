@@ -5,7 +5,6 @@ DeepSpeed itself is imported only where it trains.
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from accelerate import DeepSpeedPlugin
@@ -15,8 +14,10 @@ from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from transformers.integrations.deepspeed import propagate_args_to_deepspeed, unset_hf_deepspeed_config
 
 from weakdriven.errors import UserError
+from weakdriven.launcher import refuse_missing_deepspeed
 from weakdriven.models.head import head
 from weakdriven.models.pair import WeakStrongPair
+from weakdriven.models.sharded import is_sharded
 
 FROM_RECIPE = (
     "train_batch_size",
@@ -25,7 +26,12 @@ FROM_RECIPE = (
     "gradient_clipping",
 )
 """What Trainer fills in where a configuration says "auto"."""
-HARMLESS = ("steps_per_print", "wall_clock_breakdown", "comms_logger", "flops_profiler", "zero_allow_untested_optimizer")
+HARMLESS = (
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "comms_logger",
+    "zero_allow_untested_optimizer",
+)
 """What else may stand in a configuration: it changes no number."""
 
 
@@ -33,12 +39,9 @@ def is_asked_for() -> bool:
     return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
 
 
-def refuse_missing() -> None:
-    if find_spec("deepspeed") is None:
-        raise UserError(
-            "The launch configuration asks for DeepSpeed, which is not installed; pip install 'weakdriven[deepspeed]', "
-            "or use FSDP2, which shards the same (--launch fsdp2-8gpu)."
-        )
+def refuse_launch() -> None:
+    refuse_missing_deepspeed()
+    refuse_config(DeepSpeedPlugin())
 
 
 def refuse_config(plugin: Any) -> None:
@@ -69,7 +72,42 @@ def refuse_config(plugin: Any) -> None:
             "on the CPU; set its device to none."
         )
     if rounded := sorted(name for name in zero if name.startswith("zero_quantized") and zero[name]):
-        raise UserError(f"The configuration of DeepSpeed sets {rounded[0]}, which rounds what is trained; leave it out.")
+        raise UserError(
+            f"The configuration of DeepSpeed sets {rounded[0]}, which rounds what is trained; leave it out."
+        )
+
+
+def refuse_recipe(precision: str, optimizers: dict[str, str]) -> None:
+    """What a recipe may ask for that DeepSpeed would do in another way, without a word.
+
+    Args:
+        optimizers: Of each phase that trains.
+    """
+    if precision == "bf16":
+        raise UserError(
+            "precision is bf16, and DeepSpeed would train a copy of the weights in fp32 beside them; set precision: "
+            "bf16-mixed, or use FSDP2 (--launch fsdp2-8gpu)."
+        )
+    for phase, optimizer in optimizers.items():
+        if optimizer not in ("adamw", "rmsprop"):
+            raise UserError(
+                f"{phase}.optimizer is {optimizer}, which reads the shapes of weights that ZeRO-3 lays end to end; set "
+                "adamw, or use FSDP2 (--launch fsdp2-8gpu)."
+            )
+
+
+def refuse_model(model: Any) -> None:
+    """Models that are not whole, or not in fp32, when training begins."""
+    if is_sharded(model):
+        raise UserError(
+            "The model is already dealt out over processes, as transformers loads one once arguments that ask for "
+            "ZeRO-3 are made; load it before them, make them by WDJTConfig, or give WDJTTrainer a path."
+        )
+    if other := {str(weight.dtype) for weight in model.parameters()} - {"torch.float32"}:
+        raise UserError(
+            f"Weights are {', '.join(sorted(other))}, and DeepSpeed would train a copy of them in fp32; load models "
+            "in float32 (bf16=True then computes in bf16), or use FSDP2."
+        )
 
 
 def _device(offload: dict[str, Any] | None) -> str:
@@ -97,6 +135,8 @@ def set_up(trainer: Any) -> None:
         trainer.is_deepspeed_enabled = True
         propagate_args_to_deepspeed(trainer.accelerator, args)
     config = state.deepspeed_plugin.deepspeed_config
+    if args.fp16:
+        raise UserError("fp16 is set, which has not been verified under ZeRO-3; set bf16, or neither of them.")
     if args.bf16:
         # weights, gradients and their way between processes stay fp32, as in one process
         autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}

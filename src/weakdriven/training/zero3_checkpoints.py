@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weakdriven.errors import UserError
-from weakdriven.training import zero3
+from weakdriven.launcher import refuse_missing_deepspeed
 
 LATEST = "latest"
 """File of a checkpoint that names the folder of its step."""
@@ -69,7 +69,7 @@ class Pieces:
         return [{"weight": one["fp32_flat_groups"][group], **one[INNER]["state"][group]} for one in found]
 
     def states(self, name: str) -> dict[str, Tensor]:
-        """A trained weight (`weight`) and what the optimizer knows of it, flat; numbers such as its step as they are."""
+        """A trained weight (`weight`) and what the optimizer keeps of it, flat; its step as it is."""
         group, start, shape = self.places[name]
         size = math.ceil(shape.numel() / self.count)
         parts, found = self.group_states(group), dict[str, Tensor]()
@@ -118,7 +118,7 @@ class Pieces:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    zero3.refuse_missing()
+    refuse_missing_deepspeed()
     from deepspeed.runtime.fp16.loss_scaler import LossScaler  # pyright: ignore[reportMissingImports]
     from deepspeed.runtime.zero.config import ZeroStageEnum  # pyright: ignore[reportMissingImports]
 
@@ -147,7 +147,9 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     frozen = pieces.frozen()
     for name, weight in model.named_parameters():
         if name not in pieces.places and name not in frozen:
-            raise UserError(f"The checkpoint {checkpoint} does not fit the model: it lacks {name}. Remove it, and run again.")
+            raise UserError(
+                f"The checkpoint {checkpoint} does not fit the model: it lacks {name}. Remove it, and run again."
+            )
         found = frozen[name] if name in frozen else pieces.states(name)["weight"]
         weight.copy_(found.view(weight.shape))
 
