@@ -44,8 +44,8 @@ def by_several(processes: int, folder: Path, cases: list[dict[str, Any]], *, fsd
     return torch.load(folder / "results.pt", weights_only=False)
 
 
-def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0) -> None:
-    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-5)
+def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=atol)
     steps = [[row for row in one["logs"] if "loss" in row and row["step"] > since] for one in (found, expected)]
     assert len(steps[0]) == len(steps[1]) == 4 - since
     counts = {"num_tokens"} if since and "mixed_loss" not in steps[0][0] else set()  # TRL's begins anew
@@ -130,7 +130,6 @@ def test_four_processes_go_on_from_the_shards_of_two(sharded_by_two, tmp_path):
         ({"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "FULL_STATE_DICT"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "gradient_checkpointing of the recipe"),
-        ({"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "the recipe's precision decides"),
     ],
 )
