@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 VLLM := .venv-vllm
 HARNESS := .venv-harness
+DEEPSPEED := .venv-deepspeed
 
-.PHONY: setup demo test test-vllm test-harness lint types clean
+.PHONY: setup demo test test-vllm test-harness test-deepspeed lint types clean
 
 setup: $(READY)
 
@@ -21,8 +22,8 @@ demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/weakdriven run demo --output runs/demo
 
 test: $(READY)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=40
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=40
 
 # What vLLM brings for pictures and sound are CUDA builds, which do not load beside the CPU build of torch.
 $(VLLM)/ready:
@@ -43,6 +44,17 @@ $(HARNESS)/ready: pyproject.toml constraints.txt
 test-harness: $(HARNESS)/ready
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness
 
+# DeepSpeed's build imports torch, which a build of its own would not see; tests build its shm_comm with ninja.
+$(DEEPSPEED)/ready: pyproject.toml constraints.txt
+	test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)
+	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel hatchling editables
+	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[deepspeed]"
+	touch $@
+
+test-deepspeed: $(DEEPSPEED)/ready
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PATH="$(abspath $(DEEPSPEED)/bin):$$PATH" $(DEEPSPEED)/bin/python -m pytest -m deepspeed
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,4 +63,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(HARNESS) runs dist
+	rm -rf $(VENV) $(VLLM) $(HARNESS) $(DEEPSPEED) runs dist

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ def find_config(name: str) -> Path:
     raise UserError(
         f"{OPTION} {name} is neither a file nor a configuration of the package.{hint} There are: {', '.join(shipped)}."
     )
+
+
+def refuse_missing_deepspeed() -> None:
+    if find_spec("deepspeed") is None:
+        raise UserError(
+            "DeepSpeed is asked for, and it is not installed; pip install --no-build-isolation "
+            "'weakdriven[deepspeed]', or use FSDP2, which shards the same (--launch fsdp2-8gpu)."
+        )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -98,6 +107,8 @@ def launch(name: str, arguments: Sequence[str]) -> int:
         raise UserError(f"{OPTION} is given, and a launcher started this process already; leave one of them out.")
     path = find_config(name)
     config = read_config(path)
+    if config["distributed_type"] == "DEEPSPEED":
+        refuse_missing_deepspeed()
     environment = {**os.environ}
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
     if config.get("num_processes", 1) == 1 and config.get("num_machines", 1) == 1:

@@ -47,8 +47,9 @@ def test_shipped_ways_to_shard_are_those_that_training_takes(name, monkeypatch):
     refuse_plugin(FullyShardedDataParallelPlugin())
 
 
-def test_the_configuration_of_zero_3_has_keys_that_accelerate_knows():
-    config = load_config_from_file(str(find_config("zero3-8gpu")))
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("zero3")])
+def test_the_configuration_of_zero_3_has_keys_that_accelerate_knows(name):
+    config = load_config_from_file(str(find_config(name)))
     parser = launch_command_parser()
     options = {text.lstrip("-") for action in parser._actions for text in action.option_strings}
     assert config.deepspeed_config["zero_stage"] == 3

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from trained_shards import FSDP, run
 
 from weakdriven.errors import UserError
+from weakdriven.training import zero3
 from weakdriven.training.sharding import refuse_sharded_adapters, refuse_sharding_of_launch
 
 SCRIPT = str(Path(__file__).with_name("trained_shards.py"))
@@ -44,8 +46,8 @@ def by_several(processes: int, folder: Path, cases: list[dict[str, Any]], *, fsd
     return torch.load(folder / "results.pt", weights_only=False)
 
 
-def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0) -> None:
-    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-5)
+def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=atol)
     steps = [[row for row in one["logs"] if "loss" in row and row["step"] > since] for one in (found, expected)]
     assert len(steps[0]) == len(steps[1]) == 4 - since
     counts = {"num_tokens"} if since and "mixed_loss" not in steps[0][0] else set()  # TRL's begins anew
@@ -130,7 +132,6 @@ def test_four_processes_go_on_from_the_shards_of_two(sharded_by_two, tmp_path):
         ({"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "FULL_STATE_DICT"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "gradient_checkpointing of the recipe"),
-        ({"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "the recipe's precision decides"),
     ],
 )
@@ -138,6 +139,44 @@ def test_ways_to_shard_that_would_train_something_else_are_refused(change, sente
     for name, value in (FSDP | change).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=sentence):
+        refuse_sharding_of_launch()
+
+
+AUTO = dict.fromkeys(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+ZERO3 = {**AUTO, "zero_optimization": {"stage": 3}, "bf16": {"enabled": False}, "steps_per_print": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"zero_optimization": {"stage": 2}}, "stage 2 of DeepSpeed's ZeRO"),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "zero_quantized_weights"),
+        ({"optimizer": {"type": "AdamW"}}, "sets optimizer"),
+        ({"bf16": {"enabled": True}}, "sets bf16"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping: 1.0"),
+    ],
+)
+def test_settings_of_deepspeed_that_would_train_something_else_are_refused(change, sentence):
+    zero3.refuse_config(SimpleNamespace(deepspeed_config=ZERO3))
+    with pytest.raises(UserError, match=sentence):
+        zero3.refuse_config(SimpleNamespace(deepspeed_config=ZERO3 | change))
+
+
+def test_what_zero3_would_train_in_another_way_is_refused():
+    zero3.refuse_recipe("bf16-mixed", {"sft": "adamw"})
+    with pytest.raises(UserError, match="precision is bf16"):
+        zero3.refuse_recipe("bf16", {"sft": "adamw"})
+    with pytest.raises(UserError, match=r"joint\.optimizer is adamw_8bit"):
+        zero3.refuse_recipe("fp32", {"sft": "adamw", "joint": "adamw_8bit"})
+    with pytest.raises(UserError, match="bfloat16"):
+        zero3.refuse_model(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
+
+
+def test_deepspeed_that_is_not_installed_is_told_how_to_be(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr("weakdriven.launcher.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install --no-build-isolation 'weakdriven\[deepspeed\]'"):
         refuse_sharding_of_launch()
 
 

@@ -42,10 +42,10 @@ def run(
 ) -> dict[str, Any]:
     """Trained weights, what was logged, and what was saved; `stop` ends after a step that leaves a checkpoint."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    options = {"bf16": False, "gradient_checkpointing": False} | more
     config = WDJTConfig(
         output_dir=str(out),
         use_cpu=True,
-        bf16=False,
         report_to=[],
         disable_tqdm=True,
         per_device_train_batch_size=2,
@@ -57,9 +57,8 @@ def run(
         max_grad_norm=0.5,
         save_strategy="steps" if stop else "no",
         save_steps=stop or 500,
-        gradient_checkpointing=False,
         dataset_kwargs={"skip_prepare_dataset": True},
-        **more,
+        **options,
     )
     common = {"args": config, "train_dataset": token_rows(BATCH * steps), "processing_class": embedded_tokenizer()}
     if pair:

@@ -27,9 +27,10 @@ from weakdriven.processes import launched, refuse_uneven
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import Run
 from weakdriven.scores import refuse_other_tokens
+from weakdriven.training import zero3
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
-from weakdriven.training.sharding import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.training.sharding import refuse_sharded_adapters, refuse_sharding_of_launch, sharding_asked_for
 
 ALONE = {"scaled_ce", "undial", "ssb"}
 """Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
@@ -94,7 +95,8 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
     if processes == 1:
         return
     refuse_sharding_of_launch()
-    refuse_sharded_adapters(fsdp_is_asked_for(), recipe.lora is not None)
+    sharding = sharding_asked_for()
+    refuse_sharded_adapters(sharding is not None, recipe.lora is not None)
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(
@@ -102,13 +104,15 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
             "of method and baselines here and run it afterwards: what is finished is kept."
         )
     used = [name for name in ("dpo", "spin") if name in methods]
-    if used and fsdp_is_asked_for():
+    if used and sharding:
         raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and the launch configuration asks for FSDP; use "
-            "--launch ddp-8gpu for it, or leave it out of method and baselines here."
+            f"{', '.join(used)} trains in one process or under DDP, and the launch configuration asks for {sharding}; "
+            "use --launch ddp-8gpu for it, or leave it out of method and baselines here."
         )
     used += ["joint"] if methods - {"sft", "neftune", "dpo", "spin"} else []
     used += [] if recipe.sft.model and methods <= {"wmss", "dpo", "spin"} else ["sft"]
+    if zero3.is_asked_for():
+        zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 

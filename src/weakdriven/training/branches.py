@@ -20,13 +20,9 @@ from weakdriven.models.head import causal_lm, head
 from weakdriven.models.load import vocabulary_size
 from weakdriven.models.pair import WeakStrongPair, refuse_shared_layers
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
+from weakdriven.training import zero3
 from weakdriven.training.joint_config import WDJTConfig
-from weakdriven.training.sharding import (
-    refuse_deepspeed,
-    refuse_plugin,
-    refuse_sharded_adapters,
-    refuse_sharding_of_launch,
-)
+from weakdriven.training.sharding import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 
 logger = logging.getLogger(__name__)
 NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
@@ -35,7 +31,10 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
     if args.deepspeed:
-        refuse_deepspeed()
+        raise UserError(
+            "deepspeed is set in the arguments, and WDJTTrainer takes it from the launcher; start the script with "
+            "`accelerate launch --config_file` and a configuration such as the package's zero3-8gpu."
+        )
     refuse_sharding_of_launch(precision=False)
     if args.fsdp and args.world_size == 1:
         raise UserError(
@@ -62,11 +61,15 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
 
 def refuse_sharding(trainer: Any) -> None:
     """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
-    if trainer.is_deepspeed_enabled:
-        refuse_deepspeed()
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
-        refuse_sharded_adapters(True, isinstance(trainer.model, PeftModel))
+    args = trainer.args
+    if trainer.is_deepspeed_enabled and args.strong_weight in (0, 1) and args.strong_weight_end is not None:
+        raise UserError(
+            f"strong_weight begins at {args.strong_weight:g}, so that one model does not run in the first step, and "
+            "ZeRO-3 would move its weights all the same; begin at another number, or use FSDP2."
+        )
+    refuse_sharded_adapters(trainer.is_dealt_out, isinstance(trainer.model, PeftModel))
 
 
 def _refuse_several_gpus(found: str) -> None:
@@ -117,6 +120,9 @@ def load_branches(
         adapter = _base_of(weak_model) != weak_model
         weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
     _refuse_model(weak, "weak")
+    if zero3.is_asked_for():
+        for one in (strong, weak):
+            zero3.refuse_model(one)
     refuse_shared_layers(strong, weak)
     return strong, weak
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -38,7 +38,7 @@ from weakdriven.models.pair import (
     write_pair,
 )
 from weakdriven.models.recompute import keep
-from weakdriven.models.sharded import gathered_model, whole
+from weakdriven.models.sharded import gathered_model, gradient_norm
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.training import branches
 from weakdriven.training.attention import without_cudnn_attention
@@ -47,6 +47,8 @@ from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.sharding import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.supervised import Phase, fit
 from weakdriven.training.watch import SUMS, GapWatch, mean_logits, means, refuse_divergence
+from weakdriven.training.zero3 import MeasuredEngine
+from weakdriven.training.zero3_checkpoints import is_of_zero3
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
@@ -234,17 +236,29 @@ class WDJTTrainer(ShardedCheckpoints):
         scaler = self.accelerator.scaler
         found = {}
         for name, branch in (("strong", self.pair.strong), ("weak", self.pair.weak)):
-            if gradients := [weight.grad for weight in branch.parameters() if weight.grad is not None]:
-                found[name] = whole(nn.utils.get_total_norm(gradients)) / (scaler.get_scale() if scaler else 1)
+            if (norm := gradient_norm(branch.parameters())) is not None:
+                found[name] = norm / (scaler.get_scale() if scaler else 1)
         return found
 
-    def _clip_grad_norm(self, model: Any) -> Any:
+    def _look_at_gradients(self) -> None:
         self._norms = self._branch_norms()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self.is_deepspeed_enabled:
+            self.accelerator.deepspeed_engine_wrapped = MeasuredEngine(self.model_wrapped, self._look_at_gradients)
+        return prepared
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if not self.is_deepspeed_enabled:  # which has moved the weights and cleared the gradients by now
+            self._look_at_gradients()
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The last that upstream calls before the optimizer moves, clipping or not."""
-        sums, norms = self._read_sums(self._branch_norms() if grad_norm is None else self._norms)
+        if grad_norm is None and not self.is_deepspeed_enabled:
+            self._look_at_gradients()
+        sums, norms = self._read_sums(self._norms)
         self._total_train_tokens += int(sums[0])
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         _, tokens, *losses = sums[:5]
@@ -314,7 +328,7 @@ class WDJTTrainer(ShardedCheckpoints):
         self._in_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
+            if self.is_dealt_out and self.args.should_save:  # upstream has written shards of both models
                 folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
                 write_pair(self.pair, folder, **self._kept())
         finally:
@@ -328,7 +342,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The strong model; gathered weight by weight where processes hold parts of it."""
-        if not self.is_fsdp_enabled or _internal_call:
+        if not self.is_dealt_out or _internal_call:
             super().save_model(output_dir, _internal_call)
             return
         strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
@@ -354,7 +368,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir():
+        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir() or is_of_zero3(folder):
             super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
         else:
             load_pair_weights(self.pair, folder)
@@ -364,6 +378,9 @@ class WDJTTrainer(ShardedCheckpoints):
             super()._load_whole(branch, place)
 
     def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_best_model()
+            return
         load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
 
 

@@ -20,6 +20,7 @@ from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
 from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
+from weakdriven.models.sharded import elements
 from weakdriven.plan.memory import state_bytes
 from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
@@ -143,7 +144,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
+    trained = sum(elements(p) for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return facts | {"trained_tokens": trained_tokens(rows)}
 
@@ -159,7 +160,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
-    states = (weight.numel() * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
+    states = (elements(weight) * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
     optimizer = math.ceil(sum(states))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # one at the last step too
@@ -176,7 +177,7 @@ def _told(error: Exception, trainer: Trainer, phase: PhaseCallback | None, folde
     settings, recipe = (phase.settings, phase.recipe) if phase else (None, None)
     if settings and recipe and is_out_of_memory(error):
         model: Any = trainer.model
-        parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        parameters = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
         return out_of_memory(error, settings, recipe, parameters)
     if is_full(error):
         remove_unmarked(folder)
