@@ -11,6 +11,7 @@ from conftest import small_recipe
 from weakdriven import launcher
 from weakdriven.cli import app
 from weakdriven.errors import UserError
+from weakdriven.pipeline import planning
 from weakdriven.pipeline.planning import known_rows, plan_recipe
 from weakdriven.pipeline.run import all_stages
 from weakdriven.pipeline.shapes import read_config, shape_of
@@ -31,6 +32,15 @@ def planned(name: str, folders, *overrides: str, gpus: str = "H200-141G", **opti
     if recipe.model in folders:
         recipe = recipe.model_copy(update={"model": str(folders[recipe.model])})
     return plan_recipe(recipe, Path("nowhere"), all_stages, gpus=gpus, **options)
+
+
+@pytest.mark.parametrize(
+    "asked, sharding", [("ACCELERATE_USE_DEEPSPEED", "zero3"), ("ACCELERATE_USE_FSDP", "fsdp"), ("UNASKED", "ddp")]
+)
+def test_the_machine_at_hand_shares_weights_as_the_launcher_says(asked, sharding, monkeypatch):
+    monkeypatch.setenv(asked, "true")
+    monkeypatch.setattr(planning, "size", lambda: 2)
+    assert planning.machine_at_hand().sharding == sharding
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -128,6 +138,7 @@ def test_more_devices_split_the_weights_and_the_batch(folders):
     "overrides, options, sentence",
     [
         (["lora={}"], {"gpus": "8xH200", "sharding": "fsdp"}, "FSDP2 with LoRA is not supported"),
+        (["lora={}"], {"gpus": "8xH200", "sharding": "zero3"}, "FSDP2 with LoRA is not supported, nor is ZeRO-3"),
         (["baselines=[undial]"], {"gpus": "8xH200"}, "undial trains in one process, found 8"),
         (["baselines=[]"], {"gpus": "7xH200"}, "which 7 processes cannot share evenly"),
     ],

@@ -45,7 +45,7 @@ from weakdriven.processes import size
 from weakdriven.recipe import LoraSettings, Recipe
 from weakdriven.recipe_file import apply_override, parse_recipe
 from weakdriven.rundir import EXAMPLES, TOKENS
-from weakdriven.training.sharding import fsdp_is_asked_for, refuse_sharded_adapters
+from weakdriven.training.sharding import refuse_sharded_adapters, sharding_asked_for
 
 SAMPLED = 512
 """Rows that are looked at where the data is here and not tokenised."""
@@ -215,8 +215,9 @@ class Planning:
                 f"More than {NODE} devices are several computers: a device sends {self.machine.link:.0f} GB/s, at most "
                 f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s."
             )
-        if self.machine.sharding == "fsdp":
-            found.append("Weights, gradients and optimizer state are split over all devices (FSDP2, ZeRO-3).")
+        if self.machine.split > 1:
+            how = "ZeRO-3, which keeps one more fp32 copy" if self.machine.sharding == "zero3" else "FSDP2"
+            found.append(f"Weights, gradients and optimizer state are split over all devices ({how}).")
         return found
 
     def guesses(self, parts: list[Part]) -> list[str]:
@@ -262,7 +263,7 @@ def plan_recipe(
     """
     machine = parse_machine(gpus, sharding or ("ddp" if recipe.lora else None)) if gpus else machine_at_hand()
     if machine.count > 1:
-        refuse_sharded_adapters(machine.sharding == "fsdp", recipe.lora is not None)
+        refuse_sharded_adapters(machine.split > 1, recipe.lora is not None)
         refuse_processes(recipe, machine.count)
     folder = config_folder(recipe.model)
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
@@ -278,7 +279,8 @@ def tokenizer_bytes(folder: Path) -> float:
 
 def machine_at_hand() -> Machine:
     """The GPU of each process of this run, with the memory that it has; or its part of this computer's memory."""
-    spread = "none" if size() == 1 else "fsdp" if fsdp_is_asked_for() else "ddp"
+    asked = {"ZeRO-3": "zero3", "FSDP": "fsdp", None: "ddp"}
+    spread = "none" if size() == 1 else asked[sharding_asked_for()]
     if torch.cuda.is_available():
         known = match_device(torch.cuda.get_device_name()) or replace(DEVICES[MEASURED], name="this GPU")
         return Machine(this_much(known, torch.cuda.mem_get_info()[1]), size(), spread)

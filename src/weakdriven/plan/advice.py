@@ -40,7 +40,7 @@ def candidates(
     found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
     found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
     found.append(([f"data.max_length={recipe.data.max_length // 2}"], OTHER))
-    if sharding == "fsdp" or (recipe.sft.model and recipe.lora is None):
+    if sharding in ("fsdp", "zero3") or (recipe.sft.model and recipe.lora is None):
         return found
     found.append((["lora={}"], OTHER))
     if not on_cpu:

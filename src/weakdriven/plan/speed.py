@@ -106,8 +106,7 @@ def micro_seconds(step: Step, device: Device) -> float:
 
 def update_seconds(step: Step, machine: Machine) -> float:
     """Clipping and the optimizer, once a step."""
-    split = machine.count if machine.sharding == "fsdp" else 1
-    weights = step.trained * step.shape.trained / split
+    weights = step.trained * step.shape.trained / machine.split
     size = step.trained_bytes
     if step.optimizer in ("adamw_8bit", "adamw_fp8"):
         return PER_TENSOR * step.trained * step.shape.tensors
@@ -126,12 +125,12 @@ def sharded_traffic(weights: float, size: int, devices: int) -> float:
 
 
 def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
-    """What the links take for a micro-batch (FSDP) or a step (DDP: gradients)."""
+    """What the links take for a micro-batch (FSDP2, ZeRO-3) or a step (DDP: gradients)."""
     if machine.count == 1:
         return 0.0
-    size = 2 if step.precision != "fp32" else 4
+    size = 4 if step.precision == "fp32" or machine.sharding == "zero3" else 2
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
-    if machine.sharding == "fsdp" and not whole_step:
+    if machine.split > 1 and not whole_step:
         return sharded_traffic(weights, size, machine.count) / (machine.link * 1e9)
     if machine.sharding == "ddp" and whole_step:
         gradients = step.trained * step.shape.trained * step.trained_bytes
