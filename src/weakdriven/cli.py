@@ -347,15 +347,20 @@ def main() -> None:
         print("Stopped; run the same command again to go on.", file=sys.stderr)
         sys.exit(130)
     except Stopped as stop:
-        print(stop, file=sys.stderr)
+        say(str(stop))
         sys.exit(EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             mask_output()  # typer has put a hook of its own in its place
             raise
-        from weakdriven.processes import first_to_say
-
-        if "torch" not in sys.modules or first_to_say(sentence):
-            print(f"Error: {sentence}", file=sys.stderr)
+        say(f"Error: {sentence}")
         sys.exit(2)
+
+
+def say(sentence: str) -> None:
+    """The last words of a command, which one of its processes says."""
+    from weakdriven.processes import first_to_say
+
+    if "torch" not in sys.modules or first_to_say(sentence):
+        print(sentence, file=sys.stderr)

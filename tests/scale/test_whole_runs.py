@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from launching import launch, weakdriven
 from safetensors.torch import load_file
 
@@ -17,6 +18,7 @@ from weakdriven.launcher import find_config, read_config
 from weakdriven.pipeline.bind import refuse_processes
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.recipe_file import load_recipe
+from weakdriven.training.checkpoints import last_complete_checkpoint
 
 TRAINED = ("sft", "round-1/strong")
 CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12", "sft.snapshots=[0.5]"]
@@ -163,6 +165,46 @@ def test_what_the_first_process_does_alone_and_cannot_ends_all_with_its_sentence
     assert done.stderr.count("The first process found a bad row.") == 1, done.stderr[-3000:]
     root_cause = done.stderr.split("Root Cause")[1]
     assert "exitcode  : 2 " in root_cause, "ended by itself, not by a timeout of the group"
+
+
+STOPPED = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from weakdriven.cli import main
+from weakdriven.training.callbacks import PhaseCallback
+
+told = Path(sys.argv.pop(1))
+on_step_end = PhaseCallback.on_step_end
+
+def tell_the_launcher(self, args, state, control, **kwargs):
+    if state.global_step == 3 and os.environ["RANK"] == "0" and not told.exists():
+        told.touch()
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(5)  # it passes the signal on to both of us
+    on_step_end(self, args, state, control, **kwargs)
+
+PhaseCallback.on_step_end = tell_the_launcher
+main()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_same_weights(by_two, tmp_path):
+    script, root = tmp_path / "stopped.py", tmp_path / "run"
+    script.write_text(STOPPED)
+    command = [str(script), str(tmp_path / "told"), "run", "demo", *SMALL, *CUT, "--output", str(root)]
+    done = launch(2, *command)
+    assert done.returncode != 0
+    assert done.stderr.count("Stopped on SIGTERM at step 3 of sft, saved") == 1, done.stderr[-3000:]
+    assert last_complete_checkpoint(root / ".work/sft/work/checkpoints").name == "checkpoint-3"
+    done = launch(2, *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for stage in TRAINED:
+        mine, theirs = (load_file(folder / stage / "model.safetensors") for folder in (root, by_two[0]))
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.slow
