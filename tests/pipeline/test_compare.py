@@ -142,7 +142,7 @@ def refuses(tokens):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["lora.rank=4", "lora.output=merged", "precision=bf16-mixed"],
+        ["lora.rank=4", "lora.output=merged"],
         ["selection.enabled=false"],
         ["joint.rounds=2"],
     ],

@@ -252,7 +252,7 @@ def test_a_frozen_weak_adapter_stays_as_it_was(lora_run, tmp_path):
     [("bf16-mixed", "gradient_checkpointing=keep_products"), ("bf16", "optimizer=adamw")],
 )
 def test_in_bf16_the_base_is_held_in_bf16_and_the_adapters_in_fp32(precision, phase, pairs, tmp_path):
-    overrides = [f"precision={precision}", "data.limit=8", "lora.output=merged", f"sft.{phase}", f"joint.{phase}"]
+    overrides = [f"precision={precision}", "data.limit=2", "lora.output=merged", f"sft.{phase}", f"joint.{phase}"]
     run_small(tmp_path, *TINY, "baselines=[]", *overrides)
     pair = pairs[-1].pair
     for model in (pair.strong, pair.weak):
