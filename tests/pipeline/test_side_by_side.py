@@ -233,11 +233,11 @@ def test_a_command_that_is_told_to_stop_saves_what_it_trains_side_by_side(tmp_pa
     long = ["sft.epochs=200", "sft.save_steps=1000"]
     started = [sys.executable, "-m", "weakdriven", name, "demo", *SMALL, *long, *options, "--seeds", "2", "--jobs", "2"]
     process = begin([*started, "--output", str(tmp_path / "runs")])
-    while process.poll() is None and len(list(tmp_path.glob("**/.work/sft/work/metrics.jsonl"))) < 2:
+    while process.poll() is None and len(list(tmp_path.glob("**/.work/sft/*/metrics.jsonl"))) < 2:
         time.sleep(0.05)
     code, errors = ended_by(process, signal.SIGTERM, group=group)
     assert code == 143 and one_sentence(errors).startswith("Stopped on SIGTERM")
-    trained = list(tmp_path.glob("**/.work/sft/work/checkpoints"))
+    trained = list(tmp_path.glob("**/.work/sft/*/checkpoints"))
     assert len(trained) == 2 and all(last_complete_checkpoint(folder) for folder in trained)
     assert not list(tmp_path.glob("runs/*.json")), "a run that was stopped counts as failed"
 

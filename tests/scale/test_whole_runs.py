@@ -18,6 +18,7 @@ from weakdriven.launcher import find_config, read_config
 from weakdriven.pipeline.bind import refuse_processes
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.recipe_file import load_recipe
+from weakdriven.rundir import work_folder
 from weakdriven.training.checkpoints import last_complete_checkpoint
 
 TRAINED = ("sft", "round-1/strong")
@@ -199,7 +200,7 @@ def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_same_weights(
     done = launch(2, *command)
     assert done.returncode != 0
     assert done.stderr.count("Stopped on SIGTERM at step 3 of sft, saved") == 1, done.stderr[-3000:]
-    assert last_complete_checkpoint(root / ".work/sft/work/checkpoints").name == "checkpoint-3"
+    assert last_complete_checkpoint(work_folder(root, "sft") / "work" / "checkpoints").name == "checkpoint-3"
     done = launch(2, *command)
     assert done.returncode == 0, done.stderr[-3000:]
     for stage in TRAINED:
