@@ -21,12 +21,13 @@ SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_s
 
 
 class Recorder(Progress):
-    """Remembers which stages ran, why, and which were skipped."""
+    """Remembers which stages ran, why, which were skipped, and what was noted."""
 
     def __init__(self):
         self.ran: dict[str, str] = {}
         self.skipped: list[str] = []
         self.planned: list[Planned] = []
+        self.notes: list[str] = []
 
     def plan(self, planned):
         self.planned = planned
@@ -36,6 +37,9 @@ class Recorder(Progress):
 
     def skip(self, stage):
         self.skipped.append(stage)
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 def small_recipe(*overrides: str) -> Recipe:

@@ -76,15 +76,6 @@ def empty_store(monkeypatch):
     return waits
 
 
-class Notes(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def two_stages(root: Path, text: str = "one", *, address: str = ADDRESS, recipe: str = "demo", finish: bool = True):
     """A run of two small stages, the second from the first, as `carry_out` runs a recipe."""
 
@@ -101,7 +92,7 @@ def two_stages(root: Path, text: str = "one", *, address: str = ADDRESS, recipe:
         first = run.stage("first", compute("first"), settings={"text": text}, inputs={})
         run.stage("part/second", compute("second"), settings={}, inputs={"first": first.key})
 
-    progress = Notes()
+    progress = Recorder()
     copy = Mirror(address, root, progress.note)
     with claimed(root, recipe):
         copy.open(recipe)
@@ -375,7 +366,7 @@ def test_several_machines_are_told_to_share_a_folder(monkeypatch):
 def test_a_recipe_goes_on_from_its_address_in_an_empty_folder(tmp_path):
     runs = []
     for name in ("a", "b"):
-        root, recorder = tmp_path / name, Notes()
+        root, recorder = tmp_path / name, Recorder()
         run_recipe(small_recipe(*QUICK), root, recorder, mirror=Mirror(ADDRESS, root, recorder.note))
         runs.append(recorder)
     stages = ["data", "baselines/sft", "eval/base/arithmetic", "eval/baseline-sft/arithmetic"]

@@ -22,15 +22,6 @@ from weakdriven.training.checkpoints import last_complete_checkpoint
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=16"]
 
 
-class Notes(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def surroundings(value, progress):
     import torch
 
@@ -93,7 +84,7 @@ def saves_when_told(folder, name, progress):
 
 
 def test_tasks_run_in_processes_of_their_own_with_a_share_of_the_cores_and_a_log(tmp_path):
-    notes = Notes()
+    notes = Recorder()
     tasks = {"one": partial(surroundings, 1), "two": partial(surroundings, 2), "bad": fails}
     ended = dict(side_by_side(tasks, notes, jobs=2, logs=tmp_path / "logs"))
     found = [ended[name]() for name in ("one", "two")]

@@ -19,15 +19,6 @@ from weakdriven.rundir import Planned, work_folder
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
 
 
-class Noted(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def with_memory(monkeypatch, gib: float, device: str = "CPU") -> None:
     """This computer, with less memory than it has."""
     small = Machine(this_much(DEVICES[device], gib * GIB))
@@ -38,8 +29,8 @@ class Passed(Exception):
     """Raised where the first stage after the check would be computed."""
 
 
-def checked(root, *overrides: str, force: bool = False) -> Noted:
-    noted = Noted()
+def checked(root, *overrides: str, force: bool = False) -> Recorder:
+    noted = Recorder()
 
     def work(stages):
         if not stages.run.dry:
@@ -53,7 +44,7 @@ def checked(root, *overrides: str, force: bool = False) -> Noted:
 
 def test_what_cannot_fit_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 0.05)
-    recorder = Noted()
+    recorder = Recorder()
     with pytest.raises(UserError) as refusal:
         carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
     assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
@@ -98,7 +89,7 @@ def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
     assert any("off by 10%" in text for text in checked(tmp_path / "near", "selection.match_steps=true").notes)
     needing(monkeypatch, 1.2)
     with pytest.raises(UserError, match=r"needs about 1\.2 GiB"):
-        carry_out(small_recipe(*SHORT), tmp_path / "far", Noted(), all_stages, rehearsal=False)
+        carry_out(small_recipe(*SHORT), tmp_path / "far", Recorder(), all_stages, rehearsal=False)
 
 
 def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu, monkeypatch):
@@ -113,7 +104,7 @@ def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu
     monkeypatch.setattr(Planner, "cost", only_joint)
     assert any("may be fewer" in text for text in checked(tmp_path / "run").notes)
     with pytest.raises(UserError, match="round-1/strong needs about 9"):
-        carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Noted(), all_stages)
+        carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Recorder(), all_stages)
 
 
 def with_disk(monkeypatch, size: int) -> None:
@@ -123,7 +114,7 @@ def with_disk(monkeypatch, size: int) -> None:
 
 def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     with_disk(monkeypatch, 8 << 20)
-    recorder = Noted()
+    recorder = Recorder()
     with pytest.raises(UserError, match=r"^The run will need about .* 8\.0 MiB free; free .* MiB more") as refusal:
         carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
     assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()

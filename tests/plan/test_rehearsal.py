@@ -24,13 +24,6 @@ SHORT = ("eval.benchmarks=[]", "data.limit=32", "sft.save_steps=50", "joint.save
 
 
 class Notes(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text):
-        self.notes.append(text)
-
     @property
     def rehearsed(self) -> list[str]:
         return [text.split()[1] for text in self.notes if text.startswith("rehearsed")]
