@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("student", choices=STUDENTS)
     parser.add_argument("studies", nargs="+", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
+    parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
     parser.add_argument("--first", type=int, default=42, help="first seed")
     parser.add_argument("--seeds", type=int, default=5, help="how many, of the studies that have several")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
@@ -88,7 +89,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
                 folder.with_name(f"{folder.name}-more"),
             )
         return
-    settings = [*args.set, *rate_settings(best_rate(args.results, args.student))]
+    settings = [*args.set, *rate_settings(args.rate or best_rate(args.results, args.student))]
     if study == "epochs":
         yield ["sweep", recipe, *settings, VALIDATION, "--seeds", "1", *grid, *jobs], folder
         return

@@ -49,7 +49,16 @@ def put_result(folder, study, right, **settings):
 
 
 def sitting(results, **options):
-    settled = {"student": STUDENT, "set": [], "first": 42, "seeds": 5, "jobs": 5, "commit": "", "output": Path("runs")}
+    settled = {
+        "student": STUDENT,
+        "set": [],
+        "rate": None,
+        "first": 42,
+        "seeds": 5,
+        "jobs": 5,
+        "commit": "",
+        "output": Path("runs"),
+    }
     return SimpleNamespace(**settled | {"results": results} | options)
 
 
@@ -109,3 +118,8 @@ def test_other_seeds_go_to_other_folders_and_files(running, results):
 def test_its_examples_are_right(running):
     found = doctest.testmod(running)
     assert found.attempted and not found.failed
+
+
+def test_a_rate_that_is_told_needs_no_results(running, tmp_path):
+    (command,) = commands(running, "core", sitting(tmp_path, rate=3e-4))
+    assert "joint.learning_rate=0.0003" in command
