@@ -50,6 +50,10 @@ OPTIMIZERS = {"bf16": "adamw", "AdamWFp8": "adamw_fp8", "AdamW8bit": "adamw_8bit
 FITTED = {
     ("joint_step", "SFT, nothing recomputed", "qwen3-4b 4x4096"): "rate of products",
     ("methods", "sft", "qwen2.5-0.5b 4x2048"): "Python's share",
+    ("plan", "pair, bf16, checkpointing True, 1 micro", "qwen3-0.6b 8x1024"): "Python's share",
+    ("plan", "SFT, bf16-mixed, checkpointing True, 1 micro", "qwen3-0.6b 8x1024"): "launches of bf16-mixed",
+    ("plan", "SFT, bf16-mixed, checkpointing True, 2 micro", "qwen3-4b 2x4096"): "casts of bf16-mixed",
+    ("plan", "pair, bf16, checkpointing keep_attention, 1 micro", "qwen3-1.7b 4x2048"): "selective checkpoints",
 }
 """Rows that a constant of plan/speed.py was fitted to. Memory is fitted to none."""
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}

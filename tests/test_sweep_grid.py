@@ -70,6 +70,7 @@ def test_folders_are_safe_and_differ_also_where_case_does_not_count():
         (["joint.strong_weight=0.5,{"], "is not a list of values"),
         (["x=1..2:600", "y=1,2"], f"make 1,200 points, and a sweep takes at most {MOST_POINTS:,}"),
         (["x=1..2:99999999"], f"99,999,999 values, and a sweep takes at most {MOST_POINTS:,}"),
+        (["x=0..1:" + "9" * 5000], "is not a range"),
         (["x=1,2", "x=3,4"], "key x stands in two grids"),
         (["lambda", "joint.strong_weight=0.1,0.2"], "key joint.strong_weight stands in two grids"),
         (["lamda"], "neither KEY=VALUES nor a shipped sweep. Did you mean lambda?"),

@@ -125,7 +125,7 @@ def values_of(text: str, label: str) -> list[Any]:
 
 
 def _spaced(text: str, label: str) -> list[Any]:
-    parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d+)\s*(log)?\s*", text)
+    parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d{1,18})\s*(log)?\s*", text)
     ends = [_number(end) for end in parts.groups()[:2]] if parts else []
     if not parts or not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
         raise UserError(f"{label}: {text!r} is not a range; write low..high:count, such as 0.1..0.9:9.")

@@ -1,6 +1,6 @@
 """How long a step, a scan and a completion take: counted work over rates that were measured on one H200.
 
-Four constants are fitted, each to one row of benchmarks/results.csv (named beside it); the rest is counting.
+Constants are fitted, each to one row of benchmarks/results.csv or two (named beside it); the rest is counting.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,17 @@ PRODUCTS = 0.55
 """Share of a device's published bf16 rate at which training runs; fitted to joint_step "SFT, nothing recomputed"."""
 TRAFFIC = 13.3
 """Passes over memory for each byte that stock layers save and Liger's do not; fitted to scan, stock against liger."""
-HOST = 1.7e-3
-"""Seconds of Python and launches for a layer, per pass of forward and of recomputation, and two for the backward pass;
-fitted to methods "sft" with Qwen2.5-0.5B (second run), which waits for Python. Not scaled between devices."""
+HOST = 1.9e-3
+"""Seconds of Python and launches for a layer, per pass of forward and of recomputation, and two for the backward pass.
+Between what two machines took where steps wait for Python: 1.7 ms in methods "sft" with Qwen2.5-0.5B (second run), 2.0
+in plan "pair, bf16" with Qwen3-0.6B. Not scaled between devices."""
+AUTOCAST = 1.3
+"""How much more there is to launch in bf16-mixed; fitted to plan "SFT, bf16-mixed" with Qwen3-0.6B."""
+SELECTIVE = 1.5
+"""How much more Python runs where checkpoints keep some results; fitted to plan "pair", keep_attention, Qwen3-1.7B."""
+CASTS = 60.0
+"""Passes over a layer's fp32 input that casts and fp32 sums of bf16-mixed take in every pass of the layer; fitted to
+plan "SFT, bf16-mixed, 2 micro" with Qwen3-4B."""
 ADAPTED = 1.6
 """How much more there is to launch with adapters on every linear layer; a guess."""
 DECODE = 0.24e-3
@@ -64,6 +72,8 @@ def micro_work(step: Step) -> Work:
         passes += step.trained
     forwards = runs + step.trained * (2 + (step.checkpointing is not False))
     traffic = tokens * shape.layers * forwards * TRAFFIC * _stock_bytes(step)
+    if step.precision == "bf16-mixed":
+        traffic += tokens * shape.layers * forwards * CASTS * 4 * shape.hidden
     if step.shape.adapter:
         traffic += tokens * shape.layers * forwards * _adapter_bytes(step)
         flops += tokens * step.trained * 6.0 * step.shape.adapter.parameters
@@ -100,8 +110,19 @@ def micro_seconds(step: Step, device: Device) -> float:
         assert adapter is not None
         forwards = 3 + (step.checkpointing is not False)
         busy += step.tokens * step.trained * 2.0 * forwards * adapter.parameters / (rate * FP32)
-    host = 0.0 if device.is_cpu else HOST * work.passes * (ADAPTED if step.adapted else 1.0)
-    return max(busy, host)
+    return max(busy, 0.0 if device.is_cpu else host_seconds(step, work.passes))
+
+
+def host_seconds(step: Step, passes: float) -> float:
+    """Python and launches of so many passes through a layer."""
+    slower = 1.0
+    if step.adapted:
+        slower *= ADAPTED
+    if step.precision == "bf16-mixed":
+        slower *= AUTOCAST
+    if step.checkpointing in ("keep_attention", "keep_products"):
+        slower *= SELECTIVE
+    return HOST * passes * slower
 
 
 def update_seconds(step: Step, machine: Machine) -> float:
