@@ -1,12 +1,14 @@
 """Verified rows -> what the study of docs/evidence trains on and chooses learning rates by.
 
     python scripts/evidence_data.py ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
+    python scripts/evidence_data.py docs/evidence/solutions.jsonl.gz FOLDER --questions gsm8k_train.jsonl.gz ...
 
-ROWS is `train.jsonl` (or .gz) of `weakdriven data build` with `--keep` above 1. FOLDER gets `train.jsonl`,
+ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or what the study keeps of it: one solution of each problem
+by id, without the question, which then comes from the files that the rows were built of. FOLDER gets `train.jsonl`,
 `counts.json`, and `validation/math500.jsonl`: 500 problems that are not in `train.jsonl`. A benchmark's file must have
 its number of rows, and 500 is that of MATH-500, so `eval.data_dir=FOLDER/validation eval.benchmarks=[math500]` asks
 them, with the prompts and the grader of the test sets. A larger set holds every problem of a smaller one, and
-validation is the same for all.
+validation is the same for all. `--solutions` above 1 needs the rows themselves.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.data.files import read_rows
+from weakdriven.data.questions import user_message
 from weakdriven.files import write_json, write_jsonl
 
 HELD_OUT = 500
@@ -30,8 +33,14 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=4096, help="problems to train on")
     parser.add_argument("--solutions", type=int, default=1, help="solutions of each, at most")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--questions", nargs="+", default=[], help="files with the questions that ROWS leaves out"
+    )
     args = parser.parse_args()
-    train, validation = split(list(read_rows(str(args.rows), "train")), args.problems, args.solutions, args.seed)
+    rows = list(read_rows(str(args.rows), "train"))
+    if args.questions:
+        rows = asked(rows, [row for path in args.questions for row in read_rows(path, "train")])
+    train, validation = split(rows, args.problems, args.solutions, args.seed)
     (args.folder / "validation").mkdir(parents=True, exist_ok=True)
     write_jsonl(args.folder / "train.jsonl", train)
     write_jsonl(args.folder / "validation/math500.jsonl", validation)
@@ -42,6 +51,23 @@ def main() -> None:
     }
     write_json(args.folder / "counts.json", counts)
     print(json.dumps(counts))
+
+
+def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Kept solutions with their questions, as `weakdriven data build` had written them."""
+    known = {row["id"]: row for row in questions}
+    rows = []
+    for solution in solutions:
+        name, sample = solution["id"].split("#s")
+        if name not in known:
+            raise SystemExit(f"No question has the id {name}; name all files that the rows were built of.")
+        row = known[name]
+        options = {"options": row["options"]} if row.get("options") else {}
+        prompt = [{"role": "user", "content": user_message(row, "math")}]
+        about = {"gold": row["answer"], "domain": "math", "source": "", "meta": options | {"sample": int(sample)}}
+        told = {"id": solution["id"], "prompt": prompt, "completion": solution["completion"]}
+        rows.append(told | about | {"all_turns": False})
+    return rows
 
 
 def split(

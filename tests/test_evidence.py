@@ -12,6 +12,7 @@ import pytest
 
 from evidence_cases import result
 from run_files import put
+from weakdriven.data.files import read_rows
 from weakdriven.recipe_file import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -220,3 +221,21 @@ def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller
     assert all("teacher" not in row["meta"] for row in large)
     with pytest.raises(SystemExit, match="900 problems are too few"):
         split(rows, 401, 1, 0)
+
+
+def test_kept_solutions_get_their_questions_back():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        asked = importlib.import_module("evidence_data").asked
+    kept = list(read_rows(str(FOLDER / "solutions.jsonl.gz"), "train"))
+    problems = [row["id"].split("#s")[0] for row in kept]
+    assert len(set(problems)) == len(kept) == 7371 and all(set(row) == {"id", "completion"} for row in kept)
+    questions = [
+        {"id": name, "question": "How many?", "answer": "3"} | ({"options": ["2", "3"]} if "aqua" in name else {})
+        for name in problems
+    ]
+    rows = asked(kept, questions)
+    assert all(row["prompt"][0]["content"].startswith("How many?") and row["gold"] == "3" for row in rows)
+    assert all(("(B) 3" in row["prompt"][0]["content"]) == ("aqua" in row["id"]) for row in rows)
+    with pytest.raises(SystemExit, match=f"No question has the id {problems[0]}"):
+        asked(kept, questions[1:])
