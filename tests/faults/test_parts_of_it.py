@@ -74,6 +74,14 @@ def test_remedies_are_numbered_computed_and_cheapest_first():
     assert "(3) lora: {rank: 16}" in said and "now 44.7 GiB" in said
 
 
+@pytest.mark.parametrize("sharding, second", [("FSDP", "optimizer adamw"), ("ZeRO-3", "data.max_length")])
+def test_remedies_are_such_as_a_run_of_several_processes_takes(sharding, second):
+    recipe = parse("sft.batch_size=8", "sft.micro_batch_size=4", "precision=bf16-mixed")
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    said = str(out_of_memory(error, recipe.sft, recipe, 4_000_000_000, sharding))
+    assert "(1) micro_batch_size 4 -> 2" in said and f"(2) {second}" in said and "lora" not in said
+
+
 def test_only_errors_of_memory_are_taken_for_such():
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))

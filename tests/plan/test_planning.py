@@ -1,6 +1,7 @@
 """Plans of whole recipes: from a configuration alone, beside a real run, and what is advised where one does not fit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,12 @@ def test_more_devices_split_the_weights_and_the_batch(folders):
         (["lora={}"], {"gpus": "8xH200", "sharding": "fsdp"}, "FSDP2 with LoRA is not supported"),
         (["lora={}"], {"gpus": "8xH200", "sharding": "zero3"}, "FSDP2 with LoRA is not supported, nor is ZeRO-3"),
         (["baselines=[undial]"], {"gpus": "8xH200"}, "undial trains in one process, found 8"),
+        (
+            ["baselines=[dpo]"],
+            {"gpus": "8xH200", "sharding": "fsdp"},
+            "dpo trains in one process or under DDP, and FSDP",
+        ),
+        (["baselines=[]", "precision=bf16"], {"gpus": "8xH200", "sharding": "zero3"}, "precision"),
         (["baselines=[]"], {"gpus": "7xH200"}, "which 7 processes cannot share evenly"),
     ],
 )
@@ -151,6 +158,7 @@ def test_what_a_run_on_several_devices_refuses_is_not_planned(folders, overrides
 def test_adapters_are_planned_with_ddp_and_advised_only_where_a_run_takes_them(folders):
     settings = ("lora={}", "baselines=[]")
     assert planned("qwen3-8b-math", folders, *settings, gpus="2xH200").machine.sharding == "ddp"
+    assert planned("qwen3-8b-math", folders, "baselines=[spin]", gpus="2xH200").machine.sharding == "ddp"
     assert planned("qwen3-8b-math", folders, *settings).machine.sharding == "none"
     recipe = load_recipe("qwen3-4b-math")
     given = load_recipe("qwen3-4b-math", ["sft.model=somewhere"])
@@ -162,6 +170,9 @@ def test_adapters_are_planned_with_ddp_and_advised_only_where_a_run_takes_them(f
 
     assert adapters(recipe, "none") and adapters(recipe, "ddp")
     assert not adapters(recipe, "fsdp") and not adapters(given, "none")
+    dealt_out = candidates(part, recipe, 2, on_cpu=False, sharding="zero3")
+    told = " ".join(text for overrides, _ in dealt_out for text in overrides)
+    assert "micro_batch_size" in told and not re.search("optimizer|precision|lora", told)
 
 
 def test_the_network_of_several_computers_is_told(folders):

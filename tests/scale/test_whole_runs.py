@@ -126,7 +126,7 @@ def test_preferences_under_fsdp_are_refused_before_anything_is_computed(override
     for key, value in {"accelerate_use_fsdp": True, **environment}.items():
         monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
     two: Any = SimpleNamespace(num_processes=2, is_main_process=True)
-    with pytest.raises(UserError, match=r"(dpo|spin) trains in one process or under DDP, .* asks for FSDP; use"):
+    with pytest.raises(UserError, match=r"(dpo|spin) trains in one process or under DDP, and FSDP is asked for; use"):
         carry_out(recipe, tmp_path / "run", Recorder(), all_stages, two)
     assert not (tmp_path / "run").exists(), "something was left behind"
 

@@ -79,8 +79,12 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     return stages
 
 
-def refuse_processes(recipe: Recipe, processes: int) -> None:
-    """Processes, GPUs and batch sizes that do not go together."""
+def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None) -> None:
+    """Processes, GPUs and batch sizes that do not go together.
+
+    Args:
+        sharding: What a plan deals weights out with: FSDP or ZeRO-3. Unset: what the launcher asks for.
+    """
     devices = torch.cuda.device_count()
     if processes == 1 and launched() > 1:
         raise UserError(
@@ -95,7 +99,7 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
     if processes == 1:
         return
     refuse_sharding_of_launch()
-    sharding = sharding_asked_for()
+    sharding = sharding or sharding_asked_for()
     refuse_sharded_adapters(sharding is not None, recipe.lora is not None)
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
@@ -106,12 +110,12 @@ def refuse_processes(recipe: Recipe, processes: int) -> None:
     used = [name for name in ("dpo", "spin") if name in methods]
     if used and sharding:
         raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and the launch configuration asks for {sharding}; "
-            "use --launch ddp-8gpu for it, or leave it out of method and baselines here."
+            f"{', '.join(used)} trains in one process or under DDP, and {sharding} is asked for; use --launch "
+            "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
         )
     used += ["joint"] if methods - {"sft", "neftune", "dpo", "spin"} else []
     used += [] if recipe.sft.model and methods <= {"wmss", "dpo", "spin"} else ["sft"]
-    if zero3.is_asked_for():
+    if sharding == "ZeRO-3":
         zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 

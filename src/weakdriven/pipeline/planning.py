@@ -45,7 +45,7 @@ from weakdriven.processes import size
 from weakdriven.recipe import LoraSettings, Recipe
 from weakdriven.recipe_file import apply_override, parse_recipe
 from weakdriven.rundir import EXAMPLES, TOKENS
-from weakdriven.training.sharding import refuse_sharded_adapters, sharding_asked_for
+from weakdriven.training.sharding import sharding_asked_for
 
 SAMPLED = 512
 """Rows that are looked at where the data is here and not tokenised."""
@@ -258,13 +258,13 @@ def plan_recipe(
 
     Args:
         root: Run directory; if it has the data tokenised already, row lengths are known.
-        sharding: Over several devices; unset: fsdp, or ddp for adapters, which FSDP cannot train.
+        sharding: Over several devices; unset: fsdp, or ddp for adapters, DPO and SPIN, which FSDP cannot train.
         rows: Rows of data that is not here.
     """
-    machine = parse_machine(gpus, sharding or ("ddp" if recipe.lora else None)) if gpus else machine_at_hand()
+    whole = recipe.lora is not None or not {"dpo", "spin"}.isdisjoint([recipe.method, *recipe.baselines])
+    machine = parse_machine(gpus, sharding or ("ddp" if whole else None)) if gpus else machine_at_hand()
     if machine.count > 1:
-        refuse_sharded_adapters(machine.split > 1, recipe.lora is not None)
-        refuse_processes(recipe, machine.count)
+        refuse_processes(recipe, machine.count, {"fsdp": "FSDP", "zero3": "ZeRO-3"}.get(machine.sharding))
     folder = config_folder(recipe.model)
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
     facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)

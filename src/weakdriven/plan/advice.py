@@ -18,7 +18,8 @@ def candidates(
 ) -> list[tuple[list[str], str]]:
     """Overrides that may help, cheapest first: what costs nothing, then time, then another result.
 
-    Adapters are left out where a run would refuse them: under FSDP, and after an M1 that is a whole model.
+    What a run would refuse is left out: adapters under FSDP and after an M1 that is a whole model, and under ZeRO-3
+    other optimizers and bf16 weights too.
     """
     if part.kind == "scan":
         size = recipe.selection.batch_tokens
@@ -36,9 +37,10 @@ def candidates(
         found.append(([f"{block}.gradient_checkpointing={mode}"], SAME))
     if not on_cpu:
         found.append(([f"{block}.activation_offloading=true"], SAME))
-    found.append(([f"{block}.optimizer=adamw_8bit"], OTHER))
-    found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
-    found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
+    if sharding != "zero3":
+        found.append(([f"{block}.optimizer=adamw_8bit"], OTHER))
+        found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
+        found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
     found.append(([f"data.max_length={recipe.data.max_length // 2}"], OTHER))
     if sharding in ("fsdp", "zero3") or (recipe.sft.model and recipe.lora is None):
         return found

@@ -40,7 +40,7 @@ from weakdriven.training.checkpoints import (
 )
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
-from weakdriven.training.sharding import ShardedCheckpoints
+from weakdriven.training.sharding import ShardedCheckpoints, sharding_asked_for
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
@@ -178,7 +178,7 @@ def _told(error: Exception, trainer: Trainer, phase: PhaseCallback | None, folde
     if settings and recipe and is_out_of_memory(error):
         model: Any = trainer.model
         parameters = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
-        return out_of_memory(error, settings, recipe, parameters)
+        return out_of_memory(error, settings, recipe, parameters, sharding_asked_for())
     if is_full(error):
         remove_unmarked(folder)
         good = last_complete_checkpoint(folder)
