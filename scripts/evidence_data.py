@@ -33,9 +33,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=4096, help="problems to train on")
     parser.add_argument("--solutions", type=int, default=1, help="solutions of each, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--questions", nargs="+", default=[], help="files with the questions that ROWS leaves out"
-    )
+    parser.add_argument("--questions", nargs="+", default=[], help="files with the questions that ROWS leaves out")
     args = parser.parse_args()
     rows = list(read_rows(str(args.rows), "train"))
     if args.questions:
