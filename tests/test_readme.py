@@ -32,6 +32,7 @@ def test_links_of_the_readme_lead_somewhere():
     assert links and all((ROOT / link).exists() for link in links)
 
 
+@pytest.mark.timeout(1800)  # five minutes on two free cores
 @pytest.mark.slow
 def test_commands_of_the_readme_run(tmp_path):
     """In order and in one folder, because later blocks read what earlier ones wrote."""
