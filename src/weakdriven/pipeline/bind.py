@@ -34,6 +34,8 @@ from weakdriven.training.sharding import refuse_sharded_adapters, refuse_shardin
 
 ALONE = {"scaled_ce", "undial", "ssb"}
 """Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
+UNSHARDED = ("dpo", "spin")
+"""Methods whose trainers need whole models in every process."""
 
 
 def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
@@ -107,14 +109,14 @@ def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None
             f"{', '.join(alone)} trains in one process, found {processes}; run it without a launcher, or leave it out "
             "of method and baselines here and run it afterwards: what is finished is kept."
         )
-    used = [name for name in ("dpo", "spin") if name in methods]
+    used = [name for name in UNSHARDED if name in methods]
     if used and sharding:
         raise UserError(
             f"{', '.join(used)} trains in one process or under DDP, and {sharding} is asked for; use --launch "
             "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
         )
-    used += ["joint"] if methods - {"sft", "neftune", "dpo", "spin"} else []
-    used += [] if recipe.sft.model and methods <= {"wmss", "dpo", "spin"} else ["sft"]
+    used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
+    used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
     if sharding == "ZeRO-3":
         zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)

@@ -20,7 +20,7 @@ from weakdriven.files import read_json
 from weakdriven.integrity import MANIFEST
 from weakdriven.models.load import load_tokenizer
 from weakdriven.models.scan import row_lengths
-from weakdriven.pipeline.bind import refuse_processes
+from weakdriven.pipeline.bind import UNSHARDED, refuse_processes
 from weakdriven.pipeline.outline import Outline, with_settings
 from weakdriven.pipeline.shapes import config_folder, read_config, shape_of
 from weakdriven.pipeline.stages import Stages
@@ -261,7 +261,7 @@ def plan_recipe(
         sharding: Over several devices; unset: fsdp, or ddp for adapters, DPO and SPIN, which FSDP cannot train.
         rows: Rows of data that is not here.
     """
-    whole = recipe.lora is not None or not {"dpo", "spin"}.isdisjoint([recipe.method, *recipe.baselines])
+    whole = recipe.lora is not None or not {recipe.method, *recipe.baselines}.isdisjoint(UNSHARDED)
     machine = parse_machine(gpus, sharding or ("ddp" if whole else None)) if gpus else machine_at_hand()
     if machine.count > 1:
         refuse_processes(recipe, machine.count, {"fsdp": "FSDP", "zero3": "ZeRO-3"}.get(machine.sharding))
