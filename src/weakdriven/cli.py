@@ -21,6 +21,7 @@ from weakdriven.cli_verify import verify
 from weakdriven.cli_watch import watch
 from weakdriven.errors import UserError, explain
 from weakdriven.masking import mask_output
+from weakdriven.processes import first_to_say, leave
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.stopping import EXIT_CODE, Stopped, stoppable
@@ -343,11 +344,15 @@ def main() -> None:
     try:
         with stoppable():
             app(standalone_mode=True)
+    except SystemExit:  # the way out of every command that was not cut short
+        leave()
+        raise
     except KeyboardInterrupt:
         print("Stopped; run the same command again to go on.", file=sys.stderr)
         sys.exit(130)
     except Stopped as stop:
         say(str(stop))
+        leave()  # all processes stop together
         sys.exit(EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
@@ -360,7 +365,5 @@ def main() -> None:
 
 def say(sentence: str) -> None:
     """The last words of a command, which one of its processes says."""
-    from weakdriven.processes import first_to_say
-
     if "torch" not in sys.modules or first_to_say(sentence):
         print(sentence, file=sys.stderr)

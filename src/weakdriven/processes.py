@@ -6,6 +6,7 @@ One process alone is the same without a launcher: every function here then does 
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -192,3 +193,14 @@ def all_agree(found: bool) -> bool:
 
 def wait_for_all() -> None:
     gathered([None])
+
+
+def leave() -> None:
+    """The orderly end of a process that has met others; one that just exits may be aborted.
+
+    A thread of gloo can still hold the last collective's tensors, and their end asks for an interpreter that is no
+    longer there: https://github.com/pytorch/pytorch/issues/190489.
+    """
+    dist = sys.modules.get("torch.distributed")  # a command that needs no torch does not load it to end
+    if dist and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

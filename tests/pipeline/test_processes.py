@@ -38,6 +38,19 @@ main()
 """
 """Of two processes the second is killed when two of its batches are on disk."""
 
+LEFT = """
+import os
+from pathlib import Path
+import torch.distributed as dist
+from weakdriven.cli import main
+
+try:
+    main()
+finally:
+    Path(__file__).with_name("left-" + os.environ["RANK"]).write_text(str(dist.is_initialized()))
+"""
+"""Says of each process whether it still belonged to the others when its command had ended."""
+
 
 def launch(root: Path, *overrides: str, script: str = "") -> subprocess.CompletedProcess:
     """`weakdriven select` as a launcher starts it, twice."""
@@ -70,8 +83,9 @@ def alone(ready, tmp_path_factory) -> dict[str, bytes]:
 
 def test_two_processes_give_the_files_of_one_and_one_of_them_speaks(ready, alone, tmp_path):
     root = tmp_path / "run"
-    done = launch(root, ready)
+    done = launch(root, ready, script=LEFT)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert [(tmp_path / f"left-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
     assert files(root) == alone, "each score bit for bit, so the draw as well"
     record = json.loads((root / "entropy/sft/manifest.json").read_text())
     assert record["counters"]["processes"] == 2 and record["counters"]["examples"] == 96

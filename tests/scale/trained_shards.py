@@ -15,6 +15,7 @@ from transformers import PrinterCallback, TrainerCallback
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.models.sharded import gathered_weights, is_sharded
+from weakdriven.processes import leave
 from weakdriven.training.sharding import ShardedCheckpoints
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
@@ -86,3 +87,4 @@ if __name__ == "__main__":
         results.append(run(place, **options))
     if os.environ["RANK"] == "0":
         torch.save(results, folder / "results.pt")
+    leave()

@@ -14,6 +14,7 @@ from transformers import PrinterCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven.processes import leave
 
 
 def run(out, *, lora=False, **options):
@@ -55,3 +56,4 @@ if __name__ == "__main__":
     results = [run(folder, **options) for options in json.loads(sys.argv[2])]
     if os.environ["RANK"] == "0":
         torch.save(results, folder / "results.pt")
+    leave()
