@@ -7,6 +7,9 @@ from weakdriven.masking import masked
 WRITE_FAILURES = ("No space left on device", "inline_container", "PytorchStreamWriter")
 """How safetensors (from Rust) and torch.save tell of a full disk: without an errno."""
 
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+"""How torch tells of it, on a GPU and on a CPU."""
+
 
 class UserError(Exception):
     """Says what was found, what was expected and what to do next."""
@@ -27,10 +30,16 @@ def _sentence(error: BaseException) -> str | None:
         return f"The disk is full while writing {place}; free some space and run again, nothing finished is lost."
     if isinstance(error, OSError) and number in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{place} cannot be written ({error.strerror}); choose a writable --output."
-    if type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return (
-            "The GPU ran out of memory; halve micro_batch_size (training), selection.batch_tokens (entropy) or "
+            "There was too little memory; halve micro_batch_size (training), selection.batch_tokens (entropy) or "
             "eval.batch_size, or set gradient_checkpointing: true or activation_offloading: true, and run again: these "
             "change no result, so what is finished is kept."
         )
     return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in NO_MEMORY)

@@ -96,6 +96,8 @@ class Run:
     """Folders by key of stages that were done before; each is read back and checked when it is first an input."""
     copy: Callable[[str], None] | None = None
     """Called by the first process with the name of each stage that is finished, now or before."""
+    told: Callable[[str, Exception], UserError | None] = lambda name, error: None
+    """What to say of a stage's error where there is more to say than the error does; None: nothing."""
 
     def stage(
         self,
@@ -153,6 +155,7 @@ class Run:
                     _take_over(sibling / name, home / "out")
             elif not whole:
                 facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
+                compute = self._telling(name, compute)
                 try:
                     helping = partial(self._help, home, compute, shared)
                     work = partial(self._compute, stage, home, compute, facts) if self.leads else helping
@@ -194,6 +197,17 @@ class Run:
                 yield
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
+
+    def _telling(self, name: str, compute: Compute) -> Compute:
+        def told(work: Path, out: Path) -> dict[str, Any]:
+            try:
+                return compute(work, out)
+            except Exception as error:
+                if sentence := self.told(name, error):
+                    raise sentence from error
+                raise
+
+        return told
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
         ended_together(lambda: None, self.agree)  # the first process has made the folders

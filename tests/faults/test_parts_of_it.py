@@ -1,4 +1,4 @@
-"""The pieces alone: the disk that a phase needs, remedies, signals, sealed lines, marks on checkpoints, inventories."""
+"""The pieces alone: the disk that a phase needs, signals, sealed lines, marks on checkpoints, inventories."""
 
 import json
 import os
@@ -13,14 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import run_small
-from recipe_cases import parse
 from weakdriven.disk import SMALL_FILES, disk_need, held, refuse_full_disk
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, is_out_of_memory
 from weakdriven.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.integrity import inventory, refuse_damage, refuse_damaged_model, rewriting
 from weakdriven.pipeline import preflight
 from weakdriven.processes import Ended, ended_together
-from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import Progress
 from weakdriven.stopping import Stopped, asked, stop_here, stoppable
 from weakdriven.training import callbacks, supervised
@@ -64,22 +62,6 @@ def test_too_little_room_is_told_with_need_and_rest_and_both_ways_out(tmp_path):
     with pytest.raises(UserError, match=r"sft will need about .* GiB free; .* another disk, or raise save_steps"):
         refuse_full_disk(tmp_path, free + (1 << 40), stage="sft", checkpoint=1 << 30, saves=9)
     refuse_full_disk(tmp_path, 1, stage="sft", checkpoint=1, saves=9)
-
-
-def test_remedies_are_numbered_computed_and_cheapest_first():
-    recipe = parse("sft.batch_size=8", "sft.micro_batch_size=4", "precision=bf16-mixed")
-    said = str(out_of_memory(torch.OutOfMemoryError("CUDA out of memory."), recipe.sft, recipe, 4_000_000_000))
-    assert "(1) micro_batch_size 4 -> 2: about half of the activations" in said
-    assert "(2) optimizer adamw -> adamw_8bit: its state 29.8 GiB -> 7.6 GiB, frees 22.2 GiB" in said
-    assert "(3) lora: {rank: 16}" in said and "now 44.7 GiB" in said
-
-
-@pytest.mark.parametrize("sharding, second", [("FSDP", "optimizer adamw"), ("ZeRO-3", "data.max_length")])
-def test_remedies_are_such_as_a_run_of_several_processes_takes(sharding, second):
-    recipe = parse("sft.batch_size=8", "sft.micro_batch_size=4", "precision=bf16-mixed")
-    error = torch.OutOfMemoryError("CUDA out of memory.")
-    said = str(out_of_memory(error, recipe.sft, recipe, 4_000_000_000, sharding))
-    assert "(1) micro_batch_size 4 -> 2" in said and f"(2) {second}" in said and "lora" not in said
 
 
 def test_only_errors_of_memory_are_taken_for_such():

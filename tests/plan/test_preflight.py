@@ -10,7 +10,7 @@ from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline import preflight
 from weakdriven.pipeline.run import all_stages, carry_out
-from weakdriven.plan.devices import DEVICES, GIB, Machine, this_much
+from weakdriven.plan.devices import DEVICES, GIB, MEASURED, Machine, this_much
 from weakdriven.plan.memory import Memory
 from weakdriven.plan.parts import Cost, Part, disk_bytes
 from weakdriven.plan.stages import Planner
@@ -75,6 +75,39 @@ def test_finished_stages_and_those_of_siblings_are_not_checked():
         [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over from ../seed-1")]
     )
     assert found == {"a"}
+
+
+def out_of_memory(*_, **__):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+
+
+@pytest.mark.parametrize("module", ["scoring", "rehearsal"])
+def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_path, monkeypatch, module):
+    monkeypatch.setattr(f"weakdriven.pipeline.{module}.scan", out_of_memory)
+    recipe = small_recipe(*SHORT, "data.limit=96")
+    told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB \(same result\)\."
+    with pytest.raises(UserError, match=told):
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, rehearsal=module == "rehearsal")
+
+
+def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
+    """Adapters, other optimizers and bf16 weights are refused under ZeRO-3, so they are not proposed."""
+    several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "zero3")
+    monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
+    monkeypatch.setattr("weakdriven.pipeline.stages.train_supervised", out_of_memory)
+    with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+    assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
+
+
+def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_named(tmp_path, monkeypatch):
+    def unknown(*_):
+        raise UserError("no such architecture")
+
+    monkeypatch.setattr(Planner, "cost", unknown)
+    monkeypatch.setattr("weakdriven.pipeline.stages.train_supervised", out_of_memory)
+    with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
 
 
 def needing(monkeypatch, gib: float) -> None:

@@ -1,7 +1,7 @@
 """Before the first stage of a run is trained: does each one fit on the device at hand, and all of them on the disk?
 
 Only facts count: the longest tokenised row, the settings, the memory and the disk that there are. What is a guess never
-stops a run.
+stops a run. A stage that runs out of memory all the same is answered from the same plan.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.disk import gib, held, shortage
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.layers import fast_layers
 from weakdriven.pipeline.outline import Outline
 from weakdriven.pipeline.planning import Planning, machine_at_hand, rows_of, tokenizer_bytes
 from weakdriven.pipeline.shapes import read_config
 from weakdriven.pipeline.stages import Stages
 from weakdriven.plan.devices import GIB
-from weakdriven.plan.parts import Advice, Cost, Part, disk_bytes
+from weakdriven.plan.parts import Advice, Change, Cost, Part, disk_bytes
 from weakdriven.plan.stages import batch_is_known
 from weakdriven.processes import led
 from weakdriven.rundir import Planned, Progress, Stage, work_folder
@@ -145,3 +145,33 @@ def remedies(advice: Advice) -> str:
     else:
         found = "No setting would make it fit: take a larger GPU or a smaller model."
     return f"{found} weakdriven run --force tries it all the same; a stage trained so is there for other commands too."
+
+
+def ran_out(stages: Stages, work: Callable[[Stages], Any], name: str, error: Exception) -> UserError | None:
+    """The three cheapest remedies for a stage that has run out of memory, with what each frees; None: another error."""
+    if not is_out_of_memory(error):
+        return None
+    part = next((part for part in Outline.beside(stages).listed(work) if part.name == name), None)
+    cheapest = dict[str, Change]()  # of each setting
+    if part and part.kind in ("train", "scan"):
+        try:
+            planning = planning_of(stages, stages.data())
+            cost = planning.planner(stages.recipe).cost(part)
+            for change in planning.advice(cost, planning.machine.device.memory, 0).changes:
+                cheapest.setdefault(change.override.partition("=")[0], change)
+        except UserError:  # an architecture that a plan does not know
+            pass
+    if not cheapest:
+        return UserError(f"{name}: {explain(error)}")
+    ways = enumerate(list(cheapest.values())[:3], 1)
+    listed = "; ".join(f"({place}) {in_words(change)}" for place, change in ways)
+    what = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    return UserError(
+        f"{name} ran out of memory ({what}). The cheapest remedies, as predicted: {listed}. Run again with one of "
+        "them; finished stages are kept."
+    )
+
+
+def in_words(change: Change) -> str:
+    slower = f", takes {change.time:.2f} times as long" if change.time > 1.005 else ""
+    return f"{change.override} frees {gib(round(change.saves))}{slower} ({change.result})"

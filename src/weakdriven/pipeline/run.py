@@ -17,7 +17,7 @@ from weakdriven.models.load import EMBEDDED
 from weakdriven.pipeline.baselines import BASELINES
 from weakdriven.pipeline.bind import bind
 from weakdriven.pipeline.merge import merged
-from weakdriven.pipeline.preflight import check_room
+from weakdriven.pipeline.preflight import check_room, ran_out
 from weakdriven.pipeline.rehearsal import rehearse
 from weakdriven.pipeline.stages import Model, Stages
 from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
@@ -132,6 +132,7 @@ def carry_out(
             stages, plan = check()
         planned = stages.run.planned
         among = {"siblings": siblings, "locks": locks, "copy": mirror.send if mirror else None}
+        among |= {"told": partial(ran_out, stages, work)}
         stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)
         try:
             progress.plan(planned)

@@ -24,7 +24,6 @@ from weakdriven.models.sharded import elements
 from weakdriven.plan.memory import state_bytes
 from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
-from weakdriven.remedies import is_out_of_memory, out_of_memory
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.stopping import Stopped
@@ -40,7 +39,7 @@ from weakdriven.training.checkpoints import (
 )
 from weakdriven.training.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.training.optimizer import optimizer_class
-from weakdriven.training.sharding import ShardedCheckpoints, sharding_asked_for
+from weakdriven.training.sharding import ShardedCheckpoints
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
 
@@ -137,8 +136,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         with without_cudnn_attention():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
-        if told := _told(error, trainer, phase, folder):
-            raise told from error
+        if is_full(error):
+            raise disk_is_full(trainer, phase, folder) from error
         raise
     if phase and phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
@@ -172,23 +171,16 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
 
 
-def _told(error: Exception, trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError | None:
-    """What a user can mend, as one sentence; None for other errors."""
-    settings, recipe = (phase.settings, phase.recipe) if phase else (None, None)
-    if settings and recipe and is_out_of_memory(error):
-        model: Any = trainer.model
-        parameters = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
-        return out_of_memory(error, settings, recipe, parameters, sharding_asked_for())
-    if is_full(error):
-        remove_unmarked(folder)
-        good = last_complete_checkpoint(folder)
-        kept = f"its checkpoint of step {step_of(good)} is kept and" if good else "it has no checkpoint yet, so"
-        return UserError(
-            f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
-            f"{trainer.state.global_step}; {kept} a new run goes on from {'there' if good else 'its start'}. Free some "
-            "space and run the same command again."
-        )
-    return None
+def disk_is_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError:
+    """Removes the checkpoint that was not written to its end."""
+    remove_unmarked(folder)
+    good = last_complete_checkpoint(folder)
+    kept = f"its checkpoint of step {step_of(good)} is kept and" if good else "it has no checkpoint yet, so"
+    return UserError(
+        f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
+        f"{trainer.state.global_step}; {kept} a new run goes on from {'there' if good else 'its start'}. Free some "
+        "space and run the same command again."
+    )
 
 
 def trained_tokens(rows: Dataset) -> int:
