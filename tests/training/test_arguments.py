@@ -8,7 +8,7 @@ import torch
 
 from weakdriven.recipe import DataSettings, Recipe
 from weakdriven.settings import TrainSettings
-from weakdriven.training.arguments import training_arguments, training_order
+from weakdriven.training.arguments import alike_together, training_arguments, training_order
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 
@@ -94,6 +94,15 @@ def test_neighbouring_seeds_and_phases_do_not_share_epochs():
         for epoch in np.split(np.array(order(100, epochs=3, seed=seed, phase=phase)), 3)
     ]
     assert len(set(epochs)) == len(epochs)
+
+
+def test_rows_move_within_their_step_alone_so_that_micro_batches_hold_like_ones():
+    length_N = np.random.default_rng(0).integers(1, 500, 1000)
+    drawn = training_order(1000, epochs=2, batch_size=48, seed=0)
+    found = alike_together(drawn, length_N, 48)
+    assert np.array_equal(np.sort(found.reshape(-1, 48)), np.sort(drawn.reshape(-1, 48)))
+    padded = [length_N[order].reshape(-1, 8).max(axis=1).sum() * 8 for order in (drawn, found)]
+    assert padded[0] > 1.5 * length_N[drawn].sum() and padded[1] < 1.2 * length_N[drawn].sum()
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 8])

@@ -130,6 +130,16 @@ def test_loss_gradient_and_rewards_are_those_of_the_formula(work):
     assert gradient == pytest.approx([-0.05, 0.05]) and rewards == [0, 0]
 
 
+def test_a_pair_is_as_long_as_its_longer_side(work):
+    sides = [(9, 1), (2, 8), (3, 3), (1, 7)]
+    rows = [{"prompt_ids": [1, 2], "chosen_ids": [0] * chosen, "rejected_ids": [0] * other} for chosen, other in sides]
+    made = Phase("dpo", 1, 1, work, Progress()).prepare(
+        Dataset.from_list(rows), TrainSettings(**SMALL | {"batch_size": 4}), RECIPE, COLUMNS
+    )
+    found = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in made["train_dataset"]]
+    assert found == [9, 8, 7, 3]
+
+
 def test_log_probabilities_are_sums_over_completion_tokens(work):
     model = tiny_model(vocab_size=4096, width=4, head_dim=2, tied=False)
     rows = Dataset.from_list([{"prompt_ids": [1, 2], "chosen_ids": [0, 0], "rejected_ids": [0]}] * 4)

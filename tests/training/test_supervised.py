@@ -37,8 +37,12 @@ def phase(work, *, stage="sft", number=0, epochs=1):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_phase_gives_its_trainer_the_rows_in_its_own_order(number, work):
     given = phase(work, number=number, epochs=2).prepare(ROWS, TrainSettings(**SMALL), RECIPE)
-    order = training_order(10, epochs=2, batch_size=4, seed=RECIPE.seed, phase=number)
-    assert given["train_dataset"].to_list() == [ROWS[int(row)] for row in order]
+    order = training_order(10, epochs=2, batch_size=4, seed=RECIPE.seed, phase=number).reshape(-1, 4)
+    found = given["train_dataset"].to_list()
+    assert len(found) == order.size
+    for step, rows in enumerate(order):
+        longest_first = sorted((ROWS[int(row)] for row in rows), key=lambda row: -len(row["input_ids"]))
+        assert found[4 * step : 4 * step + 4] == longest_first
     assert given["args"].output_dir == str(work / "checkpoints")
     assert [type(callback) for callback in given["callbacks"]] == [PhaseCallback]
 

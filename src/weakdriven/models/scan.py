@@ -60,8 +60,8 @@ def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     return dataset.select_columns(name).with_format("arrow")[:][name]
 
 
-def row_lengths(dataset: Dataset) -> np.ndarray:
-    return pc.call_function("list_value_length", [column(dataset, "input_ids")]).to_numpy()
+def row_lengths(dataset: Dataset, name: str = "input_ids") -> np.ndarray:
+    return pc.call_function("list_value_length", [column(dataset, name)]).to_numpy()
 
 
 def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:

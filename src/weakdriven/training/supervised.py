@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
@@ -20,6 +21,7 @@ from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
 from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
+from weakdriven.models.scan import row_lengths
 from weakdriven.models.sharded import elements
 from weakdriven.plan.memory import state_bytes
 from weakdriven.processes import agree, led
@@ -27,7 +29,7 @@ from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.stopping import Stopped
-from weakdriven.training.arguments import training_arguments, training_order
+from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import without_cudnn_attention
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import (
@@ -81,6 +83,7 @@ class Phase:
             epoch_rows=self.epoch_rows,
         )
         rows = self.epoch_rows or rows
+        order = alike_together(order, padded_lengths(dataset), min(settings.batch_size, rows))
         folder = self.work / "checkpoints"
         callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
@@ -181,6 +184,14 @@ def disk_is_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) ->
         f"{trainer.state.global_step}; {kept} a new run goes on from {'there' if good else 'its start'}. Free some "
         "space and run the same command again."
     )
+
+
+def padded_lengths(rows: Dataset) -> np.ndarray:
+    """Tokens by which a row is long in a micro-batch; of a pair, those of its longer side."""
+    if "input_ids" in rows.column_names:
+        return row_lengths(rows)
+    prompt_N, chosen_N, rejected_N = (row_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+    return prompt_N + np.maximum(chosen_N, rejected_N)
 
 
 def trained_tokens(rows: Dataset) -> int:
