@@ -79,6 +79,13 @@ def test_scores_equal_a_dense_float64_pass_for_any_budget_of_tokens(budget, data
     assert_exact(scanned(dataset, plan_batches(row_lengths(dataset), budget)), dataset, exact_model())
 
 
+def test_lengths_are_those_of_the_rows_in_their_order_whatever_is_read_at_a_time(dataset, monkeypatch):
+    monkeypatch.setattr(home, "BLOCK", 3)
+    turned = dataset.select(range(len(dataset) - 1, -1, -1))
+    assert row_lengths(turned).tolist() == [len(ids) for ids in turned["input_ids"]]
+    assert row_lengths(turned.select([])).tolist() == []
+
+
 def test_rows_packed_into_one_equal_a_dense_pass_over_each(dataset, monkeypatch):
     monkeypatch.setattr(home, "can_pack", lambda model: True)
     assert_exact(scanned(dataset, batches_of(7, ordered=False)), dataset, exact_model())

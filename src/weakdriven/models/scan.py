@@ -33,6 +33,8 @@ SCHEMA = pa.schema(
 PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
 """With the place of each example in the dataset."""
 MEANS = ("entropy", "nll", "target_probability")
+BLOCK = 10_000
+"""Rows that are in memory together where only their lengths are asked for."""
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layers that tell packed rows apart; others, such as convolutions, would carry one into the next."""
 
@@ -61,7 +63,12 @@ def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
 
 
 def row_lengths(dataset: Dataset, name: str = "input_ids") -> np.ndarray:
-    return pc.call_function("list_value_length", [column(dataset, name)]).to_numpy()
+    """Tokens of each row; read block by block, since a whole column of a large set, put in order, would not fit."""
+    arrow, found = dataset.select_columns(name).with_format("arrow"), [np.zeros(0, np.int32)]
+    for begin in range(0, len(dataset), BLOCK):
+        block: Any = arrow[begin : begin + BLOCK]
+        found.append(pc.call_function("list_value_length", [block[name]]).to_numpy())
+    return np.concatenate(found)
 
 
 def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from peft import PeftModel
@@ -44,9 +43,6 @@ from weakdriven.training.optimizer import optimizer_class
 from weakdriven.training.sharding import ShardedCheckpoints
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.token_loss import TokenLoss, TokenLossTrainer
-
-BLOCK = 10_000
-"""Rows that are in memory together where only their lengths are asked for."""
 
 
 @dataclass(frozen=True)
@@ -197,14 +193,7 @@ def padded_lengths(rows: Dataset) -> np.ndarray:
 def trained_tokens(rows: Dataset) -> int:
     """Tokens that were read in training; a pair's prompt counts twice, because each of its completions follows it."""
     times = {"input_ids": 1, "prompt_ids": 2, "chosen_ids": 1, "rejected_ids": 1}
-    names = [name for name in rows.column_names if name in times]
-    tokens, arrow = 0, rows.select_columns(names).with_format("arrow")
-    for begin in range(0, len(rows), BLOCK):  # a whole column of a large set, put in order, would not fit
-        block: Any = arrow[begin : begin + BLOCK]
-        tokens += sum(
-            times[name] * int(pc.call_function("list_value_length", [block[name]]).to_numpy().sum()) for name in names
-        )
-    return tokens
+    return sum(times[name] * int(row_lengths(rows, name).sum()) for name in rows.column_names if name in times)
 
 
 def save_model(
