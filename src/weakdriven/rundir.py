@@ -155,7 +155,7 @@ class Run:
                     _take_over(sibling / name, home / "out")
             elif not whole:
                 facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
-                compute = self._telling(name, compute)
+                compute = self.telling(name)(compute)
                 try:
                     helping = partial(self._help, home, compute, shared)
                     work = partial(self._compute, stage, home, compute, facts) if self.leads else helping
@@ -198,16 +198,15 @@ class Run:
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the file open still
 
-    def _telling(self, name: str, compute: Compute) -> Compute:
-        def told(work: Path, out: Path) -> dict[str, Any]:
-            try:
-                return compute(work, out)
-            except Exception as error:
-                if sentence := self.told(name, error):
-                    raise sentence from error
-                raise
-
-        return told
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        """Within it, or in a function that it decorates, an error of the stage is `told`."""
+        try:
+            yield
+        except Exception as error:
+            if sentence := self.told(name, error):
+                raise sentence from error
+            raise
 
     def _help(self, home: Path, compute: Compute, shared: bool) -> None:
         ended_together(lambda: None, self.agree)  # the first process has made the folders

@@ -89,13 +89,10 @@ def rehearse(
             begin = time.monotonic()
             with tempfile.TemporaryDirectory(dir=stages.run.root / WORK, prefix="rehearsal-") as folder:
                 try:
-                    Rehearsal(stages, data, Path(folder), names).of(part, trained)
+                    with stages.run.telling(part.name):
+                        Rehearsal(stages, data, Path(folder), names).of(part, trained)
                 except Stopped as stop:
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
-                except Exception as error:
-                    if told := stages.run.told(part.name, error):
-                        raise told from error
-                    raise
             done.append(part.name)
             progress.note(f"rehearsed {part.name} on the longest rows: {summary(time.monotonic() - begin)}")
             tidy()
