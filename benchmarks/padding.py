@@ -1,23 +1,42 @@
-"""Padding of a step's micro-batches, and the step's time, with rows as they are drawn and with like ones together.
+"""Padding of a step's micro-batches: its share, the step's time with it masked and not, rows as drawn and sorted.
 
 Lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5 characters a token). The model is
-small and random; what is compared is the share of the work that goes into padding, which no size of model changes.
+random; on a GPU it has the shape of Qwen2.5-0.5B, on the CPU it is small.
 """
 
 import argparse
 import gzip
 import json
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 from common import append, measure
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from weakdriven.training.arguments import alike_together, training_order
+from weakdriven.training.attention import without_cudnn_attention, without_padding_masks
 
 ROOT = Path(__file__).parents[1]
 CHARACTERS = 3.5
+SHAPES = {
+    "cpu": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "cuda": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+}
 
 
 def lengths() -> np.ndarray:
@@ -41,12 +60,10 @@ def main() -> None:
     orders = {"as drawn": drawn, "alike together": alike_together(drawn, length_N, chosen.batch)}
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = Qwen3Config(vocab_size=512, num_key_value_heads=2, head_dim=32, **size)
-    model = AutoModelForCausalLM.from_config(config).to(device)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=512, **SHAPES[device])).to(device)
 
     for micro in chosen.micro:
-        for name, order in orders.items():
+        for (name, order), masked in product(orders.items(), (True, False)):
             whole = micro_batches(length_N, order, micro)
             padded = sum(len(part) * int(part.max()) for part in whole)
             first = micro_batches(length_N, order[: chosen.batch], micro)
@@ -54,14 +71,21 @@ def main() -> None:
             def step(parts: list[np.ndarray] = first) -> None:
                 for part in parts:
                     ids = torch.randint(512, (len(part), int(part.max())), device=device)
-                    mask = torch.arange(ids.shape[1]) < torch.from_numpy(part)[:, None]
-                    model(input_ids=ids, attention_mask=mask.to(device), labels=ids).loss.backward()
+                    mask = (torch.arange(ids.shape[1]) < torch.from_numpy(part)[:, None]).to(device)
+                    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                        loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
+                    loss.backward()
                 model.zero_grad()
 
-            note = f"{100 * (1 - length_N[order].sum() / padded):.1f}% padding"
-            found = measure(step, repeats=chosen.repeats, warmup=1)
-            shape = f"batch={chosen.batch} micro={micro}"
-            append(chosen.output, benchmark="padding", variant=name, shape=shape, dtype="float32", note=note, **found)
+            share = f"{100 * (1 - length_N[order].sum() / padded):.1f}% padding"
+            with nullcontext() if masked else without_padding_masks(model), without_cudnn_attention():
+                found = measure(step, repeats=chosen.repeats, warmup=1)
+            told = {
+                "variant": f"{name}, {'masked' if masked else 'no mask'}",
+                "shape": f"batch={chosen.batch} micro={micro}",
+            }
+            dtype = "bfloat16" if device == "cuda" else "float32"
+            append(chosen.output, benchmark="padding", dtype=dtype, note=share, **told, **found)
 
 
 if __name__ == "__main__":

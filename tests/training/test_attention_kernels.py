@@ -1,14 +1,17 @@
-"""Training leaves out the attention kernel whose backward pass gives NaN, and puts back what it found."""
+"""Attention in training: no kernel whose backward pass gives NaN, and no mask where padding is never seen."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from joint_cases import arguments, make
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import TrainerCallback
+from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
-from weakdriven.training.attention import without_cudnn_attention
+from weakdriven.training.attention import without_cudnn_attention, without_padding_masks
 from weakdriven.training.supervised import fit
 
 
@@ -22,7 +25,7 @@ class Look(TrainerCallback):
         self.seen.append(torch.backends.cuda.cudnn_sdp_enabled())
 
 
-@pytest.fixture(autouse=True, params=[True, False])
+@pytest.fixture(params=[True, False])
 def before(request):
     found = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(request.param)
@@ -61,3 +64,71 @@ def test_the_gradient_is_finite_where_every_score_is_low():
     with without_cudnn_attention():
         scaled_dot_product_attention(query, key, value, attn_mask=mask).float().sum().backward()
     assert query.grad.isfinite().all()
+
+
+@pytest.fixture
+def masks(monkeypatch):
+    """Whether each call of PyTorch's attention was given a mask."""
+    seen = []
+
+    def spy(*args, attn_mask=None, **kwargs):
+        seen.append(attn_mask is not None)
+        return scaled_dot_product_attention(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    return seen
+
+
+def sft(folder, model, **options):
+    common = {"processing_class": embedded_tokenizer(), "train_dataset": token_rows(8)}
+    return SFTTrainer(model, arguments(folder, SFTConfig, **options), **common)
+
+
+def pair(folder, model, **options):
+    return make(folder, model=model, **options)
+
+
+@pytest.mark.parametrize("trainer", [sft, pair])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_needs_no_mask_for_padding_on_the_right(tmp_path, masks, trainer, checkpointing):
+    weights = []
+    for without in (False, True):
+        made = trainer(tmp_path, tiny_model(seed=1), gradient_checkpointing=checkpointing)
+        del masks[:]
+        with without_padding_masks(made.model) if without else nullcontext():
+            made.train()
+        assert any(masks) != without
+        weights.append([one.detach().clone() for one in made.model.parameters()])
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3"])
+def test_hidden_states_of_tokens_are_the_same(family):
+    model = tiny_model(family, seed=1)
+    ids = torch.arange(3, 27).view(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    with torch.no_grad():
+        told = model(input_ids=ids, attention_mask=mask).logits
+        with without_padding_masks(model):
+            found = model(input_ids=ids, attention_mask=mask).logits
+    assert torch.allclose(told[mask == 1], found[mask == 1], atol=1e-5)
+    assert not torch.allclose(told[mask == 0], found[mask == 0], atol=1e-3)  # it was left out
+
+
+@pytest.mark.parametrize("case", ["left", "hole", "positions", "eager", "after"])
+def test_a_mask_that_may_mean_more_is_kept(case):
+    model = tiny_model(seed=1)
+    ids = torch.arange(3, 27).view(2, 12)
+    mask = torch.ones_like(ids)
+    hidden = {"left": slice(0, 3), "hole": slice(4, 6)}
+    mask[1, hidden.get(case, slice(7, 12))] = 0
+    more = {"position_ids": torch.arange(12).expand(2, 12)} if case == "positions" else {}
+    if case == "eager":
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        told = model(input_ids=ids, attention_mask=mask, **more).logits
+        with without_padding_masks(model):
+            if case != "after":
+                assert torch.equal(model(input_ids=ids, attention_mask=mask, **more).logits, told)
+        assert torch.equal(model(input_ids=ids, attention_mask=mask, **more).logits, told)

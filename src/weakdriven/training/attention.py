@@ -1,9 +1,22 @@
-"""Attention kernels that are not trained with."""
+"""How PyTorch's attention runs in training: by kernels that are right, and by the fused causal one where it can."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def trained_attention(model: nn.Module) -> Iterator[None]:
+    """What a training runs in. On the CPU padding stays masked, where leaving the mask out gains nothing."""
+    with ExitStack() as entered:
+        entered.enter_context(without_cudnn_attention())
+        if torch.cuda.is_available():
+            entered.enter_context(without_padding_masks(model))
+        yield
 
 
 @contextmanager
@@ -19,3 +32,37 @@ def without_cudnn_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+@contextmanager
+def without_padding_masks(model: nn.Module) -> Iterator[None]:
+    """Within it causal LMs inside `model` are not told of padding on the right, which causal attention never sees.
+
+    A mask of any kind keeps PyTorch from its fused causal kernel. Hidden states of padding change; no loss reads them.
+    """
+    inner = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one.base_model is not one]
+    hooks = [one.base_model.register_forward_pre_hook(_drop_padding_mask, with_kwargs=True) for one in inner]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    mask_BL = kwargs.get("attention_mask")
+    tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
+    if tensors != {"input_ids", "attention_mask"}:  # positions, images: the mask may mean more than padding
+        return None
+    if module.config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or not _only_right(mask_BL):
+        return None
+    return args, {**kwargs, "attention_mask": None}
+
+
+def _only_right(mask_BL: Any) -> bool:
+    """Whether nothing follows padding.
+
+    >>> _only_right(torch.tensor([[1, 1, 0], [1, 1, 1]])), _only_right(torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    (True, False)
+    """
+    return mask_BL.dim() == 2 and bool((mask_BL[:, 1:] <= mask_BL[:, :-1]).all())

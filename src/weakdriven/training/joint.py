@@ -41,7 +41,7 @@ from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model, gradient_norm
 from weakdriven.recipe import JointSettings, Recipe
 from weakdriven.training import branches
-from weakdriven.training.attention import without_cudnn_attention
+from weakdriven.training.attention import trained_attention
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.joint_config import WDJTConfig
 from weakdriven.training.sharding import MODEL_SHARDS, ShardedCheckpoints
@@ -155,12 +155,12 @@ class WDJTTrainer(ShardedCheckpoints):
         return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, without cuDNN's attention; NEFTune puts its noise, if asked for, on both models' embeddings."""
+        """As upstream, in our attention; NEFTune puts its noise, if asked for, on both models' embeddings."""
         self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
         models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
         hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
         try:
-            with without_cudnn_attention():
+            with trained_attention(self.pair):
                 return super().train(*args, **kwargs)
         finally:
             for model, hook in hooks:

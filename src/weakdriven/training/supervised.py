@@ -29,7 +29,7 @@ from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.stopping import Stopped
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
-from weakdriven.training.attention import without_cudnn_attention
+from weakdriven.training.attention import trained_attention
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import (
     last_complete_checkpoint,
@@ -132,7 +132,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL begins anew at 0
     try:
-        with without_cudnn_attention():
+        with trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
         if is_full(error):
