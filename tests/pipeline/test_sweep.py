@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pyarrow.parquet as pq
 import pytest
@@ -140,6 +141,26 @@ def test_a_second_call_computes_nothing_and_a_further_value_only_itself(swept, t
     computed = [stage for stage, why in history.begun if why == "not run yet"]
     assert computed == ["round-1/strong", "eval/round-1/arithmetic"], "earlier points of the folder are siblings too"
     assert list(found["points"]) == ["joint.strong_weight-0.9"] and found["default"] is None
+
+
+@pytest.mark.parametrize("faults", [1, 6])
+def test_a_table_that_cannot_be_written_does_not_end_the_runs(swept, tmp_path, monkeypatch, faults):
+    root, calls = tmp_path / "again", []
+
+    def broken(*args):
+        calls.append(args)
+        if len(calls) <= faults:
+            raise OSError("no room for figures")
+        return write_sweep(*args)
+
+    shutil.copytree(swept[0], root)
+    monkeypatch.setattr("weakdriven.pipeline.sweep.write_sweep", broken)
+    history = History()
+    with pytest.raises(OSError, match="no room") if faults == 6 else nullcontext():
+        sweep(root, history=history)
+    assert len(calls) == 6, "after each of three points under two seeds"
+    told = "The table so far could not be written (OSError: no room for figures); the runs go on."
+    assert history.notes.count(told) == faults
 
 
 def test_the_files_can_be_written_again_from_the_runs_alone(swept, tmp_path):

@@ -15,7 +15,7 @@ from weakdriven.files import read_json, write_json
 from weakdriven.machine import hardware, library_versions
 from weakdriven.pipeline.merge import merged
 from weakdriven.pipeline.run import carry_out, evaluate_models, is_finished, method_models, planned_for
-from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
+from weakdriven.pipeline.side_by_side import LOCKS, outcome, shown, side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Baseline, Recipe
 from weakdriven.recipe_file import load_recipe
@@ -56,6 +56,7 @@ def compare_methods(
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
     tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
+    unshown = None
     for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
         found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
@@ -69,7 +70,9 @@ def compare_methods(
             facts["failed"].setdefault(method, {})[seed] = why
         if facts["seeds"]:
             write_json(root / COMPARE_FILE, facts)
-            write_comparison(root)  # after each seed, so that there is something to look at
+            unshown = shown(partial(write_comparison, root), progress)  # after each seed, so that one can look at it
+    if unshown:
+        raise unshown
     if not facts["seeds"]:
         raise UserError(next(iter(facts["failed"][methods[0]].values())))
     shutil.rmtree(root / LOCKS, ignore_errors=True)

@@ -85,6 +85,16 @@ def outcome(name: str, result: Callable[[], Any], logs: Path) -> tuple[Any, str]
         return None, f"{type(error).__name__}: {error} (the whole of it: {log})."
 
 
+def shown(write: Callable[[], Any], progress: Progress) -> Exception | None:
+    """Why what there is between runs could not be written; that does not end the runs that go on."""
+    try:
+        write()
+    except Exception as error:
+        progress.note(f"The table so far could not be written ({type(error).__name__}: {error}); the runs go on.")
+        return error
+    return None
+
+
 def _ended(running: Mapping[Connection, tuple[str, int, BaseProcess]]) -> list[Any]:
     """Waits for those that have told their result or were killed."""
     while True:

@@ -12,7 +12,7 @@ from typing import Any
 from weakdriven.errors import UserError
 from weakdriven.machine import hardware, library_versions
 from weakdriven.pipeline.run import all_stages, carry_out, is_finished, planned_for
-from weakdriven.pipeline.side_by_side import LOCKS, outcome, side_by_side
+from weakdriven.pipeline.side_by_side import LOCKS, outcome, shown, side_by_side
 from weakdriven.pipeline.stages import Stages
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import load_recipe
@@ -69,6 +69,7 @@ def sweep_recipe(
     tasks = {
         folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in runs.items()
     }
+    unshown = None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
         if jobs == 1:
             progress.note(f"{folder}: run {number} of {len(runs)}")
@@ -76,7 +77,9 @@ def sweep_recipe(
         facts["runs"][folder] = {"status": "failed", "reason": why} if why else {"status": "done", "model": model}
         if why:
             progress.note(f"{folder} has no result: {why}")
-        write_sweep(root, facts)  # after each run, so that there is something to look at
+        unshown = shown(partial(write_sweep, root, facts), progress)  # after each run, so that one can look at it
+    if unshown:
+        raise unshown
     shutil.rmtree(root / LOCKS, ignore_errors=True)
     return root
 
