@@ -187,6 +187,20 @@ def test_a_second_call_computes_nothing_and_a_further_seed_only_itself(compared,
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+def test_a_table_that_cannot_be_written_does_not_end_the_seeds(compared, tmp_path, monkeypatch):
+    root, calls = tmp_path / "again", []
+
+    def broken(root):
+        calls.append(root)
+        raise OSError("no room")
+
+    shutil.copytree(compared[0], root)
+    monkeypatch.setattr("weakdriven.pipeline.compare.write_comparison", broken)
+    with pytest.raises(OSError, match="no room"):
+        compare(root)
+    assert calls == [root] * 2, "after each seed"
+
+
 def test_a_rerun_that_is_stopped_keeps_the_seeds_that_were_done(compared, tmp_path):
     root = tmp_path / "again"
     shutil.copytree(compared[0], root)

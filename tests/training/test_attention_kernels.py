@@ -11,7 +11,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
-from weakdriven.training.attention import without_cudnn_attention, without_padding_masks
+from weakdriven.training.attention import trained_attention, without_cudnn_attention, without_padding_masks
 from weakdriven.training.supervised import fit
 
 
@@ -102,12 +102,18 @@ def test_training_needs_no_mask_for_padding_on_the_right(tmp_path, masks, traine
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*weights, strict=True))
 
 
+def padded_rows(hidden):
+    """Two rows, and a mask over some places of the second."""
+    ids = torch.arange(3, 27).view(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, hidden] = 0
+    return ids, mask
+
+
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3"])
 def test_hidden_states_of_tokens_are_the_same(family):
     model = tiny_model(family, seed=1)
-    ids = torch.arange(3, 27).view(2, 12)
-    mask = torch.ones_like(ids)
-    mask[1, 7:] = 0
+    ids, mask = padded_rows(slice(7, 12))
     with torch.no_grad():
         told = model(input_ids=ids, attention_mask=mask).logits
         with without_padding_masks(model):
@@ -116,13 +122,21 @@ def test_hidden_states_of_tokens_are_the_same(family):
     assert not torch.allclose(told[mask == 0], found[mask == 0], atol=1e-3)  # it was left out
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_masks_are_left_out_on_a_gpu_alone(masks, monkeypatch, gpu):
+    model = tiny_model(seed=1)
+    ids, mask = padded_rows(slice(7, 12))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    with torch.no_grad(), trained_attention(model):
+        model(input_ids=ids, attention_mask=mask)
+    assert masks == [not gpu] * 2, "one of each layer"
+
+
 @pytest.mark.parametrize("case", ["left", "hole", "positions", "eager", "after"])
 def test_a_mask_that_may_mean_more_is_kept(case):
     model = tiny_model(seed=1)
-    ids = torch.arange(3, 27).view(2, 12)
-    mask = torch.ones_like(ids)
     hidden = {"left": slice(0, 3), "hole": slice(4, 6)}
-    mask[1, hidden.get(case, slice(7, 12))] = 0
+    ids, mask = padded_rows(hidden.get(case, slice(7, 12)))
     more = {"position_ids": torch.arange(12).expand(2, 12)} if case == "positions" else {}
     if case == "eager":
         model.set_attn_implementation("eager")
