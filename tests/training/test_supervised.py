@@ -81,6 +81,23 @@ def test_both_kinds_of_training_count_steps_rows_and_parameters(rows, epochs, st
         assert counted == {**expected, "parameters": parts * size, "trained_tokens": tokens}
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_the_last_checkpoint_holds_weights_alone_and_a_second_try_ends_with_them(joint, work):
+    found = []
+    for _ in range(2):
+        model, common = tiny_model(seed=1), (embedded_tokenizer(), ROWS)
+        if joint:
+            settings = JointSettings(**SMALL, save_steps=1)
+            train_joint(model, tiny_model(seed=2), *common, settings, RECIPE, phase(work, number=1))
+        else:
+            train_supervised(model, *common, TrainSettings(**SMALL, save_steps=1), RECIPE, phase(work))
+        found.append(weights(model))
+    kept = [(work / f"checkpoints/checkpoint-{step}/optimizer.pt").is_file() for step in (1, 2)]
+    assert kept == [True, False]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert [row["step"] for row in read_jsonl(work / METRICS)] == [1, 2], "the second try took no step"
+
+
 def test_each_kind_of_checkpointing_gives_the_same_weights(work):
     trained = {}
     for kind in (False, True, "keep_products"):

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from weakdriven.errors import UserError
 from weakdriven.files import append_jsonl, salvage_jsonl
 from weakdriven.models.sharded import local_part
-from weakdriven.processes import all_agree, gathered, wait_for_all
+from weakdriven.processes import all_agree, gathered, size, wait_for_all
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
@@ -65,6 +65,8 @@ class PhaseCallback(TrainerCallback):
         if (name := signalled()) and state.global_step < state.max_steps:  # at the last step the stage is all but done
             self.stopped = name
             control.should_save = control.should_training_stop = True
+        if state.global_step >= state.max_steps and size() == 1:
+            args.save_only_model = True  # no step comes after it that would need the optimizer's state
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
