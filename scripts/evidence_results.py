@@ -25,6 +25,8 @@ HYPOTHESES = {
     ("saturated", "wmss"): "H4: WMSS after saturated SFT",
 }
 """Study and method of each registered hypothesis (protocol.md); Holm corrects over all of them, run or not."""
+SEEDS = 5
+"""That every hypothesis is to be asked with."""
 GAIN, SAME = 0.01, 0.015
 """Least difference that is called a gain, and the half-width of what is called no difference."""
 DRAWS = 2000
@@ -188,6 +190,9 @@ def judged(
     """The word of protocol.md for a result."""
     if len(each) < len(STUDENTS):
         return f"open: {len(each)} of {len(STUDENTS)} students"
+    few = {name: len(one.by_seed) for name, one in each.items() if len(one.by_seed) < SEEDS}
+    if few:
+        return "open: " + ", ".join(f"{count} of {SEEDS} seeds of {name}" for name, count in few.items())
     sign = 1 if difference > 0 else -1
     agreeing = sum(sign * one.difference > 0 for one in each.values())
     away = min(sign * end for end in interval) > 0

@@ -76,7 +76,8 @@ def test_a_page_that_asks_for_an_unknown_table_is_refused(evidence):
 
 
 def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss(results_of):
-    results = [result(student, wmss=0.3, wdjt_only=0.0) for student in results_of.STUDENTS]
+    five = range(42, 47)
+    results = [result(student, seeds=five, wmss=0.3, wdjt_only=0.0) for student in results_of.STUDENTS]
     first, second, *others = results_of.verdicts(results_of.trained_methods(results))
     assert first.word == "gain" and first.difference > 0.1 and first.chance < 0.01
     assert second.word == "no difference" and second.difference == 0  # the very answers of the reference
@@ -89,6 +90,12 @@ def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss(results_of):
 def test_one_student_decides_nothing(results_of):
     found = results_of.trained_methods([result("gemma-3-270m", wmss=0.3)])
     assert results_of.verdicts(found)[0].word == "open: 1 of 3 students"
+
+
+def test_fewer_seeds_than_the_protocol_fixes_decide_nothing(results_of):
+    first, *others = results_of.STUDENTS
+    results = [result(first, wmss=0.3), *(result(name, seeds=range(42, 47), wmss=0.3) for name in others)]
+    assert results_of.verdicts(results_of.trained_methods(results))[0].word == f"open: 3 of 5 seeds of {first}"
 
 
 def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
