@@ -29,7 +29,7 @@ ENOUGH = 0.005
 VALIDATION = "eval.data_dir=data/validation"
 GRIDS = ("rate", "epochs", "variants", "saturated")
 METHODS = {
-    "core": "sft,sft_restart,sft_active,wdjt_only,wmss,wmss_frozen",
+    "core": "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen",
     "controls": "scaled_ce,sft_compute,uniform_active",
     "published": "neftune,undial,spin,dpo,ssb",
 }
