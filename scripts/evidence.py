@@ -1,10 +1,11 @@
 """The study of docs/evidence: results in, tables and figures out.
 
     python scripts/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
+    python scripts/evidence.py diagnosed RUN --student gemma-3-270m
     python scripts/evidence.py write
 
 `collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
-into a file for each point. `write` rebuilds every table between two marks of docs/evidence/README.md, and every figure,
+into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table between two marks of docs/evidence/README.md, and every figure,
 from those files alone.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from evidence_collect import collect
+from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
 from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import interval_of, score_of
@@ -48,9 +50,18 @@ def main() -> None:
     adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
     adding.add_argument("--commit", default=None, help="of the code that ran")
     adding.add_argument("--results", type=Path, default=FOLDER / "results")
+    looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
+    looking.add_argument("run", type=Path)
+    looking.add_argument("--student", required=True)
+    looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
     args = parser.parse_args()
     if args.command == "write":
         print(*write(FOLDER), sep="\n")
+        return
+    if args.command == "diagnosed":
+        found = diagnosed(args.run, args.student)
+        args.output.mkdir(parents=True, exist_ok=True)
+        write_json(args.output / f"{args.student}-s{found['seed']}.json", found)
         return
     names = dict(pair.split("=", 1) for pair in args.call)
     args.results.mkdir(parents=True, exist_ok=True)
@@ -63,15 +74,15 @@ def main() -> None:
 def write(folder: Path) -> list[Path]:
     """Rewrite the page's tables and all figures; returns the files."""
     page, results = folder / "README.md", read_results(folder / "results")
-    write_text(page, with_tables(page.read_text(encoding="utf-8"), results))
+    tables = all_tables(results, read_diagnosed(folder / "diagnosed"))
+    write_text(page, with_tables(page.read_text(encoding="utf-8"), tables))
     for old in (folder / "figures").glob("*.*"):
         old.unlink()
     return [page, *write_figures(figures(trained_methods(tested(results))), folder / "figures")]
 
 
-def with_tables(page: str, results: list[dict[str, Any]]) -> str:
+def with_tables(page: str, tables: dict[str, str]) -> str:
     """The page with what stands between its marks computed anew."""
-    tables = all_tables(results)
 
     def block(match: re.Match[str]) -> str:
         if match["name"] not in tables:
@@ -81,12 +92,12 @@ def with_tables(page: str, results: list[dict[str, Any]]) -> str:
     return BLOCK.sub(block, page)
 
 
-def all_tables(results: list[dict[str, Any]]) -> dict[str, str]:
+def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
     found = trained_methods(tested(results))
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - set(STUDIES))]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
-    return tables | {"costs": cost_table(found)}
+    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
 
 
 def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,26 +171,40 @@ def cost_table(found: list[Trained]) -> str:
     """Against two epochs of SFT; a run's times are those of a GPU that others shared."""
     rows = []
     for one in found:
-        if not one.cost["seconds"]:
+        if one.seconds is None:
             continue
-        sft = [x for x in found if (x.student, x.study, x.method) == (one.student, one.study, "sft")]
-        ratio = f"{one.cost['seconds'] / sft[0].cost['seconds']:.2f}" if sft else MISSING
-        speed = one.cost["trained_tokens"] / one.cost["seconds"]
-        cells = [one.student, one.study, one.method, duration(one.cost["seconds"]), ratio]
-        rows.append([*cells, f"{speed:,.0f}", f"{one.tokens_per_second:,.0f}"])
+        ratio = MISSING if one.over_sft is None else f"{one.over_sft:.2f}"
+        cells = [one.student, one.study, one.method, duration(one.seconds), ratio]
+        rows.append([*cells, f"{one.trained_per_second:,.0f}", f"{one.written_per_second:,.0f}"])
     titles = ["student", "study", "method", "time", "over sft", "tokens/s trained", "tokens/s written"]
     return table(titles, rows)
+
+
+def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
+    """Two tables for each student: its models, and the branches while they were trained jointly."""
+    parts = []
+    for one in seen:
+        told = f"{one['examples']} training rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
+        parts += [f"**{one['student']}, seed {one['seed']}** ({told})", ""]
+        parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
+        parts += [table(["joint step", *(f"entropy, {name}" for name in BRANCHES)], branch_rows(one)), ""]
+    return "\n".join(parts).strip() or NOTHING
 
 
 def file_table(results: list[dict[str, Any]]) -> str:
     rows = []
     for one in results:
         versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("torch", "transformers", "trl"))
-        failed = "; ".join(f"{method}: {next(iter(why.values()))}" for method, why in one["failed"].items())
+        failed = "; ".join(f"{method} ({', '.join(why)}): {shortened(why)}" for method, why in one["failed"].items())
         seeds = sorted({seed for each in one["methods"].values() for seed in each["seeds"]}, key=int)
         link = f"[{one['file']}](results/{one['file']})"
         rows.append([link, " ".join(seeds), one["hardware"], str(one["jobs"]), versions, failed or MISSING])
     return table(["file", "seeds", "hardware", "jobs", "versions", "without a result"], rows)
+
+
+def shortened(why: dict[str, str]) -> str:
+    """The first seed's reason without what stands in brackets; the file has the whole of it."""
+    return next(iter(why.values())).partition(" (")[0]
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
@@ -241,12 +266,9 @@ def cost_figure(found: list[Trained]) -> Figure | None:
     """What each method costs against what it gains."""
     rows = []
     for one in found:
-        sft = [x for x in found if (x.student, x.study, x.method) == (one.student, one.study, "sft")]
-        if one.against and sft:
-            ratio = one.cost["seconds"] / sft[0].cost["seconds"]
-            rows.append(
-                {"method": one.method, "student": one.student, "time": ratio, "points": 100 * one.against.difference}
-            )
+        if one.against and one.over_sft is not None:
+            row = {"method": one.method, "student": one.student, "time": one.over_sft}
+            rows.append(row | {"points": 100 * one.against.difference})
     if not rows:
         return None
     place = {

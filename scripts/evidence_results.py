@@ -45,8 +45,12 @@ class Trained:
     reference: dict[str, Any] | None
     """Of the same files, seed by seed; None for the reference itself and what comes before it."""
     seeds: list[str]
-    cost: dict[str, Any]
-    tokens_per_second: float
+    seconds: float | None
+    """Mean over its trainings, as everything that leads to the model takes."""
+    over_sft: float | None
+    """Times what two epochs of SFT took in the same files, so under the same load."""
+    trained_per_second: float | None
+    written_per_second: float
     """Written while evaluating, with grading and loading in the time."""
     cut: float
     """Share of answers that reached the limit of tokens."""
@@ -102,10 +106,28 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
         *(student, study, method, scores),
         reference=stacked(reference) if reference else None,
         seeds=seeds,
-        cost=files[0]["methods"][method]["cost"],
-        tokens_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
+        **costs_of(method, files),
+        written_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
         cut=sum(one["cut"] for one in answers) / counts,
     )
+
+
+def costs_of(method: str, files: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Files count by their seeds; a file without two epochs of SFT has no part in the ratio to them."""
+    if not files[0]["methods"][method]["cost"]["seconds"]:
+        return {"seconds": None, "over_sft": None, "trained_per_second": None}
+    seconds, tokens, seeds = spent(method, files)
+    beside = [one for one in files if "sft" in one["methods"]]
+    ratio = spent(method, beside)[0] / spent("sft", beside)[0] if beside else None
+    return {"seconds": seconds / seeds, "over_sft": ratio, "trained_per_second": tokens / seconds}
+
+
+def spent(method: str, files: list[dict[str, Any]]) -> tuple[float, float, int]:
+    """Seconds, trained tokens and number of all trainings."""
+    found = [(one["methods"][method]["cost"], len(one["methods"][method]["seeds"])) for one in files]
+    seconds = sum(cost["seconds"] * seeds for cost, seeds in found)
+    tokens = sum(cost["trained_tokens"] * seeds for cost, seeds in found)
+    return seconds, tokens, sum(seeds for _, seeds in found)
 
 
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:

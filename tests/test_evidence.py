@@ -37,10 +37,10 @@ def collecting(evidence):
 
 
 def test_the_tables_of_the_page_are_those_of_its_results(evidence, results_of):
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    results = results_of.read_results(FOLDER / "results")
-    assert {match["name"] for match in evidence.BLOCK.finditer(page)} >= set(evidence.all_tables(results))
-    assert evidence.with_tables(page, results) == page, "run `python scripts/evidence.py write`"
+    page, seen = (FOLDER / "README.md").read_text(encoding="utf-8"), evidence.read_diagnosed(FOLDER / "diagnosed")
+    tables = evidence.all_tables(results_of.read_results(FOLDER / "results"), seen)
+    assert {match["name"] for match in evidence.BLOCK.finditer(page)} >= set(tables)
+    assert evidence.with_tables(page, tables) == page, "run `python scripts/evidence.py write`"
 
 
 def test_the_figures_of_the_page_are_there(evidence, results_of):
@@ -50,7 +50,7 @@ def test_the_figures_of_the_page_are_there(evidence, results_of):
 
 
 def test_result_files_hold_no_path_of_a_machine(collecting):
-    for path in (FOLDER / "results").glob("*.json"):
+    for path in [*(FOLDER / "results").glob("*.json"), *(FOLDER / "diagnosed").glob("*.json")]:
         text = path.read_text(encoding="utf-8")
         assert collecting.without_paths(json.loads(text)) == json.loads(text), path.name
 
@@ -62,17 +62,17 @@ def test_examples_in_the_scripts_are_right(collecting, results_of):
 
 
 def test_a_table_that_was_edited_by_hand_is_found(evidence):
-    results = [result("gemma-3-270m", wmss=0.2)]
+    tables = evidence.all_tables([result("gemma-3-270m", wmss=0.2)], [])
     page = "a\n<!-- table: core -->\n<!-- end of table -->\nb\n"
-    written = evidence.with_tables(page, results)
+    written = evidence.with_tables(page, tables)
     assert written.startswith("a\n") and written.endswith("\nb\n") and "| wmss | 3 |" in written
     edited = written.replace("| wmss | 3 |", "| wmss | 5 |")
-    assert evidence.with_tables(edited, results) == written != edited
+    assert evidence.with_tables(edited, tables) == written != edited
 
 
 def test_a_page_that_asks_for_an_unknown_table_is_refused(evidence):
     with pytest.raises(SystemExit, match="asks for a table cor; there are verdicts"):
-        evidence.with_tables("<!-- table: cor -->\n<!-- end of table -->", [])
+        evidence.with_tables("<!-- table: cor -->\n<!-- end of table -->", evidence.all_tables([], []))
 
 
 def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss(results_of):
@@ -106,6 +106,18 @@ def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
         results_of.trained_methods([files[0], files[0]])
 
 
+def test_a_ratio_of_times_is_of_runs_under_the_same_load(results_of):
+    files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3, wdjt_only=0.1)]
+    methods = files[1]["methods"]
+    for name, seconds in {"sft": 30.0, "wmss": 60.0, "wdjt_only": 90.0}.items():
+        methods[name]["cost"] = methods[name]["cost"] | {"seconds": seconds}
+    found = {one.method: one for one in results_of.trained_methods(files)}
+    assert found["wdjt_only"].over_sft == pytest.approx(3)  # of its own file, where all took three times as long
+    assert found["wmss"].seconds == pytest.approx((3 * 10 + 2 * 60) / 5)
+    assert found["wmss"].over_sft == pytest.approx((3 * 10 + 2 * 60) / (3 * 10 + 2 * 30))
+    assert found["wmss"].trained_per_second == pytest.approx(5e6 / 150)
+
+
 def test_figures_are_drawn(evidence, results_of, tmp_path):
     results = [result(student, wmss=0.2, wdjt_only=0.1) for student in results_of.STUDENTS]
     drawn = evidence.write_figures(evidence.figures(results_of.trained_methods(results)), tmp_path)
@@ -113,6 +125,27 @@ def test_figures_are_drawn(evidence, results_of, tmp_path):
         f"{name}.{ending}" for name in ("cost-and-gain", "differences-core") for ending in ("png", "svg")
     ]
     assert "wdjt_only" in (tmp_path / "differences-core.svg").read_text(encoding="utf-8")
+
+
+def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path):
+    names = ("base", "sft", "baseline-sft_restart", "round-1")
+    values = {"nll": 0.5, "entropy": 0.25, "target": 20.0, "background": -5.0, "std": 3.0}
+    statistics = {key: {"mean": value, "error": 0.1} for key, value in values.items()}
+    told = {"round": 1, "examples": 8, "tokens": 1000, "seed": 45, "models": {"sft": {"folder": "/a/run/sft"}}}
+    models = {name: {"vocabulary": 9, "statistics": statistics} for name in names}
+    steps = [
+        {"step": 4 * place} | {f"{one}_entropy": 0.1 * place for one in ("weak", "strong", "mixed")}
+        for place in range(9)
+    ]
+    run = tmp_path / "diagnostics"
+    put(run / "logits.json", {"facts": told, "models": models})
+    put(run / "drift.json", {"steps": {"round-1/strong": steps}})
+    put(run / "manifest.json", {"hardware": "1 x GPU", "versions": {"torch": "2", "weakdriven": "/a/b"}})
+    kept = sys.modules["evidence_diagnosed"].diagnosed(tmp_path, "gemma-3-270m")
+    assert "/a/" not in json.dumps(kept) and kept["seed"] == 45
+    shown = evidence.diagnosed_tables([kept])
+    assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 |" in shown and "| sft |" not in shown
+    assert [line.split(" | ")[0] for line in shown.splitlines()[-6:]] == ["| 0", "| 8", "| 12", "| 20", "| 24", "| 32"]
 
 
 @pytest.fixture

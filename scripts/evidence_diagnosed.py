@@ -1,0 +1,52 @@
+"""What `weakdriven diagnose` saw of a student: kept as a file of docs/evidence/diagnosed, and shown as tables."""
+
+from pathlib import Path
+from typing import Any
+
+from evidence_collect import without_paths
+
+from weakdriven.files import read_json
+from weakdriven.integrity import MANIFEST
+from weakdriven.rundir import DIAGNOSTICS
+
+MODELS = {"base": "base", "sft": "m1", "baseline-sft_restart": "sft_restart", "baseline-sft": "sft", "round-1": "wmss"}
+"""Models of a run, as the tables of the study call them, in the order of a table."""
+STATISTICS = {
+    "nll": "loss",
+    "entropy": "entropy",
+    "target": "target logit",
+    "background": "background mean",
+    "std": "logit std",
+}
+BRANCHES = ("weak", "strong", "mixed")
+SHOWN = 6
+"""Steps of joint training in a table."""
+
+
+def diagnosed(run: Path, student: str) -> dict[str, Any]:
+    """The logits of a run's models, and its joint training step by step, without paths."""
+    logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
+    told = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
+    models = {name: one["statistics"] for name, one in logits["models"].items()}
+    facts = {"student": student, **told, "hardware": manifest["hardware"], "versions": manifest["versions"]}
+    return without_paths(facts | {"models": models, "steps": drift["steps"]})
+
+
+def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted(folder.glob("*.json"))]
+
+
+def model_rows(found: dict[str, Any]) -> list[list[str]]:
+    """One line for each model: means over supervised tokens of training rows."""
+    return [
+        [called, *(f"{found['models'][name][key]['mean']:.3f}" for key in STATISTICS)]
+        for name, called in MODELS.items()
+        if name in found["models"]
+    ]
+
+
+def branch_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Entropy of each branch and of their mixture, at some steps of the last round."""
+    steps = list(found["steps"].values())[-1]
+    places = sorted({round(place * (len(steps) - 1) / (SHOWN - 1)) for place in range(SHOWN)})
+    return [[str(steps[at]["step"]), *(f"{steps[at][f'{name}_entropy']:.3f}" for name in BRANCHES)] for at in places]
