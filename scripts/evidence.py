@@ -5,8 +5,8 @@
     python scripts/evidence.py write
 
 `collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
-into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table between two marks of docs/evidence/README.md, and every figure,
-from those files alone.
+into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table
+between two marks of docs/evidence/README.md, and every figure, from those files alone.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.words import MISSING, duration
 
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
-VALIDATION = ("rate", "epochs")
-"""Studies on validation problems, by which the learning rate and the epochs of saturated SFT are chosen."""
+VALIDATION = ("rate", "wmss_rate", "epochs")
+"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -159,12 +159,13 @@ def validation_table(results: list[dict[str, Any]]) -> str:
     for one in results:
         if one["study"] not in VALIDATION:
             continue
-        found, settings = {trained.method: trained for trained in trained_methods([one])}, one["recipe"]["sft"]
-        scores = [f"{100 * score_of(found[name].scores):.1f}" for name in (*STARTS, REFERENCE)]
-        rate, epochs = f"{settings['learning_rate']:g}", str(settings["epochs"])
-        rows.append([one["student"], one["study"], rate, epochs, str(len(found[REFERENCE].seeds)), *scores])
+        recipe, scores = one["recipe"], {x.method: f"{100 * score_of(x.scores):.1f}" for x in trained_methods([one])}
+        rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
+        told = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
+        usual = [scores.pop(name) for name in (*STARTS, REFERENCE)]
+        rows.append([*told, *usual, next(iter(scores.values()), MISSING)])
     rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
-    return table(["student", "choice of", "learning rate", "epochs of m1", "seeds", *STARTS, REFERENCE], rows)
+    return table(["student", "choice of", "learning rate", "epochs of m1", *STARTS, REFERENCE, "wmss"], rows)
 
 
 def cost_table(found: list[Trained]) -> str:

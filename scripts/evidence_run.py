@@ -27,7 +27,7 @@ ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
-GRIDS = ("rate", "epochs", "variants", "saturated")
+GRIDS = ("rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory")
 METHODS = {
     "core": "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen",
     "controls": "scaled_ce,sft_compute,uniform_active",
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> None:
 def collected_as(study: str, args: Any) -> list[str]:
     told = ["--study", "variants" if study == "controls" else study, "--student", args.student]
     told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
-    if study in ("rate", "epochs"):
+    if study in ("rate", "wmss_rate", "epochs"):
         return told
     return [*told, "--part", f"{'controls-' if study == 'controls' else ''}s{args.first}"]
 
@@ -89,7 +89,14 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
                 folder.with_name(f"{folder.name}-more"),
             )
         return
-    settings = [*args.set, *rate_settings(args.rate or best_rate(args.results, args.student))]
+    rate = args.rate or best_rate(args.results, args.student)
+    settings = [*args.set, *rate_settings(rate)]
+    if study == "wmss_rate":  # M1 stays as it is
+        settings = [word for word in settings if not word.startswith("joint.learning_rate=")]
+        settings += ["baselines=[sft_restart]", "eval.benchmarks=[math500]", VALIDATION, "--seeds", "1"]
+        rates = ",".join(f"{rate * factor:g}" for factor in (0.1, 0.3, 1, 3))
+        yield ["sweep", recipe, *settings, "--grid", f"joint.learning_rate={rates}", *jobs], folder
+        return
     if study == "epochs":
         yield ["sweep", recipe, *settings, VALIDATION, "--seeds", "1", *grid, *jobs], folder
         return

@@ -118,6 +118,14 @@ def test_a_ratio_of_times_is_of_runs_under_the_same_load(results_of):
     assert found["wmss"].trained_per_second == pytest.approx(5e6 / 150)
 
 
+def test_a_rate_of_joint_training_stands_beside_its_score(evidence):
+    found = result("gemma-3-270m", "wmss_rate", seeds=[42], **{"joint.learning_rate-5e-05": 1.0})
+    del found["methods"]["sft"]
+    found["recipe"]["joint"] = {"learning_rate": 5e-5}
+    line = evidence.all_tables([found], [])["validation"].splitlines()[-1]
+    assert line.startswith("| gemma-3-270m | wmss_rate | 5e-05 | 1 |") and line.endswith("| 100.0 |")
+
+
 def test_figures_are_drawn(evidence, results_of, tmp_path):
     results = [result(student, wmss=0.2, wdjt_only=0.1) for student in results_of.STUDENTS]
     drawn = evidence.write_figures(evidence.figures(results_of.trained_methods(results)), tmp_path)

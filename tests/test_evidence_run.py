@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,19 +67,24 @@ def commands(running, study, args):
     return [command for command, _ in running.commands(study, args)]
 
 
-@pytest.mark.parametrize("study", ["rate", "epochs", "variants", "saturated", "core", "controls", "published"])
+def test_every_study_has_a_command(running, results):
+    assert all(commands(running, study, sitting(results)) for study in running.STUDIES)
+
+
+@pytest.mark.parametrize(
+    "study",
+    ["rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory", "core", "controls", "published"],
+)
 def test_every_command_of_a_study_is_one_that_the_package_takes(running, results, study):
     for kind, recipe, *rest in commands(running, study, sitting(results, set=["trust_remote_code=false"])):
-        settings = [word for word in rest if "=" in word and not word.startswith("--") and "/" not in word]
-        for override in ([], *(as_overrides(point.overrides) for point in grid_of(rest))):
-            load_recipe(recipe, [*settings, *override])
+        settings = [word for word in takewhile(lambda word: not word.startswith("--"), rest) if "/" not in word]
+        axes = axes_of([rest[rest.index("--grid") + 1]]) if "--grid" in rest else []
+        common = [word for axis in axes for word in as_overrides(axis.settings)]
+        for point in points_of(axes):
+            load_recipe(recipe, [*common, *settings, *as_overrides(point.overrides)])
         assert kind == ("compare" if study in running.METHODS else "sweep")
         if kind == "compare":
             assert set(rest[rest.index("--methods") + 1].split(",")) - {"wmss"} <= set(BASELINES)
-
-
-def grid_of(words):
-    return points_of(axes_of([words[words.index("--grid") + 1]])) if "--grid" in words else []
 
 
 def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(running, results):
@@ -92,6 +98,12 @@ def test_a_best_rate_at_an_end_of_the_grid_asks_for_one_more(running, results, r
     put_result(results, "rate", 0.9, learning_rate=rate)
     first, *others = commands(running, "rate", sitting(results))
     assert "--grid" in first and [words[-1] for words in others] == ([f"joint.learning_rate={more}"] if more else [])
+
+
+def test_the_rate_of_joint_training_is_tried_around_that_of_sft(running, results):
+    (command,) = commands(running, "wmss_rate", sitting(results))
+    assert "sft.learning_rate=0.0001" in command and "joint.learning_rate=0.0001" not in command
+    assert "joint.learning_rate=1e-05,3e-05,0.0001,0.0003" in command
 
 
 def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(running, results):

@@ -143,7 +143,7 @@ def test_a_second_call_computes_nothing_and_a_further_value_only_itself(swept, t
     assert list(found["points"]) == ["joint.strong_weight-0.9"] and found["default"] is None
 
 
-@pytest.mark.parametrize("faults", [1, 6])
+@pytest.mark.parametrize("faults", [1, 7])
 def test_a_table_that_cannot_be_written_does_not_end_the_runs(swept, tmp_path, monkeypatch, faults):
     root, calls = tmp_path / "again", []
 
@@ -156,9 +156,9 @@ def test_a_table_that_cannot_be_written_does_not_end_the_runs(swept, tmp_path, m
     shutil.copytree(swept[0], root)
     monkeypatch.setattr("weakdriven.pipeline.sweep.write_sweep", broken)
     history = History()
-    with pytest.raises(OSError, match="no room") if faults == 6 else nullcontext():
+    with pytest.raises(OSError, match="no room") if faults == 7 else nullcontext():
         sweep(root, history=history)
-    assert len(calls) == 6, "after each of three points under two seeds"
+    assert len(calls) == 7, "what was done before, and after each of three points under two seeds"
     told = "The table so far could not be written (OSError: no room for figures); the runs go on."
     assert history.notes.count(told) == faults
 
@@ -197,11 +197,13 @@ def test_a_rerun_that_is_stopped_keeps_what_was_done_in_the_table(swept, tmp_pat
     assert not is_finished(stale, load_recipe("demo", [*recipe, "eval.limit=4"]))
     shutil.rmtree(stale / "round-1/strong")  # told as done, and is not any more
     assert not is_finished(stale, load_recipe("demo", recipe))
+    reports = {path: path.stat().st_mtime_ns for path in root.glob("*/*/report.html")}
     with pytest.raises(KeyboardInterrupt):
         sweep(root, history=History(stop_at=1))
     found = read_json(root / "sweep.json")["runs"]
     assert set(swept[2]["runs"]) - set(found) == {f"{POINTS[0]}/seed-43"}
     assert "Runs: 5 of 6 done" in (root / "sweep.md").read_text()
+    assert reports == {path: path.stat().st_mtime_ns for path in reports}, "what is missing comes first"
 
 
 def test_a_sweep_over_other_settings_does_not_take_the_folder(swept):

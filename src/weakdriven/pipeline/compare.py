@@ -55,8 +55,19 @@ def compare_methods(
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
-    tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
-    unshown = None
+    done = facts["seeds"].values()
+    tasks = {
+        name: partial(run_seed, name, recipe, **options)
+        for name, recipe in sorted(runs.items(), key=lambda run: run[0] in done)  # what is missing comes first
+    }
+
+    def tell() -> Exception | None:
+        if not facts["seeds"]:
+            return None
+        write_json(root / COMPARE_FILE, facts)
+        return shown(partial(write_comparison, root), progress)
+
+    unshown = tell()
     for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
         found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
@@ -68,9 +79,7 @@ def compare_methods(
             facts["seeds"] = dict(sorted({**facts["seeds"], seed: name}.items()))
         for method, why in found["failed"].items():
             facts["failed"].setdefault(method, {})[seed] = why
-        if facts["seeds"]:
-            write_json(root / COMPARE_FILE, facts)
-            unshown = shown(partial(write_comparison, root), progress)  # after each seed, so that one can look at it
+        unshown = tell()  # after each seed, so that one can look at it
     if unshown:
         raise unshown
     if not facts["seeds"]:

@@ -67,9 +67,12 @@ def sweep_recipe(
     logs = root / "logs"
     siblings = [*(root / folder for folder in runs), *earlier_runs(root, runs)]
     tasks = {
-        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in runs.items()
+        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS)
+        for folder, recipe in sorted(
+            runs.items(), key=lambda run: run[0] in facts["runs"]
+        )  # what is missing comes first
     }
-    unshown = None
+    unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
         if jobs == 1:
             progress.note(f"{folder}: run {number} of {len(runs)}")
