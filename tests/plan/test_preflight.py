@@ -110,6 +110,14 @@ def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
 
 
+@pytest.mark.parametrize("reserved, told", [(5, "Other processes hold 90.0 GiB of the GPU"), (94, "")])
+def test_a_gpu_that_others_fill_is_told_beside_the_remedies(monkeypatch, reserved, told):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5 * GIB, 100 * GIB))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: reserved * GIB)
+    assert preflight.held_by_others().strip().startswith(told) and bool(preflight.held_by_others()) == bool(told)
+
+
 def needing(monkeypatch, gib: float) -> None:
     """Every stage needs so much."""
     needs = Memory(weights=gib * GIB)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weakdriven.disk import gib, held, shortage
 from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.layers import fast_layers
@@ -24,6 +26,8 @@ from weakdriven.rundir import Planned, Progress, Stage, work_folder
 
 TOLERANCE = 0.1
 """How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
+CROWDED = 0.1
+"""Share of a GPU's memory that is more than what CUDA takes for this process beside its tensors."""
 
 
 def will_run(planned: list[Planned]) -> set[str]:
@@ -162,14 +166,25 @@ def ran_out(stages: Stages, work: Callable[[Stages], Any], name: str, error: Exc
         except UserError:  # an architecture that a plan does not know
             pass
     if not cheapest:
-        return UserError(f"{name}: {explain(error)}")
+        return UserError(f"{name}: {explain(error)}{held_by_others()}")
     ways = enumerate(list(cheapest.values())[:3], 1)
     listed = "; ".join(f"({place}) {in_words(change)}" for place, change in ways)
     what = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
     return UserError(
         f"{name} ran out of memory ({what}). The cheapest remedies, as predicted: {listed}. Run again with one of "
-        "them; finished stages are kept."
+        f"them; finished stages are kept.{held_by_others()}"
     )
+
+
+def held_by_others() -> str:
+    """A sentence where other processes have much of the GPU, so that the run itself may be without fault."""
+    if not torch.cuda.is_available():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved()
+    if others < CROWDED * total:
+        return ""
+    return f" Other processes hold {gib(others)} of the GPU: without them, or with fewer --jobs, it may fit as it is."
 
 
 def in_words(change: Change) -> str:
