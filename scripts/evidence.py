@@ -163,6 +163,7 @@ def validation_table(results: list[dict[str, Any]]) -> str:
         rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
         told = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
         usual = [scores.pop(name) for name in (*STARTS, REFERENCE)]
+        scores.pop("sft", None)
         rows.append([*told, *usual, next(iter(scores.values()), MISSING)])
     rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
     return table(["student", "choice of", "learning rate", "epochs of m1", *STARTS, REFERENCE, "wmss"], rows)
@@ -175,9 +176,9 @@ def cost_table(found: list[Trained]) -> str:
         if one.seconds is None:
             continue
         ratio = MISSING if one.over_sft is None else f"{one.over_sft:.2f}"
-        cells = [one.student, one.study, one.method, duration(one.seconds), ratio]
+        cells = [one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio]
         rows.append([*cells, f"{one.trained_per_second:,.0f}", f"{one.written_per_second:,.0f}"])
-    titles = ["student", "study", "method", "time", "over sft", "tokens/s trained", "tokens/s written"]
+    titles = ["student", "study", "method", "seeds", "time", "over sft", "tokens/s trained", "tokens/s written"]
     return table(titles, rows)
 
 
@@ -188,7 +189,7 @@ def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
         told = f"{one['examples']} training rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
         parts += [f"**{one['student']}, seed {one['seed']}** ({told})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
-        parts += [table(["joint step", *(f"entropy, {name}" for name in BRANCHES)], branch_rows(one)), ""]
+        parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
     return "\n".join(parts).strip() or NOTHING
 
 
@@ -196,16 +197,20 @@ def file_table(results: list[dict[str, Any]]) -> str:
     rows = []
     for one in results:
         versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("torch", "transformers", "trl"))
-        failed = "; ".join(f"{method} ({', '.join(why)}): {shortened(why)}" for method, why in one["failed"].items())
+        failed = "; ".join(
+            f"{method} ({seed}): {shortened(why)}"
+            for method, each in one["failed"].items()
+            for seed, why in each.items()
+        )
         seeds = sorted({seed for each in one["methods"].values() for seed in each["seeds"]}, key=int)
         link = f"[{one['file']}](results/{one['file']})"
         rows.append([link, " ".join(seeds), one["hardware"], str(one["jobs"]), versions, failed or MISSING])
     return table(["file", "seeds", "hardware", "jobs", "versions", "without a result"], rows)
 
 
-def shortened(why: dict[str, str]) -> str:
-    """The first seed's reason without what stands in brackets; the file has the whole of it."""
-    return next(iter(why.values())).partition(" (")[0]
+def shortened(why: str) -> str:
+    """A reason without what stands in brackets and after; the file has the whole of it."""
+    return why.partition(" (")[0]
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:

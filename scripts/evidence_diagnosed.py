@@ -18,8 +18,15 @@ STATISTICS = {
     "background": "background mean",
     "std": "logit std",
 }
-BRANCHES = ("weak", "strong", "mixed")
-SHOWN = 6
+BRANCHES = {
+    "weak_entropy": "entropy, weak",
+    "strong_entropy": "entropy, strong",
+    "mixed_entropy": "entropy, mixture",
+    "negative_mass_strong": "wrong mass, strong",
+    "negative_mass_mixed": "wrong mass, mixture",
+}
+"""Of a logged step of joint training; the mass is that of all tokens but the true one."""
+SHOWN = 10
 """Steps of joint training in a table."""
 
 
@@ -46,7 +53,7 @@ def model_rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def branch_rows(found: dict[str, Any]) -> list[list[str]]:
-    """Entropy of each branch and of their mixture, at some steps of the last round."""
+    """The branches and their mixture on the rows of some steps of the last round."""
     steps = list(found["steps"].values())[-1]
     places = sorted({round(place * (len(steps) - 1) / (SHOWN - 1)) for place in range(SHOWN)})
-    return [[str(steps[at]["step"]), *(f"{steps[at][f'{name}_entropy']:.3f}" for name in BRANCHES)] for at in places]
+    return [[str(steps[at]["step"]), *(f"{steps[at][name]:.3f}" for name in BRANCHES)] for at in places]

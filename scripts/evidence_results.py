@@ -113,21 +113,16 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
 
 
 def costs_of(method: str, files: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Files count by their seeds; a file without two epochs of SFT has no part in the ratio to them."""
-    if not files[0]["methods"][method]["cost"]["seconds"]:
+    """Files count by the method's seeds; one without two epochs of SFT has no part in the ratio to them."""
+    own = [(one["methods"][method]["cost"], len(one["methods"][method]["seeds"])) for one in files]
+    if not own[0][0]["seconds"]:
         return {"seconds": None, "over_sft": None, "trained_per_second": None}
-    seconds, tokens, seeds = spent(method, files)
-    beside = [one for one in files if "sft" in one["methods"]]
-    ratio = spent(method, beside)[0] / spent("sft", beside)[0] if beside else None
-    return {"seconds": seconds / seeds, "over_sft": ratio, "trained_per_second": tokens / seconds}
-
-
-def spent(method: str, files: list[dict[str, Any]]) -> tuple[float, float, int]:
-    """Seconds, trained tokens and number of all trainings."""
-    found = [(one["methods"][method]["cost"], len(one["methods"][method]["seeds"])) for one in files]
-    seconds = sum(cost["seconds"] * seeds for cost, seeds in found)
-    tokens = sum(cost["trained_tokens"] * seeds for cost, seeds in found)
-    return seconds, tokens, sum(seeds for _, seeds in found)
+    seconds, tokens = (sum(cost[what] * seeds for cost, seeds in own) for what in ("seconds", "trained_tokens"))
+    sft = [one["methods"].get("sft", {"cost": None})["cost"] for one in files]
+    beside = [(cost["seconds"] * n, two["seconds"] * n) for (cost, n), two in zip(own, sft, strict=True) if two]
+    ratio = sum(mine for mine, _ in beside) / sum(two for _, two in beside) if beside else None
+    mean = seconds / sum(seeds for _, seeds in own)
+    return {"seconds": mean, "over_sft": ratio, "trained_per_second": tokens / seconds}
 
 
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:

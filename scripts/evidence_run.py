@@ -34,6 +34,8 @@ METHODS = {
     "published": "neftune,undial,spin,dpo,ssb",
 }
 STUDIES = (*GRIDS, *METHODS)
+SEEDS = {"exploratory": 3, "published": 3}
+"""Of studies that have fewer than five."""
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
     parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
     parser.add_argument("--first", type=int, default=42, help="first seed")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, of the studies that have several")
+    parser.add_argument("--seeds", type=int, help="how many; unset: as many as the protocol has for the study")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
@@ -102,7 +104,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         return
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student)}")
-    settings += [f"seed={args.first}", "--seeds", str(args.seeds), *jobs]
+    settings += [f"seed={args.first}", "--seeds", str(args.seeds or SEEDS.get(study, 5)), *jobs]
     folder = folder.with_name(f"{folder.name}-s{args.first}")
     if study in GRIDS:
         yield ["sweep", recipe, *settings, *grid], folder

@@ -55,7 +55,7 @@ def sitting(results, **options):
         "set": [],
         "rate": None,
         "first": 42,
-        "seeds": 5,
+        "seeds": None,
         "jobs": 5,
         "commit": "",
         "output": Path("runs"),
@@ -125,6 +125,14 @@ def test_other_seeds_go_to_other_folders_and_files(running, results):
     assert "seed=45" in command and folder != other
     assert running.collected_as("core", sitting(results, first=45))[-1] == "s45"
     assert running.collected_as("controls", sitting(results))[-1] == "controls-s42"
+
+
+@pytest.mark.parametrize("study, seeds", [("core", "5"), ("saturated", "5"), ("published", "3"), ("exploratory", "3")])
+def test_a_study_has_the_seeds_of_the_protocol(running, results, study, seeds):
+    (command,) = commands(running, study, sitting(results))
+    assert command[command.index("--seeds") + 1] == seeds
+    (command,) = commands(running, study, sitting(results, seeds=2))
+    assert command[command.index("--seeds") + 1] == "2"
 
 
 def test_its_examples_are_right(running):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import Recorder
+from run_files import put
 from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
 from weakdriven.files import read_json
@@ -204,6 +205,20 @@ def test_a_rerun_that_is_stopped_keeps_what_was_done_in_the_table(swept, tmp_pat
     assert set(swept[2]["runs"]) - set(found) == {f"{POINTS[0]}/seed-43"}
     assert "Runs: 5 of 6 done" in (root / "sweep.md").read_text()
     assert reports == {path: path.stat().st_mtime_ns for path in reports}, "what is missing comes first"
+
+
+def test_the_reason_of_a_failed_run_stays_until_it_has_run_again(swept, tmp_path):
+    root = tmp_path / "again"
+    shutil.copytree(swept[0], root)
+    failed, facts = f"{POINTS[1]}/seed-43", read_json(root / "sweep.json")
+    facts["runs"][failed] = {"status": "failed", "reason": "No memory."}
+    put(root / "sweep.json", facts)
+    shutil.rmtree(root / failed / "round-1/strong")
+    with pytest.raises(KeyboardInterrupt):
+        sweep(root, history=History(stop_at=1))
+    assert read_json(root / "sweep.json")["runs"] == facts["runs"]
+    _, found = sweep(root)
+    assert {one["status"] for one in found["runs"].values()} == {"done"}
 
 
 def test_a_sweep_over_other_settings_does_not_take_the_folder(swept):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
@@ -110,12 +111,30 @@ def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
 
 
-@pytest.mark.parametrize("reserved, told", [(5, "Other processes hold 90.0 GiB of the GPU"), (94, "")])
-def test_a_gpu_that_others_fill_is_told_beside_the_remedies(monkeypatch, reserved, told):
+@pytest.mark.parametrize("reserved, told", [(5, "hold 90.0 GiB of the GPU: without them it may fit."), (94, "")])
+def test_what_others_hold_of_a_gpu_is_asked_of_cuda(monkeypatch, reserved, told):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5 * GIB, 100 * GIB))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: reserved * GIB)
-    assert preflight.held_by_others().strip().startswith(told) and bool(preflight.held_by_others()) == bool(told)
+    assert preflight.held_by_others().endswith(told) and bool(preflight.held_by_others()) == bool(told)
+
+
+def test_a_gpu_that_cannot_be_asked_leaves_the_remedies(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", out_of_memory)
+    assert preflight.held_by_others() == ""
+
+
+@pytest.mark.parametrize("error, told", [(torch.OutOfMemoryError("CUDA out of memory."), True), (MemoryError(), False)])
+def test_a_gpu_that_others_fill_is_told_beside_the_remedies(tmp_path, monkeypatch, error, told):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
+    monkeypatch.setattr("weakdriven.pipeline.stages.train_supervised", fail)
+    with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+    assert str(caught.value).endswith(" Others hold it.") == told
 
 
 def needing(monkeypatch, gib: float) -> None:

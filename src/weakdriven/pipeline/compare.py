@@ -55,19 +55,8 @@ def compare_methods(
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
-    done = facts["seeds"].values()
-    tasks = {
-        name: partial(run_seed, name, recipe, **options)
-        for name, recipe in sorted(runs.items(), key=lambda run: run[0] in done)  # what is missing comes first
-    }
-
-    def tell() -> Exception | None:
-        if not facts["seeds"]:
-            return None
-        write_json(root / COMPARE_FILE, facts)
-        return shown(partial(write_comparison, root), progress)
-
-    unshown = tell()
+    tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
+    unshown = None
     for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
         found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
@@ -79,7 +68,9 @@ def compare_methods(
             facts["seeds"] = dict(sorted({**facts["seeds"], seed: name}.items()))
         for method, why in found["failed"].items():
             facts["failed"].setdefault(method, {})[seed] = why
-        unshown = tell()  # after each seed, so that one can look at it
+        if facts["seeds"]:
+            write_json(root / COMPARE_FILE, facts)
+            unshown = shown(partial(write_comparison, root), progress)  # after each seed, so that one can look at it
     if unshown:
         raise unshown
     if not facts["seeds"]:

@@ -26,8 +26,8 @@ from weakdriven.rundir import Planned, Progress, Stage, work_folder
 
 TOLERANCE = 0.1
 """How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
-CROWDED = 0.1
-"""Share of a GPU's memory that is more than what CUDA takes for this process beside its tensors."""
+CROWDED = 2 * GIB
+"""More than CUDA takes for a process beside its tensors."""
 
 
 def will_run(planned: list[Planned]) -> set[str]:
@@ -165,14 +165,15 @@ def ran_out(stages: Stages, work: Callable[[Stages], Any], name: str, error: Exc
                 cheapest.setdefault(change.override.partition("=")[0], change)
         except UserError:  # an architecture that a plan does not know
             pass
+    crowd = held_by_others() if isinstance(error, torch.OutOfMemoryError) else ""
     if not cheapest:
-        return UserError(f"{name}: {explain(error)}{held_by_others()}")
+        return UserError(f"{name}: {explain(error)}{crowd}")
     ways = enumerate(list(cheapest.values())[:3], 1)
     listed = "; ".join(f"({place}) {in_words(change)}" for place, change in ways)
     what = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
     return UserError(
         f"{name} ran out of memory ({what}). The cheapest remedies, as predicted: {listed}. Run again with one of "
-        f"them; finished stages are kept.{held_by_others()}"
+        f"them; finished stages are kept.{crowd}"
     )
 
 
@@ -180,11 +181,14 @@ def held_by_others() -> str:
     """A sentence where other processes have much of the GPU, so that the run itself may be without fault."""
     if not torch.cuda.is_available():
         return ""
-    free, total = torch.cuda.mem_get_info()
-    others = total - free - torch.cuda.memory_reserved()
-    if others < CROWDED * total:
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # a GPU so full that not even this can be asked
         return ""
-    return f" Other processes hold {gib(others)} of the GPU: without them, or with fewer --jobs, it may fit as it is."
+    others = total - free - torch.cuda.memory_reserved()
+    if others < CROWDED:
+        return ""
+    return f" Other processes, such as runs beside this one, hold {gib(others)} of the GPU: without them it may fit."
 
 
 def in_words(change: Change) -> str:

@@ -59,18 +59,17 @@ def sweep_recipe(
             one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
         },
         "default": next((name for name, recipe in recipes.items() if recipe == default), None),
-        "runs": still_done(root, earlier["runs"], runs),
+        "runs": still_told(root, earlier["runs"], runs),
         "hardware": hardware(),
         "jobs": jobs,
         "versions": library_versions(),
     }
     logs = root / "logs"
     siblings = [*(root / folder for folder in runs), *earlier_runs(root, runs)]
+    done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
+    missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
     tasks = {
-        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS)
-        for folder, recipe in sorted(
-            runs.items(), key=lambda run: run[0] in facts["runs"]
-        )  # what is missing comes first
+        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in missing_first
     }
     unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
@@ -126,10 +125,14 @@ def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> 
         )
 
 
-def still_done(root: Path, told: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
-    """What an earlier call told of runs that are done and the same now: a kill does not take them off the table."""
-    done = [folder for folder in runs if told.get(folder, {}).get("status") == "done"]
-    return {folder: told[folder] for folder in done if is_finished(root / folder, runs[folder])}
+def still_told(root: Path, told: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
+    """What an earlier call told of runs that failed, or are done and the same now: a kill does not take it away."""
+    known = {folder: told[folder] for folder in runs if folder in told}
+    return {
+        folder: one
+        for folder, one in known.items()
+        if one["status"] != "done" or is_finished(root / folder, runs[folder])
+    }
 
 
 def runs_of(recipes: dict[str, Recipe], seeds: range) -> dict[str, Recipe]:
