@@ -19,7 +19,7 @@ from evidence_collect import collect
 from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
 from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
 
-from weakdriven.eval.seeds import interval_of, score_of
+from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
 from weakdriven.files import write_json, write_text
 from weakdriven.report.comparison import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
@@ -28,6 +28,8 @@ from weakdriven.report.words import MISSING, duration
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
+SAMPLED = "sampled"
+"""Several answers to an item; a file is one temperature, at which all its methods are asked."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -97,11 +99,11 @@ def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dic
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - set(STUDIES))]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
-    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
+    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen), "sampled": sampled_table(results)}
 
 
 def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in results if one["study"] not in VALIDATION]
+    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED)]
 
 
 def verdict_table(found: list[Trained]) -> str:
@@ -179,6 +181,28 @@ def cost_table(found: list[Trained]) -> str:
         cells = [one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio]
         rows.append([*cells, f"{one.trained_per_second:,.0f}", f"{one.written_per_second:,.0f}"])
     titles = ["student", "study", "method", "seeds", "time", "over sft", "tokens/s trained", "tokens/s written"]
+    return table(titles, rows)
+
+
+def sampled_table(results: list[dict[str, Any]]) -> str:
+    """pass@1, and the share of items with a right answer among all."""
+    rows, tries = [], 0
+    for result in results:
+        if result["study"] != SAMPLED:
+            continue
+        told, tries = result["recipe"]["eval"], result["recipe"]["eval"]["samples"]
+        for one in in_order(trained_methods([result])):
+            method = one.method if one.method in (*STARTS, REFERENCE) else "wmss"
+            any_right = {name: (values_SP > 0).astype(float) for name, values_SP in one.scores.items()}
+            scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, any_right)]
+            over = [MISSING, MISSING]
+            if one.reference and one.against:
+                solved = {name: (values_SP > 0).astype(float) for name, values_SP in one.reference.items()}
+                both = (one.against, compare_seeds(solved, any_right, draws=DRAWS))
+                over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
+            rows.append([one.student, f"{told['temperature']:g}", method, str(len(one.seeds)), *scores, *over])
+    names = ("pass@1", f"pass@{tries}")
+    titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
 
 

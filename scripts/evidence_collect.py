@@ -134,14 +134,14 @@ def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:
     for name in asked:
         benchmark, samples = name.split("/")[-1], list(read_jsonl(run / name / SAMPLES))
         right_P, n = correct_counts(samples)
-        if n != 1:
-            raise SystemExit(f"{run / name} has {n} samples of each item; a result file holds one greedy answer.")
         ids = list(dict.fromkeys(sample["id"] for sample in samples))
         fact = {"count": len(ids), "ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]}
+        fact |= {"samples": n} if n > 1 else {}
         if items.setdefault(benchmark, fact) != fact:
             raise SystemExit(f"{run / name} asks other items than the models before it.")
         scores, manifest = read_json(run / name / BENCHMARK_SCORES), read_json(run / name / MANIFEST)
-        found[benchmark] = {"right": packed(right_P), "tokens": scores["tokens"], "cut": scores["cut"]}
+        right = packed(right_P) if n == 1 else bytes(right_P).hex()
+        found[benchmark] = {"right": right, "tokens": scores["tokens"], "cut": scores["cut"]}
         found[benchmark]["seconds"] = round(manifest["wall_seconds"], 1)
     return found
 
@@ -156,6 +156,17 @@ def packed(right_P: Iterable[int]) -> str:
 
 def unpacked(text: str, count: int) -> Any:
     return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))[:count]
+
+
+def shares(text: str, fact: Mapping[str, int]) -> Any:
+    """Share of each item's answers that are right, (P,); of several answers a byte each counts the right ones.
+
+    >>> shares("8f80", {"count": 9}).tolist()[:2], shares("000804", {"count": 3, "samples": 8}).tolist()
+    ([1.0, 0.0], [0.0, 1.0, 0.5])
+    """
+    if "samples" not in fact:
+        return unpacked(text, fact["count"]).astype(float)
+    return np.frombuffer(bytes.fromhex(text), dtype=np.uint8) / fact["samples"]
 
 
 def without_paths(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_collect import VERSION, unpacked
+from evidence_collect import VERSION, shares
 
 from weakdriven.eval.seeds import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
 from weakdriven.files import read_json
@@ -41,7 +41,7 @@ class Trained:
     study: str
     method: str
     scores: dict[str, Any]
-    """Benchmark -> (S, P)."""
+    """Benchmark -> share of each item's answers that are right, (S, P)."""
     reference: dict[str, Any] | None
     """Of the same files, seed by seed; None for the reference itself and what comes before it."""
     seeds: list[str]
@@ -101,7 +101,8 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
         raise SystemExit(f"{student}, {study}: a seed of {method} stands in two of {names}; remove one of the files.")
     scores = stacked(own)
     answers = [one for _, by_benchmark in seen for one in by_benchmark.values()]
-    counts = sum(values_SP.size for values_SP in scores.values())
+    tries = next(iter(files[0]["items"].values())).get("samples", 1)
+    counts = tries * sum(values_SP.size for values_SP in scores.values())
     return Trained(
         *(student, study, method, scores),
         reference=stacked(reference) if reference else None,
@@ -131,7 +132,7 @@ def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict
     if missing := [seed for seed in seeds if seed not in each]:
         raise SystemExit(f"{result['file']}: {method} has no seed {missing[0]}, so nothing can be paired with it.")
     return {
-        name: np.array([unpacked(each[seed][name]["right"], fact["count"]) for seed in seeds], dtype=float)
+        name: np.array([shares(each[seed][name]["right"], fact) for seed in seeds])
         for name, fact in result["items"].items()
     }
 

@@ -27,14 +27,14 @@ ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
-GRIDS = ("rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory")
+GRIDS = ("rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory", "sampled")
 METHODS = {
     "core": "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen",
     "controls": "scaled_ce,sft_compute,uniform_active",
     "published": "neftune,undial,spin,dpo,ssb",
 }
 STUDIES = (*GRIDS, *METHODS)
-SEEDS = {"exploratory": 3, "published": 3}
+SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
 """Of studies that have fewer than five."""
 
 

@@ -204,6 +204,27 @@ def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_p
     assert str(tmp_path) not in json.dumps(found)
 
 
+def test_several_answers_to_an_item_are_counted_and_compared(compared, collecting, evidence):
+    for seed in (42, 43):
+        for model, right in {
+            "base": [0, 0, 0],
+            "sft": [0, 0, 1],
+            "baseline-sft_restart": [4, 0, 0],
+            "round-1": [1, 1, 0],
+        }.items():
+            rows = [{"id": f"q{i}", "sample": n, "correct": n < x} for i, x in enumerate(right) for n in range(4)]
+            put(compared / f"seed-{seed}/eval/{model}/gsm8k/samples.jsonl", rows)
+        put(compared / f"seed-{seed}/recipe.yaml", "eval: {samples: 4, temperature: 0.6}\n")
+    (found,) = collecting.collect(compared, study="sampled", student="gemma", names={"wmss": "t0.6"}).values()
+    assert found["items"]["gsm8k"]["samples"] == 4
+    base, m1, restart, wmss = evidence.sampled_table([found | {"file": "x"}]).splitlines()[2:]
+    assert base.startswith("| gemma | 0.6 | base | 2 | 0.0 | 0.0 |") and m1.startswith(
+        "| gemma | 0.6 | m1 | 2 | 8.3 | 33.3 |"
+    )
+    assert restart == "| gemma | 0.6 | sft_restart | 2 | 33.3 | 33.3 | – | – |"
+    assert wmss.startswith("| gemma | 0.6 | wmss | 2 | 16.7 | 66.7 | -16.7 [") and " | +33.3 [" in wmss
+
+
 def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
     (compared / "compare.json").unlink()
     put(compared / "seed-42/data/manifest.json", {"key": "data", "versions": {"torch": "2"}})

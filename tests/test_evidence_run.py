@@ -73,7 +73,7 @@ def test_every_study_has_a_command(running, results):
 
 @pytest.mark.parametrize(
     "study",
-    ["rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory", "core", "controls", "published"],
+    ["rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory", "sampled", "core", "controls", "published"],
 )
 def test_every_command_of_a_study_is_one_that_the_package_takes(running, results, study):
     for kind, recipe, *rest in commands(running, study, sitting(results, set=["trust_remote_code=false"])):
