@@ -193,17 +193,20 @@ def sampled_table(results: list[dict[str, Any]]) -> str:
         told, tries = result["recipe"]["eval"], result["recipe"]["eval"]["samples"]
         for one in in_order(trained_methods([result])):
             method = one.method if one.method in (*STARTS, REFERENCE) else "wmss"
-            any_right = {name: (values_SP > 0).astype(float) for name, values_SP in one.scores.items()}
-            scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, any_right)]
+            scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
             over = [MISSING, MISSING]
             if one.reference and one.against:
-                solved = {name: (values_SP > 0).astype(float) for name, values_SP in one.reference.items()}
-                both = (one.against, compare_seeds(solved, any_right, draws=DRAWS))
+                both = (one.against, compare_seeds(solved(one.reference), solved(one.scores), draws=DRAWS))
                 over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
             rows.append([one.student, f"{told['temperature']:g}", method, str(len(one.seeds)), *scores, *over])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
+
+
+def solved(scores: dict[str, Any]) -> dict[str, Any]:
+    """Which items have a right answer among all, as scores."""
+    return {name: (values_SP > 0).astype(float) for name, values_SP in scores.items()}
 
 
 def diagnosed_tables(seen: list[dict[str, Any]]) -> str:

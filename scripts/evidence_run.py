@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evidence_results import REFERENCE, STUDENTS, read_results, trained_methods
+from evidence_results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
 
 from weakdriven.eval.seeds import score_of
 
@@ -34,8 +34,8 @@ METHODS = {
     "published": "neftune,undial,spin,dpo,ssb",
 }
 STUDIES = (*GRIDS, *METHODS)
-SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
-"""Of studies that have fewer than five."""
+FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
+"""Of studies that test no hypothesis."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         return
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student)}")
-    settings += [f"seed={args.first}", "--seeds", str(args.seeds or SEEDS.get(study, 5)), *jobs]
+    settings += [f"seed={args.first}", "--seeds", str(args.seeds or FEWER_SEEDS.get(study, SEEDS)), *jobs]
     folder = folder.with_name(f"{folder.name}-s{args.first}")
     if study in GRIDS:
         yield ["sweep", recipe, *settings, *grid], folder
