@@ -27,13 +27,9 @@ ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
-GRIDS = ("rate", "wmss_rate", "epochs", "variants", "saturated", "exploratory", "sampled")
-METHODS = {
-    "core": "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen",
-    "controls": "scaled_ce,sft_compute,uniform_active",
-    "published": "neftune,undial,spin,dpo,ssb",
-}
-STUDIES = (*GRIDS, *METHODS)
+CORE = "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen"
+GRIDS = ("rate", "wmss_rate", "epochs", "variants", "controls", "saturated", "published", "exploratory", "sampled")
+STUDIES = ("core", *GRIDS)
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
 """Of studies that test no hypothesis."""
 
@@ -68,7 +64,7 @@ def collected_as(study: str, args: Any) -> list[str]:
     told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
     if study in ("rate", "wmss_rate", "epochs"):
         return told
-    return [*told, "--part", f"{'controls-' if study == 'controls' else ''}s{args.first}"]
+    return [*told, "--part", f"s{args.first}"]
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
@@ -109,7 +105,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
     if study in GRIDS:
         yield ["sweep", recipe, *settings, *grid], folder
     else:
-        yield ["compare", recipe, *settings, "--methods", METHODS[study]], folder
+        yield ["compare", recipe, *settings, "--methods", CORE], folder
 
 
 def rate_settings(rate: float) -> list[str]:
