@@ -20,7 +20,7 @@ from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, mod
 from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
-from weakdriven.files import write_json, write_text
+from weakdriven.files import read_json, write_json, write_text
 from weakdriven.report.comparison import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.words import MISSING, duration
@@ -69,8 +69,20 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
         path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
+        refuse_loss(path, found["methods"])
         write_json(path, found | {"commit": args.commit})
         print(path)
+
+
+def refuse_loss(path: Path, found: dict[str, Any]) -> None:
+    """A file may grow as its runs do; what it has does not change."""
+    for method, one in (read_json(path)["methods"] if path.exists() else {}).items():
+        now = found.get(method, {"seeds": {}})["seeds"]
+        if lost := [seed for seed, answers in one["seeds"].items() if now.get(seed) != answers]:
+            raise SystemExit(
+                f"{path} has answers of {method}, seed {lost[0]}, that these runs do not have, or others; collect them "
+                "with another --part, or remove the file."
+            )
 
 
 def write(folder: Path) -> list[Path]:
@@ -78,9 +90,15 @@ def write(folder: Path) -> list[Path]:
     page, results = folder / "README.md", read_results(folder / "results")
     tables = all_tables(results, read_diagnosed(folder / "diagnosed"))
     write_text(page, with_tables(page.read_text(encoding="utf-8"), tables))
-    for old in (folder / "figures").glob("*.*"):
+    before = {old: old.read_bytes() for old in (folder / "figures").glob("*.*")}
+    for old in before:
         old.unlink()
-    return [page, *write_figures(figures(trained_methods(tested(results))), folder / "figures")]
+    drawn = write_figures(figures(trained_methods(tested(results))), folder / "figures")
+    for vector in drawn[::2]:  # a PNG is not the same on every machine; one of the same figure stays as it was
+        picture = vector.with_suffix(".png")
+        if picture in before and before.get(vector) == vector.read_bytes():
+            picture.write_bytes(before[picture])
+    return [page, *drawn]
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
@@ -159,7 +177,7 @@ def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
 def validation_table(results: list[dict[str, Any]]) -> str:
     rows = []
     for one in results:
-        if one["study"] not in VALIDATION:
+        if one["study"] not in VALIDATION or not one["methods"]:
             continue
         recipe, scores = one["recipe"], {x.method: f"{100 * score_of(x.scores):.1f}" for x in trained_methods([one])}
         rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
@@ -188,7 +206,7 @@ def sampled_table(results: list[dict[str, Any]]) -> str:
     """pass@1, and the share of items with a right answer among all."""
     rows, tries = [], 0
     for result in results:
-        if result["study"] != SAMPLED:
+        if result["study"] != SAMPLED or not result["methods"]:
             continue
         told, tries = result["recipe"]["eval"], result["recipe"]["eval"]["samples"]
         for one in in_order(trained_methods([result])):

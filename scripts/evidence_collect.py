@@ -23,6 +23,7 @@ from weakdriven.yaml_text import read_yaml
 
 VERSION = 1
 SWEEP_FILE = "sweep.json"
+CUT_OFF = "not finished"
 MACHINE_PATH = re.compile(r"(?:~|(?<![\w.]))(?:/[\w.@+-]+)*/(?=[\w.@+-])")
 
 
@@ -37,7 +38,8 @@ def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] 
         told = {"": read_json(folder / COMPARE_FILE)}
     else:
         told = points_of(folder) if (folder / SWEEP_FILE).exists() else {"": stopped(folder)}
-    found = {part: contents(folder, facts, names or {}) for part, facts in told.items() if facts["seeds"]}
+    tried = {part: facts for part, facts in told.items() if facts["seeds"] or facts["failed"]}
+    found = {part: contents(folder, facts, names or {}) for part, facts in tried.items()}
     return {part: {"version": VERSION, "study": study, "student": student} | one for part, one in found.items()}
 
 
@@ -80,6 +82,10 @@ def points_of(folder: Path) -> dict[str, Any]:
         points[name]["seeds"][seed] = run
         for method, model in models_of(folder / run, name).items():
             points[name]["methods"][method] = {"model": model, "stages": stages_of(folder / run, model)}
+    for name, one in points.items():
+        if one["seeds"]:
+            left = [seed for seed in facts["seeds"] if f"{name}/seed-{seed}" not in facts["runs"]]
+            one["failed"] |= {name: one["failed"].get(name, {}) | dict.fromkeys(left, CUT_OFF)} if left else {}
     common = {name: facts[name] for name in ("hardware", "jobs", "versions")}
     return {name: one | common for name, one in points.items()}
 
@@ -112,8 +118,8 @@ def stages_of(run: Path, model: str) -> list[str]:
 def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     runs = {seed: folder / name for seed, name in facts["seeds"].items()}
     found = {name: facts[name] for name in ("hardware", "jobs", "versions")}
-    first = next(iter(runs.values()))
-    found |= {"failed": facts["failed"], "recipe": read_yaml(first / RECIPE_FILE)}
+    recipes = (run / RECIPE_FILE for run in runs.values())
+    found |= {"failed": facts["failed"], "recipe": next((read_yaml(path) for path in recipes), {})}
     found = without_paths(found) | {"items": {}, "methods": {}}
     m1 = ["sft"] * any("sft" in one["stages"] for one in facts["methods"].values())
     starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": m1}}

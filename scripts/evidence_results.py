@@ -85,45 +85,77 @@ def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
 
 
 def together(student: str, study: str, method: str, files: list[dict[str, Any]]) -> Trained:
-    own, reference, seeds, seen = [], [], list[str](), list[Any]()
+    """Over files, each of which compares within itself; the reference's seeds that several trained count once."""
+    usual = method in (REFERENCE, *STARTS)
+    refuse_unlike(f"{student}, {study}, {method}", files, ("model", "data", "sft") if usual else ())
+    own, reference, counts, seen = dict[str, list[Any]](), list[Any](), list[int](), list[Any]()
     for result in files:
         # points of a sweep share their reference and what comes before it: the same training counts once
         each = {seed: one for seed, one in result["methods"][method]["seeds"].items() if (seed, one) not in seen}
         seen += each.items()
-        seeds += each
-        if each:
-            own.append(scores_in(result, method, each))
-        if method not in (REFERENCE, *STARTS):
+        counts.append(len(each))
+        for seed in each:
+            if seed in own and not usual:
+                names = ", ".join(one["file"] for one in files)
+                raise SystemExit(f"{student}, {study}: a seed of {method} stands in two of {names}; remove one.")
+            own.setdefault(seed, []).append(scores_in(result, method, [seed]))
+        if each and not usual:
             reference.append(scores_in(result, REFERENCE, each))
-    given = [seed for one in files for seed in one["methods"][method]["seeds"]]
-    if reference and len(set(given)) < len(given):
-        names = ", ".join(result["file"] for result in files)
-        raise SystemExit(f"{student}, {study}: a seed of {method} stands in two of {names}; remove one of the files.")
-    scores = stacked(own)
+    scores = stacked(
+        [{name: np.mean([one[name] for one in each], axis=0) for name in each[0]} for each in own.values()]
+    )
     answers = [one for _, by_benchmark in seen for one in by_benchmark.values()]
     tries = next(iter(files[0]["items"].values())).get("samples", 1)
-    counts = tries * sum(values_SP.size for values_SP in scores.values())
+    asked = tries * len(seen) * sum(fact["count"] for fact in files[0]["items"].values())
     return Trained(
         *(student, study, method, scores),
         reference=stacked(reference) if reference else None,
-        seeds=seeds,
-        **costs_of(method, files),
+        seeds=list(own),
+        **costs_of(method, files, counts),
         written_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
-        cut=sum(one["cut"] for one in answers) / counts,
+        cut=sum(one["cut"] for one in answers) / asked,
     )
 
 
-def costs_of(method: str, files: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Files count by the method's seeds; one without two epochs of SFT has no part in the ratio to them."""
-    own = [(one["methods"][method]["cost"], len(one["methods"][method]["seeds"])) for one in files]
+def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str]) -> None:
+    """Trainings that are counted together have the same items and, seed and micro-batches aside, the same recipe.
+
+    Args:
+        sections: Of the recipe; none are all.
+    """
+    first, *others = files
+    for other in others:
+        if other["items"] != first["items"]:
+            raise SystemExit(f"{what}: {first['file']} and {other['file']} ask other items; remove one of them.")
+        one, two = (dict(flat(file["recipe"])) for file in (first, other))
+        for name in one.keys() & two.keys():
+            counted = not sections or name.partition(".")[0] in sections
+            if counted and name not in ("seed", "baselines") and "micro_batch" not in name and one[name] != two[name]:
+                raise SystemExit(
+                    f"{what}: {name} is {one[name]} in {first['file']} and {two[name]} in {other['file']}; collect "
+                    "one of them as another --study, or remove it."
+                )
+
+
+def flat(recipe: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    """
+    >>> dict(flat({"seed": 1, "sft": {"epochs": 2}}))
+    {'seed': 1, 'sft.epochs': 2}
+    """
+    for name, value in recipe.items():
+        yield from flat(value, f"{before}{name}.") if isinstance(value, Mapping) else [(f"{before}{name}", value)]
+
+
+def costs_of(method: str, files: list[dict[str, Any]], counts: list[int]) -> dict[str, float | None]:
+    """Files count by the method's trainings in them; one without two epochs of SFT has no part in the ratio to them."""
+    own = [(one["methods"][method]["cost"], count) for one, count in zip(files, counts, strict=True)]
     if not own[0][0]["seconds"]:
         return {"seconds": None, "over_sft": None, "trained_per_second": None}
-    seconds, tokens = (sum(cost[what] * seeds for cost, seeds in own) for what in ("seconds", "trained_tokens"))
+    seconds, tokens = (sum(cost[what] * count for cost, count in own) for what in ("seconds", "trained_tokens"))
     sft = [one["methods"].get("sft", {"cost": None})["cost"] for one in files]
     beside = [(cost["seconds"] * n, two["seconds"] * n) for (cost, n), two in zip(own, sft, strict=True) if two]
     ratio = sum(mine for mine, _ in beside) / sum(two for _, two in beside) if beside else None
-    mean = seconds / sum(seeds for _, seeds in own)
-    return {"seconds": mean, "over_sft": ratio, "trained_per_second": tokens / seconds}
+    return {"seconds": seconds / sum(counts), "over_sft": ratio, "trained_per_second": tokens / seconds}
 
 
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     python scripts/evidence_run.py smollm2-135m rate core --output runs/evidence
     python scripts/evidence_run.py qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
+    python scripts/evidence_run.py smollm2-135m controls --only sft_compute --first 45 --seeds 2 --output runs/evidence
 
 A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol; its results are collected as
 soon as it ends, so that the next sitting can go on from them. The learning rate is the one that the student's `rate`
@@ -20,6 +21,8 @@ from typing import Any
 from evidence_results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
 
 from weakdriven.eval.seeds import score_of
+from weakdriven.files import write_json
+from weakdriven.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
 ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
@@ -28,7 +31,8 @@ ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
 CORE = "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen"
-GRIDS = ("rate", "wmss_rate", "epochs", "variants", "controls", "saturated", "published", "exploratory", "sampled")
+SEVERAL_SEEDS = ("variants", "controls", "saturated", "published", "exploratory", "sampled")
+GRIDS = ("rate", "wmss_rate", "epochs", *SEVERAL_SEEDS)
 STUDIES = ("core", *GRIDS)
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
 """Of studies that test no hypothesis."""
@@ -42,13 +46,18 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
     parser.add_argument("--first", type=int, default=42, help="first seed")
     parser.add_argument("--seeds", type=int, help="how many; unset: as many as the protocol has for the study")
+    parser.add_argument("--only", nargs="+", default=[], metavar="POINT", help="these points of the study's sweep")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
+    if args.only and (whole := [study for study in args.studies if study not in SEVERAL_SEEDS]):
+        parser.error(f"--only is for {', '.join(SEVERAL_SEEDS)}; {whole[0]} runs whole.")
     for study in args.studies:
-        for command, folder in commands(study, args):
+        for number, (command, folder) in enumerate(commands(study, args)):
+            if number == 0:
+                refuse_known(study, args, folder)
             run(["-m", "weakdriven", *command, "--output", str(folder)])
             run([str(Path(__file__).with_name("evidence.py")), "collect", str(folder), *collected_as(study, args)])
 
@@ -57,6 +66,22 @@ def run(arguments: list[str]) -> None:
     print("$ python", *arguments, flush=True)
     if subprocess.run([sys.executable, *arguments]).returncode not in (0, 2):  # 2: a method without a result is one
         raise SystemExit(f"It failed: python {' '.join(arguments)}")
+
+
+def refuse_known(study: str, args: Any, folder: Path) -> None:
+    """Runs whose results are there already, unless they go on: their files could not be written."""
+    told = dict(zip(*[iter(collected_as(study, args))] * 2, strict=True))
+    points = ["", *(args.only or read_yaml(sweep_of(study)).get("points", ()) if sweep_of(study).exists() else ())]
+    names = ("-".join(filter(None, [args.student, told["--study"], point, told.get("--part")])) for point in points)
+    if not folder.exists() and (known := [name for name in names if (args.results / f"{name}.json").exists()]):
+        raise SystemExit(
+            f"{args.results} has {known[0]}.json already; give other seeds (--first, --seeds), other points (--only) "
+            "or another --results, or go on in the --output that holds its runs."
+        )
+
+
+def sweep_of(study: str) -> Path:
+    return FOLDER / f"recipes/{ {'rate': 'rates'}.get(study, study) }.yaml"
 
 
 def collected_as(study: str, args: Any) -> list[str]:
@@ -71,7 +96,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
     """Arguments of `weakdriven`, and the folder to fill; what comes later may hang on what was collected before."""
     recipe, folder = str(FOLDER / f"recipes/{args.student}.yaml"), args.output / f"{args.student}-{study}"
     jobs = ["--jobs", str(args.jobs)]
-    grid = ["--grid", str(FOLDER / f"recipes/{ {'rate': 'rates'}.get(study, study) }.yaml")]
+    grid = ["--grid", str(sweep_of(study))]
     if study == "rate":
         one_seed = [*args.set, VALIDATION, "--seeds", "1"]
         yield ["sweep", recipe, *one_seed, *grid, *jobs], folder
@@ -99,13 +124,26 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         yield ["sweep", recipe, *settings, VALIDATION, "--seeds", "1", *grid, *jobs], folder
         return
     if study == "saturated":
-        settings.append(f"sft.epochs={enough_epochs(args.results, args.student)}")
+        settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
     settings += [f"seed={args.first}", "--seeds", str(args.seeds or FEWER_SEEDS.get(study, SEEDS)), *jobs]
     folder = folder.with_name(f"{folder.name}-s{args.first}")
+    if args.only:
+        folder = folder.with_name("-".join([folder.name, *args.only]))
+        grid[1] = str(some_points(Path(grid[1]), args.only, folder.with_name(f"{folder.name}.yaml")))
     if study in GRIDS:
         yield ["sweep", recipe, *settings, *grid], folder
     else:
         yield ["compare", recipe, *settings, "--methods", CORE], folder
+
+
+def some_points(sweep: Path, names: list[str], target: Path) -> Path:
+    """A sweep with these of its points alone."""
+    told = read_yaml(sweep)
+    if unknown := [name for name in names if name not in told["points"]]:
+        raise SystemExit(f"--only: {sweep.name} has no point {unknown[0]}; it has {', '.join(told['points'])}.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, told | {"points": {name: told["points"][name] for name in names}})
+    return target
 
 
 def rate_settings(rate: float) -> list[str]:
@@ -124,9 +162,12 @@ def best_rate(results: Path, student: str) -> float:
     return -max(found)[1]
 
 
-def enough_epochs(results: Path, student: str) -> int:
+def enough_epochs(results: Path, student: str, rate: float) -> int:
     """The first number of epochs that the next does not beat by half a point on validation."""
-    scores = {one["recipe"]["sft"]["epochs"]: validated(one) for one in of_study(results, student, "epochs")}
+    tried = [(one["recipe"]["sft"], validated(one)) for one in of_study(results, student, "epochs")]
+    if other := [sft["learning_rate"] for sft, _ in tried if sft["learning_rate"] != rate]:
+        raise SystemExit(f"Epochs of {student} were tried at a rate of {other[0]:g}, not {rate:g}; run `epochs` again.")
+    scores = {sft["epochs"]: score for sft, score in tried}
     enough = (count for count, more in pairwise(sorted(scores)) if scores[more] < scores[count] + ENOUGH)
     return next(enough, max(scores))
 
@@ -138,7 +179,8 @@ def validated(result: dict[str, Any]) -> float:
 
 
 def of_study(results: Path, student: str, study: str) -> list[dict[str, Any]]:
-    found = [one for one in read_results(results) if (one["student"], one["study"]) == (student, study)]
+    read = read_results(results)
+    found = [one for one in read if (one["student"], one["study"]) == (student, study) and one["methods"]]
     if not found:
         raise SystemExit(f"{results} holds no results of the study {study} on {student}; run that first.")
     return found

@@ -102,8 +102,51 @@ def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
     files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
     (both,) = [one for one in results_of.trained_methods(files) if one.method == "wmss"]
     assert both.seeds == ["42", "43", "44", "45", "46"] and both.scores["gsm8k"].shape == (5, 40)
-    with pytest.raises(SystemExit, match="a seed of sft stands in two of"):
-        results_of.trained_methods([files[0], files[0]])
+    (same,) = [one for one in results_of.trained_methods([files[0], files[0]]) if one.method == "wmss"]
+    assert same.seeds == ["42", "43", "44"] and same.seconds == 10, "what points of a sweep share counts once"
+    with pytest.raises(SystemExit, match="a seed of wmss stands in two of"):
+        results_of.trained_methods([files[0], result("gemma-3-270m", wmss=0.9)])
+
+
+def test_a_reference_of_two_sittings_is_their_mean_seed_by_seed(results_of):
+    first, second, shared = (result("gemma-3-270m", **{name: 0.3}) for name in ("anchor", "compute", "uniform"))
+    shared["methods"]["sft_restart"] = second["methods"]["sft_restart"]  # points of one sweep
+    for file, right, seconds in ((first, "f" * 10, 20.0), (second, "0" * 10, 40.0)):
+        restart = file["methods"]["sft_restart"]
+        restart["cost"] = restart["cost"] | {"seconds": seconds}
+        for one in restart["seeds"].values():
+            one["gsm8k"]["right"] = right
+    files = [
+        file | {"methods": {k: v for k, v in file["methods"].items() if k != "sft"}} for file in (first, second, shared)
+    ]
+    found = {one.method: one for one in results_of.trained_methods(files)}
+    assert found["sft_restart"].seeds == ["42", "43", "44"] and (found["sft_restart"].scores["gsm8k"] == 0.5).all()
+    assert found["sft_restart"].seconds == pytest.approx(30)
+    assert found["anchor"].reference["gsm8k"].all() and not found["compute"].reference["gsm8k"].any()
+
+
+def test_trainings_by_other_recipes_or_on_other_items_are_not_counted_together(results_of):
+    files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
+    files[1]["recipe"] = {"seed": 45, "sft": {"learning_rate": 2e-5, "epochs": 1, "micro_batch_size": 8}}
+    results_of.trained_methods(files)
+    files[1]["recipe"]["sft"]["epochs"] = 2
+    with pytest.raises(SystemExit, match=r"sft.epochs is 1 in gemma-3-270m-core.json and 2 in .* as another --study"):
+        results_of.trained_methods(files)
+    files[1]["recipe"]["sft"]["epochs"] = 1
+    files[1]["items"] = {**files[1]["items"], "gsm8k": {"count": 40, "ids": "1"}}
+    with pytest.raises(SystemExit, match="ask other items"):
+        results_of.trained_methods(files)
+
+
+def test_a_result_file_is_not_overwritten_by_other_runs(evidence, tmp_path):
+    path, old = tmp_path / "x.json", result("gemma-3-270m", seeds=(42, 43), wmss=0.3)
+    put(path, old)
+    evidence.refuse_loss(path, result("gemma-3-270m", seeds=(42, 43, 44), wmss=0.3)["methods"])  # it grew
+    for other in (result("gemma-3-270m", seeds=(42,), wmss=0.3), result("gemma-3-270m", seeds=(42, 43), wmss=0.9)):
+        with pytest.raises(
+            SystemExit, match="that these runs do not have, or others; collect them with another --part"
+        ):
+            evidence.refuse_loss(path, other["methods"])
 
 
 def test_a_ratio_of_times_is_of_runs_under_the_same_load(results_of):
@@ -252,10 +295,15 @@ def test_points_of_a_sweep_become_files_that_share_their_reference(compared, col
     facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
     (compared / "compare.json").unlink()
     runs = {f"{point}/seed-{seed}": {"status": "done"} for point in ("annealed", "anchor") for seed in (42, 43)}
-    runs["anchor/seed-43"] = {"status": "failed", "reason": "No memory."}
-    put(compared / "sweep.json", facts | {"points": {"annealed": {}, "anchor": {}}, "runs": runs})
+    runs["anchor/seed-43"] = runs["dpo/seed-42"] = {"status": "failed", "reason": "No memory."}
+    points = {name: {} for name in ("annealed", "anchor", "dpo", "ssb")}
+    put(compared / "sweep.json", facts | {"points": points, "runs": runs, "seeds": ["42", "43", "44"]})
     found = collecting.collect(compared, study="variants", student="gemma")
-    assert list(found) == ["annealed", "anchor"] and found["anchor"]["failed"] == {"anchor": {"43": "No memory."}}
+    assert list(found) == ["annealed", "anchor", "dpo"], "what failed everywhere is a result, what never ran is none"
+    assert found["anchor"]["failed"] == {"anchor": {"43": "No memory.", "44": "not finished"}}
+    failed = found.pop("dpo")
+    assert failed["failed"] == {"dpo": {"42": "No memory."}} and failed["methods"] == {}
+    assert results_of.trained_methods([failed | {"file": "dpo.json"}]) == []
     assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
     assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
     files = [one | {"file": f"{part}.json"} for part, one in found.items()]

@@ -32,7 +32,7 @@ def results(running, tmp_path):
     for rate, right in {1e-5: 0.2, 3e-5: 0.3, 1e-4: 0.5, 3e-4: 0.4}.items():
         put_result(tmp_path, "rate", right, learning_rate=rate)
     for epochs, right in {1: 0.2, 2: 0.3, 3: 0.5, 4: 0.5, 6: 0.6}.items():
-        put_result(tmp_path, "epochs", right, epochs=epochs)
+        put_result(tmp_path, "epochs", right, epochs=epochs, learning_rate=1e-4)
     return tmp_path
 
 
@@ -56,6 +56,7 @@ def sitting(results, **options):
         "rate": None,
         "first": 42,
         "seeds": None,
+        "only": [],
         "jobs": 5,
         "commit": "",
         "output": Path("runs"),
@@ -100,10 +101,12 @@ def test_the_rate_of_joint_training_is_tried_around_that_of_sft(running, results
 
 
 def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(running, results):
-    assert running.enough_epochs(results, STUDENT) == 3
-    put_result(results, "epochs", 0.56, epochs=4)
-    assert running.enough_epochs(results, STUDENT) == 6
+    assert running.enough_epochs(results, STUDENT, 1e-4) == 3
+    put_result(results, "epochs", 0.56, epochs=4, learning_rate=1e-4)
+    assert running.enough_epochs(results, STUDENT, 1e-4) == 6
     assert "sft.epochs=6" in commands(running, "saturated", sitting(results))[0]
+    with pytest.raises(SystemExit, match=r"were tried at a rate of 0.0001, not 0.0003; run `epochs` again"):
+        commands(running, "saturated", sitting(results, rate=3e-4))
 
 
 def test_a_study_whose_choice_was_not_made_yet_says_what_to_run_first(running, tmp_path):
@@ -117,10 +120,55 @@ def test_other_seeds_go_to_other_folders_and_files(running, results):
     )
     assert "seed=45" in command and folder != other
     assert running.collected_as("core", sitting(results, first=45))[-1] == "s45"
-    assert running.collected_as("controls", sitting(results))[:2] == ["--study", "variants"]
 
 
-@pytest.mark.parametrize("study, seeds", [("core", "5"), ("saturated", "5"), ("published", "3"), ("exploratory", "3")])
+def test_controls_stand_beside_the_variants_in_files_of_their_own(running, results):
+    told = running.collected_as("controls", sitting(results))
+    assert told[:2] == ["--study", "variants"] and told[-1] == "s42"
+    points = [
+        {point.name for point in points_of(axes_of([str(running.sweep_of(name))]))} for name in ("controls", "variants")
+    ]
+    assert not points[0] & points[1]
+
+
+def test_what_a_sitting_cut_off_is_run_by_its_points(running, results, tmp_path):
+    args = sitting(results, only=["uniform_active", "sft_compute"], first=45, seeds=2, output=tmp_path / "runs")
+    ((command, folder),) = running.commands("controls", args)
+    (axis,) = axes_of([command[command.index("--grid") + 1]])
+    assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
+    whole = next(running.commands("controls", sitting(results, first=45)))[1]
+    assert folder != whole  # a sweep goes on only in a folder of its own points
+    with pytest.raises(SystemExit, match=r"controls.yaml has no point wmss; it has scaled_ce, sft_compute, uniform"):
+        commands(running, "controls", sitting(results, only=["wmss"]))
+
+
+def test_runs_whose_results_are_there_are_refused_before_they_begin(running, results, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(running, "run", lambda words: asked.append(words))
+    words = ["evidence_run.py", STUDENT, "controls", "--results", str(results), "--output", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", words)
+    running.main()
+    assert [words[0] for words in asked] == ["-m", str(ROOT / "scripts/evidence.py")]
+    (results / f"{STUDENT}-variants-scaled_ce-s42.json").write_text("{}", encoding="utf-8")
+    args = sitting(results)
+    with pytest.raises(SystemExit, match=r"has smollm2-135m-variants-scaled_ce-s42.json already; give other seeds"):
+        running.refuse_known("controls", args, tmp_path / "runs/new")
+    running.refuse_known("controls", args, tmp_path)  # goes on
+    running.refuse_known("controls", sitting(results, only=["sft_compute"]), tmp_path / "runs/new")
+    running.refuse_known("controls", sitting(results, first=45), tmp_path / "runs/new")
+    running.refuse_known("core", args, tmp_path / "runs/new")
+
+
+def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "core", "--output", "runs", "--only", "wmss"])
+    with pytest.raises(SystemExit):
+        running.main()
+    assert "--only is for variants, controls" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "study, seeds", [("core", "5"), ("controls", "5"), ("saturated", "5"), ("published", "3"), ("exploratory", "3")]
+)
 def test_a_study_has_the_seeds_of_the_protocol(running, results, study, seeds):
     (command,) = commands(running, study, sitting(results))
     assert command[command.index("--seeds") + 1] == seeds
