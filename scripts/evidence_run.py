@@ -13,7 +13,7 @@ data) are looked up where the command is started; `--set model=...` goes to ever
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
-CORE = "sft_restart,sft,wmss,wdjt_only,sft_active,wmss_frozen"
-SEVERAL_SEEDS = ("variants", "controls", "saturated", "published", "exploratory", "sampled")
-GRIDS = ("rate", "wmss_rate", "epochs", *SEVERAL_SEEDS)
-STUDIES = ("core", *GRIDS)
+CORE = [REFERENCE, "sft", "wmss", "wdjt_only", "sft_active", "wmss_frozen"]
+TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled")
+"""Studies on test items, with several seeds; the others are on validation."""
+STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
 """Of studies that test no hypothesis."""
 
@@ -46,14 +46,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
     parser.add_argument("--first", type=int, default=42, help="first seed")
     parser.add_argument("--seeds", type=int, help="how many; unset: as many as the protocol has for the study")
-    parser.add_argument("--only", nargs="+", default=[], metavar="POINT", help="these points of the study's sweep")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these points or methods of a study")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
-    if args.only and (whole := [study for study in args.studies if study not in SEVERAL_SEEDS]):
-        parser.error(f"--only is for {', '.join(SEVERAL_SEEDS)}; {whole[0]} runs whole.")
+    if args.only and (whole := [study for study in args.studies if study not in TABLES]):
+        parser.error(f"--only is for {', '.join(TABLES)}; {whole[0]} runs whole.")
     for study in args.studies:
         for number, (command, folder) in enumerate(commands(study, args)):
             if number == 0:
@@ -69,15 +69,35 @@ def run(arguments: list[str]) -> None:
 
 
 def refuse_known(study: str, args: Any, folder: Path) -> None:
-    """Runs whose results are there already, unless they go on: their files could not be written."""
-    told = dict(zip(*[iter(collected_as(study, args))] * 2, strict=True))
-    points = ["", *(args.only or read_yaml(sweep_of(study)).get("points", ()) if sweep_of(study).exists() else ())]
-    names = ("-".join(filter(None, [args.student, told["--study"], point, told.get("--part")])) for point in points)
-    if not folder.exists() and (known := [name for name in names if (args.results / f"{name}.json").exists()]):
-        raise SystemExit(
-            f"{args.results} has {known[0]}.json already; give other seeds (--first, --seeds), other points (--only) "
-            "or another --results, or go on in the --output that holds its runs."
-        )
+    """Runs whose results are there already, unless they go on: no table takes both."""
+    if folder.exists():
+        return
+    seeds = {str(args.first + number) for number in range(seeds_of(study, args))}
+    for one in read_results(args.results):
+        if (one["student"], one["study"]) != (args.student, table_of(study)):
+            continue
+        again = {method: seeds & one["methods"][method]["seeds"].keys() for method in methods_of(study, args, one)}
+        if known := [f"{method} of seed {min(each)}" for method, each in again.items() if each]:
+            raise SystemExit(
+                f"{args.results / one['file']} has {known[0]} already; give other seeds (--first, --seeds), other "
+                "points (--only) or another --results, or go on in the --output that holds its runs."
+            )
+
+
+def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
+    """Those of a result that the study would train again; one on validation tells its points apart by their recipes."""
+    if study not in TABLES:
+        return [REFERENCE]
+    asked = args.only or (CORE if study == "core" else read_yaml(sweep_of(study))["points"])
+    return [name for name in asked if name != REFERENCE and name in result["methods"]]
+
+
+def seeds_of(study: str, args: Any) -> int:
+    return (args.seeds or FEWER_SEEDS.get(study, SEEDS)) if study in TABLES else 1
+
+
+def table_of(study: str) -> str:
+    return "variants" if study == "controls" else study
 
 
 def sweep_of(study: str) -> Path:
@@ -85,11 +105,9 @@ def sweep_of(study: str) -> Path:
 
 
 def collected_as(study: str, args: Any) -> list[str]:
-    told = ["--study", "variants" if study == "controls" else study, "--student", args.student]
+    told = ["--study", table_of(study), "--student", args.student]
     told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
-    if study in ("rate", "wmss_rate", "epochs"):
-        return told
-    return [*told, "--part", f"s{args.first}"]
+    return [*told, "--part", f"s{args.first}"] if study in TABLES else told
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
@@ -125,25 +143,30 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         return
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
-    settings += [f"seed={args.first}", "--seeds", str(args.seeds or FEWER_SEEDS.get(study, SEEDS)), *jobs]
-    folder = folder.with_name(f"{folder.name}-s{args.first}")
+    settings += [f"seed={args.first}", "--seeds", str(seeds_of(study, args)), *jobs]
+    folder = folder.with_name("-".join([folder.name, f"s{args.first}", *args.only]))
+    if study == "core":
+        refuse_unknown(args.only, CORE, study)
+        methods = [name for name in CORE if name == REFERENCE or name in (args.only or CORE)]
+        yield ["compare", recipe, *settings, "--methods", ",".join(methods)], folder
+        return
     if args.only:
-        folder = folder.with_name("-".join([folder.name, *args.only]))
         grid[1] = str(some_points(Path(grid[1]), args.only, folder.with_name(f"{folder.name}.yaml")))
-    if study in GRIDS:
-        yield ["sweep", recipe, *settings, *grid], folder
-    else:
-        yield ["compare", recipe, *settings, "--methods", CORE], folder
+    yield ["sweep", recipe, *settings, *grid], folder
 
 
 def some_points(sweep: Path, names: list[str], target: Path) -> Path:
     """A sweep with these of its points alone."""
     told = read_yaml(sweep)
-    if unknown := [name for name in names if name not in told["points"]]:
-        raise SystemExit(f"--only: {sweep.name} has no point {unknown[0]}; it has {', '.join(told['points'])}.")
+    refuse_unknown(names, told["points"], sweep.name)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, told | {"points": {name: told["points"][name] for name in names}})
     return target
+
+
+def refuse_unknown(names: list[str], known: Iterable[str], where: str) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"--only: {where} has no {unknown[0]}; it has {', '.join(known)}.")
 
 
 def rate_settings(rate: float) -> list[str]:

@@ -138,32 +138,44 @@ def test_what_a_sitting_cut_off_is_run_by_its_points(running, results, tmp_path)
     assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
     whole = next(running.commands("controls", sitting(results, first=45)))[1]
     assert folder != whole  # a sweep goes on only in a folder of its own points
-    with pytest.raises(SystemExit, match=r"controls.yaml has no point wmss; it has scaled_ce, sft_compute, uniform"):
+    with pytest.raises(SystemExit, match=r"controls.yaml has no wmss; it has scaled_ce, sft_compute, uniform"):
         commands(running, "controls", sitting(results, only=["wmss"]))
 
 
 def test_runs_whose_results_are_there_are_refused_before_they_begin(running, results, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(running, "run", lambda words: asked.append(words))
+    monkeypatch.setattr(running, "run", lambda words: asked.append(words[0]))
     words = ["evidence_run.py", STUDENT, "controls", "--results", str(results), "--output", str(tmp_path / "runs")]
     monkeypatch.setattr(sys, "argv", words)
     running.main()
-    assert [words[0] for words in asked] == ["-m", str(ROOT / "scripts/evidence.py")]
-    (results / f"{STUDENT}-variants-scaled_ce-s42.json").write_text("{}", encoding="utf-8")
-    args = sitting(results)
-    with pytest.raises(SystemExit, match=r"has smollm2-135m-variants-scaled_ce-s42.json already; give other seeds"):
-        running.refuse_known("controls", args, tmp_path / "runs/new")
-    running.refuse_known("controls", args, tmp_path)  # goes on
-    running.refuse_known("controls", sitting(results, only=["sft_compute"]), tmp_path / "runs/new")
-    running.refuse_known("controls", sitting(results, first=45), tmp_path / "runs/new")
-    running.refuse_known("core", args, tmp_path / "runs/new")
+    assert asked == ["-m", str(ROOT / "scripts/evidence.py")]
+    found = result(STUDENT, "variants", scaled_ce=0.1)
+    (results / "s42.json").write_text(json.dumps(found), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"s42.json has scaled_ce of seed 42 already; give other seeds"):
+        running.main()
+    new = tmp_path / "runs/new"
+    with pytest.raises(SystemExit, match="scaled_ce of seed 44 already"):
+        running.refuse_known("controls", sitting(results, first=44), new)
+    with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):
+        running.refuse_known("epochs", sitting(results), new)
+    running.refuse_known("controls", sitting(results), tmp_path)  # goes on
+    running.refuse_known("controls", sitting(results, only=["sft_compute"]), new)
+    running.refuse_known("controls", sitting(results, first=45), new)
+    running.refuse_known("core", sitting(results), new)
+
+
+def test_methods_of_the_core_that_are_missing_run_beside_the_reference(running, results):
+    ((command, folder),) = running.commands("core", sitting(results, only=["wmss_frozen", "wdjt_only"]))
+    assert command[-1] == "sft_restart,wdjt_only,wmss_frozen" and folder.name.endswith("core-s42-wmss_frozen-wdjt_only")
+    with pytest.raises(SystemExit, match="core has no wms; it has sft_restart, sft, wmss"):
+        commands(running, "core", sitting(results, only=["wms"]))
 
 
 def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "core", "--output", "runs", "--only", "wmss"])
+    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "epochs", "--output", "runs", "--only", "e4"])
     with pytest.raises(SystemExit):
         running.main()
-    assert "--only is for variants, controls" in capsys.readouterr().err
+    assert "--only is for core, variants" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
