@@ -16,6 +16,8 @@ from weakdriven.report.comparison import REFERENCE
 
 STARTS = ("base", "m1")
 """Rows that are there in every comparison beside the reference."""
+SHARED = (*STARTS, REFERENCE, "sft")
+"""Methods that stand beside those of a sweep's every point."""
 STUDENTS = ("gemma-3-270m", "smollm2-135m", "qwen2.5-coder-0.5b")
 HYPOTHESES = {
     ("core", "wmss"): "H1: WMSS",
@@ -85,31 +87,30 @@ def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
 
 
 def together(student: str, study: str, method: str, files: list[dict[str, Any]]) -> Trained:
-    """Over files, each of which compares within itself; the reference's seeds that several trained count once."""
-    usual = method in (REFERENCE, *STARTS)
-    refuse_unlike(f"{student}, {study}, {method}", files, ("model", "data", "sft") if usual else ())
-    own, reference, counts, seen = dict[str, list[Any]](), list[Any](), list[int](), list[Any]()
+    """Over files, each of which compares within itself; seeds of a shared method that several trained count once."""
+    shared, what = method in SHARED, f"{student}, {study}, {method}"
+    refuse_unlike(what, files, ("model", "data", "sft") if shared else ())
+    own, reference = dict[str, list[Any]](), dict[str, list[Any]]()
+    counts, seen = list[int](), list[Any]()
     for result in files:
         # points of a sweep share their reference and what comes before it: the same training counts once
         each = {seed: one for seed, one in result["methods"][method]["seeds"].items() if (seed, one) not in seen}
         seen += each.items()
         counts.append(len(each))
         for seed in each:
-            if seed in own and not usual:
+            if seed in own and not shared:
                 names = ", ".join(one["file"] for one in files)
-                raise SystemExit(f"{student}, {study}: a seed of {method} stands in two of {names}; remove one.")
+                raise SystemExit(f"{what}: seed {seed} stands in two of {names}; remove one.")
             own.setdefault(seed, []).append(scores_in(result, method, [seed]))
-        if each and not usual:
-            reference.append(scores_in(result, REFERENCE, each))
-    scores = stacked(
-        [{name: np.mean([one[name] for one in each], axis=0) for name in each[0]} for each in own.values()]
-    )
+            if method not in (REFERENCE, *STARTS):
+                reference.setdefault(seed, []).append(scores_in(result, REFERENCE, [seed]))
+    scores = averaged(own)
     answers = [one for _, by_benchmark in seen for one in by_benchmark.values()]
     tries = next(iter(files[0]["items"].values())).get("samples", 1)
     asked = tries * len(seen) * sum(fact["count"] for fact in files[0]["items"].values())
     return Trained(
         *(student, study, method, scores),
-        reference=stacked(reference) if reference else None,
+        reference=averaged(reference) if reference else None,
         seeds=list(own),
         **costs_of(method, files, counts),
         written_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
@@ -169,8 +170,13 @@ def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict
     }
 
 
-def stacked(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def averaged(by_seed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Benchmark -> (S, P), the mean of each seed's trainings."""
+    names = next(iter(by_seed.values()))[0]
+    return {
+        name: np.concatenate([np.mean([one[name] for one in each], axis=0) for each in by_seed.values()])
+        for name in names
+    }
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def sweep_of(study: str) -> Path:
 def collected_as(study: str, args: Any) -> list[str]:
     told = ["--study", table_of(study), "--student", args.student]
     told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
-    return [*told, "--part", f"s{args.first}"] if study in TABLES else told
+    part = "-".join([f"s{args.first}", *(args.only if study == "core" else [])])  # a sweep's files bear their points
+    return [*told, "--part", part] if study in TABLES else told
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:

@@ -104,24 +104,25 @@ def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
     assert both.seeds == ["42", "43", "44", "45", "46"] and both.scores["gsm8k"].shape == (5, 40)
     (same,) = [one for one in results_of.trained_methods([files[0], files[0]]) if one.method == "wmss"]
     assert same.seeds == ["42", "43", "44"] and same.seconds == 10, "what points of a sweep share counts once"
-    with pytest.raises(SystemExit, match="a seed of wmss stands in two of"):
+    with pytest.raises(SystemExit, match="wmss: seed 42 stands in two of"):
         results_of.trained_methods([files[0], result("gemma-3-270m", wmss=0.9)])
 
 
 def test_a_reference_of_two_sittings_is_their_mean_seed_by_seed(results_of):
     first, second, shared = (result("gemma-3-270m", **{name: 0.3}) for name in ("anchor", "compute", "uniform"))
-    shared["methods"]["sft_restart"] = second["methods"]["sft_restart"]  # points of one sweep
+    shared["methods"] |= {name: second["methods"][name] for name in ("sft_restart", "sft")}  # points of one sweep
     for file, right, seconds in ((first, "f" * 10, 20.0), (second, "0" * 10, 40.0)):
         restart = file["methods"]["sft_restart"]
         restart["cost"] = restart["cost"] | {"seconds": seconds}
-        for one in restart["seeds"].values():
+        for one in [*restart["seeds"].values(), *file["methods"]["sft"]["seeds"].values()]:
             one["gsm8k"]["right"] = right
-    files = [
-        file | {"methods": {k: v for k, v in file["methods"].items() if k != "sft"}} for file in (first, second, shared)
-    ]
+    files = [first, second, shared]
+    for file in files:
+        file["recipe"] = file["recipe"] | {"method": list(file["methods"])[-1]}
     found = {one.method: one for one in results_of.trained_methods(files)}
     assert found["sft_restart"].seeds == ["42", "43", "44"] and (found["sft_restart"].scores["gsm8k"] == 0.5).all()
     assert found["sft_restart"].seconds == pytest.approx(30)
+    assert found["sft"].seeds == ["42", "43", "44"] and (found["sft"].reference["gsm8k"] == 0.5).all()
     assert found["anchor"].reference["gsm8k"].all() and not found["compute"].reference["gsm8k"].any()
 
 

@@ -167,6 +167,7 @@ def test_runs_whose_results_are_there_are_refused_before_they_begin(running, res
 def test_methods_of_the_core_that_are_missing_run_beside_the_reference(running, results):
     ((command, folder),) = running.commands("core", sitting(results, only=["wmss_frozen", "wdjt_only"]))
     assert command[-1] == "sft_restart,wdjt_only,wmss_frozen" and folder.name.endswith("core-s42-wmss_frozen-wdjt_only")
+    assert running.collected_as("core", sitting(results, only=["wdjt_only"]))[-1] == "s42-wdjt_only"
     with pytest.raises(SystemExit, match="core has no wms; it has sft_restart, sft, wmss"):
         commands(running, "core", sitting(results, only=["wms"]))
 
