@@ -30,11 +30,15 @@ ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
-CORE = [REFERENCE, "sft", "wmss", "wdjt_only", "sft_active", "wmss_frozen"]
-TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled")
+COMPARED = {
+    "core": [REFERENCE, "sft", "wmss", "wdjt_only", "sft_active", "wmss_frozen"],
+    "alone": [REFERENCE, "sft", "wmss"],
+}
+"""Methods of the studies that are comparisons; `alone` asks what they take on a GPU that nothing else uses."""
+TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "alone")
 """Studies on test items, with several seeds; the others are on validation."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
-FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3}
+FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "alone": 1}
 """Of studies that test no hypothesis."""
 
 
@@ -88,7 +92,7 @@ def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
     """Those of a result that the study would train again; one on validation tells its points apart by their recipes."""
     if study not in TABLES:
         return [REFERENCE]
-    asked = args.only or (CORE if study == "core" else read_yaml(sweep_of(study))["points"])
+    asked = args.only or COMPARED.get(study) or read_yaml(sweep_of(study))["points"]
     return [name for name in asked if name != REFERENCE and name in result["methods"]]
 
 
@@ -107,14 +111,14 @@ def sweep_of(study: str) -> Path:
 def collected_as(study: str, args: Any) -> list[str]:
     told = ["--study", table_of(study), "--student", args.student]
     told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
-    part = "-".join([f"s{args.first}", *(args.only if study == "core" else [])])  # a sweep's files bear their points
+    part = "-".join([f"s{args.first}", *(args.only if study in COMPARED else [])])  # a sweep's files bear their points
     return [*told, "--part", part] if study in TABLES else told
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
     """Arguments of `weakdriven`, and the folder to fill; what comes later may hang on what was collected before."""
     recipe, folder = str(FOLDER / f"recipes/{args.student}.yaml"), args.output / f"{args.student}-{study}"
-    jobs = ["--jobs", str(args.jobs)]
+    jobs = ["--jobs", str(1 if study == "alone" else args.jobs)]
     grid = ["--grid", str(sweep_of(study))]
     if study == "rate":
         one_seed = [*args.set, VALIDATION, "--seeds", "1"]
@@ -144,11 +148,13 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         return
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
+    if study == "alone":
+        settings.append("eval.benchmarks=[mawps]")  # the smallest; no score of it is used
     settings += [f"seed={args.first}", "--seeds", str(seeds_of(study, args)), *jobs]
     folder = folder.with_name("-".join([folder.name, f"s{args.first}", *args.only]))
-    if study == "core":
-        refuse_unknown(args.only, CORE, study)
-        methods = [name for name in CORE if name == REFERENCE or name in (args.only or CORE)]
+    if known := COMPARED.get(study):
+        refuse_unknown(args.only, known, study)
+        methods = [name for name in known if name == REFERENCE or name in (args.only or known)]
         yield ["compare", recipe, *settings, "--methods", ",".join(methods)], folder
         return
     if args.only:

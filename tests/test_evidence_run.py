@@ -76,7 +76,7 @@ def test_every_command_of_a_study_is_one_that_the_package_takes(running, results
         common = [word for axis in axes for word in as_overrides(axis.settings)]
         for point in points_of(axes):
             load_recipe(recipe, [*common, *settings, *as_overrides(point.overrides)])
-        assert kind == ("compare" if study == "core" else "sweep")
+        assert kind == ("compare" if study in ("core", "alone") else "sweep")
         if kind == "compare":
             assert set(rest[rest.index("--methods") + 1].split(",")) - {"wmss"} <= set(BASELINES)
 
