@@ -11,6 +11,7 @@ between two marks of docs/evidence/README.md, and every figure, from those files
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from weakdriven.report.words import MISSING, duration
 FOLDER = Path(__file__).parents[1] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
-SAMPLED = "sampled"
-"""Several answers to an item; a file is one temperature, at which all its methods are asked."""
+SAMPLED, SIZES = "sampled", "sizes"
+"""Several answers to an item, other numbers of rows; a file is one temperature or number, of all its methods."""
+ALONE = "alone"
+"""Asked for what it cost; its scores are of one small benchmark."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -115,13 +118,14 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
     found = trained_methods(tested(results))
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
-    for study in [*STUDIES, *sorted({one.study for one in found} - set(STUDIES))]:
+    for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
-    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen), "sampled": sampled_table(results)}
+    tables |= {SAMPLED: sampled_table(results), SIZES: sizes_table(results)}
+    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
 
 
 def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED)]
+    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
 
 
 def verdict_table(found: list[Trained]) -> str:
@@ -205,21 +209,35 @@ def cost_table(found: list[Trained]) -> str:
 def sampled_table(results: list[dict[str, Any]]) -> str:
     """pass@1, and the share of items with a right answer among all."""
     rows, tries = [], 0
-    for result in results:
-        if result["study"] != SAMPLED or not result["methods"]:
-            continue
+    for result, method, one in by_file(results, SAMPLED):
         told, tries = result["recipe"]["eval"], result["recipe"]["eval"]["samples"]
-        for one in in_order(trained_methods([result])):
-            method = one.method if one.method in (*STARTS, REFERENCE) else "wmss"
-            scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
-            over = [MISSING, MISSING]
-            if one.reference and one.against:
-                both = (one.against, compare_seeds(solved(one.reference), solved(one.scores), draws=DRAWS))
-                over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
-            rows.append([one.student, f"{told['temperature']:g}", method, str(len(one.seeds)), *scores, *over])
+        scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
+        over = [MISSING, MISSING]
+        if one.reference and one.against:
+            both = (one.against, compare_seeds(solved(one.reference), solved(one.scores), draws=DRAWS))
+            over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
+        rows.append([one.student, f"{told['temperature']:g}", method, str(len(one.seeds)), *scores, *over])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
+
+
+def sizes_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for result, method, one in by_file(results, SIZES):
+        used = next(name for name in result["methods"] if name.startswith("rows_")).removeprefix("rows_")
+        over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
+        rows.append([one.student, used, method, str(len(one.seeds)), f"{100 * score_of(one.scores):.1f}", over])
+    rows.sort(key=lambda row: (row[0], int(row[1])))
+    return table(["student", "rows", "method", "seeds", "mean", f"over {REFERENCE}"], rows)
+
+
+def by_file(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, Trained]]:
+    """Every method of a study whose files are no one table, under its own name; the point's is that of its file."""
+    for result in results:
+        if result["study"] == study and result["methods"]:
+            for one in in_order(trained_methods([result])):
+                yield result, one.method if one.method in (*STARTS, REFERENCE, "sft") else "wmss", one
 
 
 def solved(scores: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +286,7 @@ def points(share: float) -> str:
 
 def figures(found: list[Trained]) -> list[Figure]:
     drawn = [difference_figure([one for one in found if one.study == study], study) for study in STUDIES]
-    return [figure for figure in [*drawn, cost_figure(found)] if figure]
+    return [figure for figure in drawn if figure]
 
 
 def difference_figure(found: list[Trained], study: str) -> Figure | None:
@@ -311,25 +329,6 @@ def difference_figure(found: list[Trained], study: str) -> Figure | None:
         ],
     }
     return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")
-
-
-def cost_figure(found: list[Trained]) -> Figure | None:
-    """What each method costs against what it gains."""
-    rows = []
-    for one in found:
-        if one.against and one.over_sft is not None:
-            row = {"method": one.method, "student": one.student, "time": one.over_sft}
-            rows.append(row | {"points": 100 * one.against.difference})
-    if not rows:
-        return None
-    place = {
-        "x": {"field": "time", "type": "quantitative", "title": "time over two epochs of SFT"},
-        "y": {"field": "points", "type": "quantitative", "title": f"points over {REFERENCE}"},
-        "color": {"field": "student", "type": "nominal"},
-    }
-    named = {"mark": {"type": "text", "dy": -8, "fontSize": 10}, "encoding": place | {"text": {"field": "method"}}}
-    layers = [{"mark": {"type": "point", "filled": True}, "encoding": place}, named]
-    return Figure("cost-and-gain", "Cost and gain", {"height": 300, "data": {"values": rows}, "layer": layers})
 
 
 if __name__ == "__main__":

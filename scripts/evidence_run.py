@@ -35,10 +35,10 @@ COMPARED = {
     "alone": [REFERENCE, "sft", "wmss"],
 }
 """Methods of the studies that are comparisons; `alone` asks what they take on a GPU that nothing else uses."""
-TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "alone")
+TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
 """Studies on test items, with several seeds; the others are on validation."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
-FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "alone": 1}
+FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "sizes": 3, "alone": 1}
 """Of studies that test no hypothesis."""
 
 

@@ -172,11 +172,26 @@ def test_a_rate_of_joint_training_stands_beside_its_score(evidence):
     assert line.startswith("| gemma-3-270m | wmss_rate | 5e-05 | 1 |") and line.endswith("| 100.0 |")
 
 
+def test_numbers_of_rows_are_told_apart_and_not_pooled(evidence):
+    found = [result("smollm2-135m", "sizes", **{f"rows_{count}": gain}) for count, gain in ((6871, 1.0), (512, 0.0))]
+    tables = evidence.all_tables(found, [])
+    cells = [line.strip("| ").split(" | ") for line in tables["sizes"].splitlines()[2:]]
+    assert [row[1] for row in cells] == ["512"] * 5 + ["6871"] * 5
+    assert {row[1]: row[4] for row in cells if row[2] == "wmss"} == {"512": cells[2][4], "6871": "100.0"}
+    assert tables["costs"] == evidence.NOTHING
+
+
+def test_what_ran_alone_is_for_its_cost(evidence):
+    tables = evidence.all_tables([result("smollm2-135m", "alone", seeds=[42], wmss=1.0)], [])
+    assert "alone" not in tables and "| smollm2-135m | alone | wmss | 1 | 10.0 s | 1.00 |" in tables["costs"]
+
+
 def test_figures_are_drawn(evidence, results_of, tmp_path):
     results = [result(student, wmss=0.2, wdjt_only=0.1) for student in results_of.STUDENTS]
     drawn = evidence.write_figures(evidence.figures(results_of.trained_methods(results)), tmp_path)
     assert sorted(path.name for path in drawn) == [
-        f"{name}.{ending}" for name in ("cost-and-gain", "differences-core") for ending in ("png", "svg")
+        "differences-core.png",
+        "differences-core.svg",
     ]
     assert "wdjt_only" in (tmp_path / "differences-core.svg").read_text(encoding="utf-8")
 
