@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from evidence_collect import collect
 from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
-from evidence_results import DRAWS, REFERENCE, STARTS, Trained, read_results, trained_methods, verdicts
+from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
 from weakdriven.files import read_json, write_json, write_text
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
 SAMPLED, SIZES = "sampled", "sizes"
-"""Several answers to an item, other numbers of rows; a file is one temperature or number, of all its methods."""
+"""Several answers to an item, other numbers of rows: each point has references of its own."""
 ALONE = "alone"
 """Asked for what it cost; its scores are of one small benchmark."""
 STUDIES = {
@@ -149,7 +149,17 @@ def score_tables(found: list[Trained], study: str) -> str:
     for student in dict.fromkeys(one.student for one in found):
         own = [one for one in found if one.student == student]
         benchmarks = list(own[0].scores)
-        titles = ["method", "seeds", "mean", *benchmarks, f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
+        titles = [
+            "method",
+            "seeds",
+            "mean",
+            "without aqua",
+            *benchmarks,
+            f"over {REFERENCE}",
+            "p (items)",
+            "p (seeds)",
+            "cut",
+        ]
         parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
     if figure := difference_figure(found, study):
         parts += [f"![{figure.title}](figures/{figure.name}.svg)", ""]
@@ -169,7 +179,8 @@ def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
         str(len(one.seeds)),
         f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores, draws=DRAWS))}",
     ]
-    cells += [f"{100 * one.scores[name].mean():.1f}" for name in benchmarks]
+    numbers = {name: values_SP for name, values_SP in one.scores.items() if name != "aqua"}
+    cells += [f"{100 * value:.1f}" for value in (score_of(numbers), *(one.scores[name].mean() for name in benchmarks))]
     against, cut = one.against, f"{100 * one.cut:.0f}%"
     if against is None:
         return [*cells, *[MISSING] * 3, cut]
@@ -194,7 +205,7 @@ def validation_table(results: list[dict[str, Any]]) -> str:
 
 
 def cost_table(found: list[Trained]) -> str:
-    """Against two epochs of SFT; a run's times are those of a GPU that others shared."""
+    """Against two epochs of SFT; a run's times are those of a GPU that others shared, unless it ran alone."""
     rows = []
     for one in found:
         if one.seconds is None:
@@ -209,14 +220,15 @@ def cost_table(found: list[Trained]) -> str:
 def sampled_table(results: list[dict[str, Any]]) -> str:
     """pass@1, and the share of items with a right answer among all."""
     rows, tries = [], 0
-    for result, method, one in by_file(results, SAMPLED):
-        told, tries = result["recipe"]["eval"], result["recipe"]["eval"]["samples"]
+    for recipe, _, method, one in by_point(results, SAMPLED):
+        tries = recipe["eval"]["samples"]
         scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
         over = [MISSING, MISSING]
         if one.reference and one.against:
             both = (one.against, compare_seeds(solved(one.reference), solved(one.scores), draws=DRAWS))
             over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
-        rows.append([one.student, f"{told['temperature']:g}", method, str(len(one.seeds)), *scores, *over])
+        temperature = f"{recipe['eval']['temperature']:g}"
+        rows.append([one.student, temperature, method, str(len(one.seeds)), *scores, *over])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
@@ -224,20 +236,23 @@ def sampled_table(results: list[dict[str, Any]]) -> str:
 
 def sizes_table(results: list[dict[str, Any]]) -> str:
     rows = []
-    for result, method, one in by_file(results, SIZES):
-        used = next(name for name in result["methods"] if name.startswith("rows_")).removeprefix("rows_")
+    for _, point, method, one in by_point(results, SIZES):
         over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
+        used = point.removeprefix("rows_")
         rows.append([one.student, used, method, str(len(one.seeds)), f"{100 * score_of(one.scores):.1f}", over])
     rows.sort(key=lambda row: (row[0], int(row[1])))
     return table(["student", "rows", "method", "seeds", "mean", f"over {REFERENCE}"], rows)
 
 
-def by_file(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, Trained]]:
-    """Every method of a study whose files are no one table, under its own name; the point's is that of its file."""
-    for result in results:
-        if result["study"] == study and result["methods"]:
-            for one in in_order(trained_methods([result])):
-                yield result, one.method if one.method in (*STARTS, REFERENCE, "sft") else "wmss", one
+def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, str, Trained]]:
+    """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
+    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in results:
+        for point in one["methods"].keys() - SHARED if one["study"] == study else ():
+            files.setdefault((one["student"], point), []).append(one)
+    for (_, point), own in files.items():
+        for one in in_order(trained_methods(own)):
+            yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one
 
 
 def solved(scores: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ COMPARED = {
 }
 """Methods of the studies that are comparisons; `alone` asks what they take on a GPU that nothing else uses."""
 TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
-"""Studies on test items, with several seeds; the others are on validation."""
+"""Studies on test items, with as many seeds as are asked for; the others are on validation, with one."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "sizes": 3, "alone": 1}
 """Of studies that test no hypothesis."""

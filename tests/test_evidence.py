@@ -172,12 +172,15 @@ def test_a_rate_of_joint_training_stands_beside_its_score(evidence):
     assert line.startswith("| gemma-3-270m | wmss_rate | 5e-05 | 1 |") and line.endswith("| 100.0 |")
 
 
-def test_numbers_of_rows_are_told_apart_and_not_pooled(evidence):
+def test_numbers_of_rows_are_told_apart_and_sittings_of_one_taken_together(evidence):
     found = [result("smollm2-135m", "sizes", **{f"rows_{count}": gain}) for count, gain in ((6871, 1.0), (512, 0.0))]
-    tables = evidence.all_tables(found, [])
+    later = result("smollm2-135m", "sizes", seeds=[45], rows_512=0.0)
+    tables = evidence.all_tables([*found, later], [])
     cells = [line.strip("| ").split(" | ") for line in tables["sizes"].splitlines()[2:]]
+    assert [row[1:4] for row in cells[:3]] == [["512", name, "4"] for name in ("base", "m1", "sft_restart")]
     assert [row[1] for row in cells] == ["512"] * 5 + ["6871"] * 5
-    assert {row[1]: row[4] for row in cells if row[2] == "wmss"} == {"512": cells[2][4], "6871": "100.0"}
+    few, many = (row for row in cells if row[2] == "wmss")
+    assert few[3:] == ["4", cells[2][4], "+0.0 [0.0, 0.0]"] and many[4] == "100.0" and many[5].startswith("+")
     assert tables["costs"] == evidence.NOTHING
 
 

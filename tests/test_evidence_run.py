@@ -122,6 +122,16 @@ def test_other_seeds_go_to_other_folders_and_files(running, results):
     assert running.collected_as("core", sitting(results, first=45))[-1] == "s45"
 
 
+def test_costs_are_asked_of_one_run_at_once_on_the_smallest_benchmark(running, results):
+    (command,) = commands(running, "alone", sitting(results))
+    assert command[command.index("--jobs") + 1] == "1" and "eval.benchmarks=[mawps]" in command
+    assert command[command.index("--methods") + 1] == "sft_restart,sft,wmss"
+    assert running.collected_as("alone", sitting(results, only=["wmss"]))[-1] == "s42-wmss"
+    put_result(results, "alone", 0.5)
+    with pytest.raises(SystemExit, match="has sft of seed 42 already"):
+        running.refuse_known("alone", sitting(results), Path("runs/new"))
+
+
 def test_controls_stand_beside_the_variants_in_files_of_their_own(running, results):
     told = running.collected_as("controls", sitting(results))
     assert told[:2] == ["--study", "variants"] and told[-1] == "s42"
@@ -180,7 +190,16 @@ def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    "study, seeds", [("core", "5"), ("controls", "5"), ("saturated", "5"), ("published", "3"), ("exploratory", "3")]
+    "study, seeds",
+    [
+        ("core", "5"),
+        ("controls", "5"),
+        ("saturated", "5"),
+        ("published", "3"),
+        ("exploratory", "3"),
+        ("sizes", "3"),
+        ("alone", "1"),
+    ],
 )
 def test_a_study_has_the_seeds_of_the_protocol(running, results, study, seeds):
     (command,) = commands(running, study, sitting(results))
