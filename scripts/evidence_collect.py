@@ -127,8 +127,15 @@ def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> d
         answers = {seed: answers_of(one["model"], run, found["items"]) for seed, run in runs.items()}
         if answers := {seed: each for seed, each in answers.items() if each}:
             cost = costs(one["stages"], [runs[seed] for seed in answers])
-            found["methods"][names.get(method, method)] = {"seeds": answers, "cost": cost}
+            stages = {seed: {name: stage_facts(runs[seed] / name) for name in one["stages"]} for seed in answers}
+            found["methods"][names.get(method, method)] = {"seeds": answers, "cost": cost, "stages": stages}
     return found
+
+
+def stage_facts(stage: Path) -> dict[str, Any]:
+    """How long a stage took and what it counted, such as steps, rows, or pairs that could be made."""
+    manifest = read_json(stage / MANIFEST)
+    return {"seconds": round(manifest["wall_seconds"], 1), "counters": manifest["counters"]}
 
 
 def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_p
         1,
     ]
     assert found["methods"]["wmss_annealed"]["cost"]["seconds"] == 4.0
+    counted = {"seconds": 2.0, "counters": {"trained_tokens": 100}}
+    assert found["methods"]["wmss_annealed"]["stages"]["43"] == {"sft": counted, "round-1/strong": counted}
     assert found["recipe"]["model"] == "gemma" and found["failed"]["dpo"]["42"] == "No pairs in pairs.jsonl."
     assert str(tmp_path) not in json.dumps(found)
 
