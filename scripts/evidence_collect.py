@@ -71,21 +71,26 @@ def hardware_of(runs: Iterable[Path]) -> str:
 
 
 def points_of(folder: Path) -> dict[str, Any]:
-    """Each point of a sweep as the facts of a comparison; what the point itself ends with bears its name."""
+    """Each point of a sweep as the facts of a comparison; what the point itself ends with bears its name.
+
+    A run whose answers are all there counts also where the sweep was cut off before it listed that.
+    """
     facts = read_json(folder / SWEEP_FILE)
     points = {name: {"seeds": {}, "methods": {}, "failed": {}} for name in facts["points"]}
-    for run, told in facts["runs"].items():
-        name, seed = run.rsplit("/seed-", 1)
-        if told["status"] != "done":
-            points[name]["failed"].setdefault(name, {})[seed] = told["reason"]
-            continue
-        points[name]["seeds"][seed] = run
-        for method, model in models_of(folder / run, name).items():
-            points[name]["methods"][method] = {"model": model, "stages": stages_of(folder / run, model)}
     for name, one in points.items():
-        if one["seeds"]:
-            left = [seed for seed in facts["seeds"] if f"{name}/seed-{seed}" not in facts["runs"]]
-            one["failed"] |= {name: one["failed"].get(name, {}) | dict.fromkeys(left, CUT_OFF)} if left else {}
+        failed = dict[str, str]()
+        for seed in map(str, facts["seeds"]):
+            run = f"{name}/seed-{seed}"
+            told = facts["runs"].get(run, {"status": "", "reason": CUT_OFF})
+            models = models_of(folder / run, name) if (folder / run / PLAN_FILE).exists() else {}
+            if told["status"] != "done" and (told["status"] or name not in models):
+                failed[seed] = told["reason"]
+                continue
+            one["seeds"][seed] = run
+            for method, model in models.items():
+                one["methods"][method] = {"model": model, "stages": stages_of(folder / run, model)}
+        if failed and (one["seeds"] or set(failed.values()) != {CUT_OFF}):
+            one["failed"] = {name: failed}
     common = {name: facts[name] for name in ("hardware", "jobs", "versions")}
     return {name: one | common for name, one in points.items()}
 

@@ -323,13 +323,27 @@ def test_points_of_a_sweep_become_files_that_share_their_reference(compared, col
     assert list(found) == ["annealed", "anchor", "dpo"], "what failed everywhere is a result, what never ran is none"
     assert found["anchor"]["failed"] == {"anchor": {"43": "No memory.", "44": "not finished"}}
     failed = found.pop("dpo")
-    assert failed["failed"] == {"dpo": {"42": "No memory."}} and failed["methods"] == {}
+    assert failed["failed"]["dpo"]["42"] == "No memory." and failed["methods"] == {}
     assert results_of.trained_methods([failed | {"file": "dpo.json"}]) == []
     assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
     assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
     files = [one | {"file": f"{part}.json"} for part, one in found.items()]
     seeds = {one.method: one.seeds for one in results_of.trained_methods(files)}
     assert seeds["sft_restart"] == seeds["annealed"] == ["42", "43"] and seeds["anchor"] == ["42"]
+
+
+def test_a_run_that_a_cut_off_sweep_does_not_list_counts_if_its_answers_are_all_there(compared, collecting):
+    for seed in (42, 43):
+        shutil.copytree(compared / f"seed-{seed}", compared / "anchor" / f"seed-{seed}")
+    facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
+    (compared / "compare.json").unlink()
+    runs = {"anchor/seed-42": {"status": "done"}}
+    put(compared / "sweep.json", facts | {"points": {"anchor": {}}, "runs": runs, "seeds": ["42", "43"]})
+    (found,) = collecting.collect(compared, study="variants", student="gemma").values()
+    assert list(found["methods"]["anchor"]["seeds"]) == ["42", "43"] and found["failed"] == {}
+    shutil.rmtree(compared / "anchor/seed-43/eval/round-1")
+    (found,) = collecting.collect(compared, study="variants", student="gemma").values()
+    assert list(found["methods"]["m1"]["seeds"]) == ["42"] and found["failed"] == {"anchor": {"43": "not finished"}}
 
 
 def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
