@@ -149,17 +149,8 @@ def score_tables(found: list[Trained], study: str) -> str:
     for student in dict.fromkeys(one.student for one in found):
         own = [one for one in found if one.student == student]
         benchmarks = list(own[0].scores)
-        titles = [
-            "method",
-            "seeds",
-            "mean",
-            "without aqua",
-            *benchmarks,
-            f"over {REFERENCE}",
-            "p (items)",
-            "p (seeds)",
-            "cut",
-        ]
+        titles = ["method", "seeds", "mean", "without aqua", *benchmarks]
+        titles += [f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
         parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
     if figure := difference_figure(found, study):
         parts += [f"![{figure.title}](figures/{figure.name}.svg)", ""]

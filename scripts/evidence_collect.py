@@ -82,17 +82,24 @@ def points_of(folder: Path) -> dict[str, Any]:
         for seed in map(str, facts["seeds"]):
             run = f"{name}/seed-{seed}"
             told = facts["runs"].get(run, {"status": "", "reason": CUT_OFF})
-            models = models_of(folder / run, name) if (folder / run / PLAN_FILE).exists() else {}
-            if told["status"] != "done" and (told["status"] or name not in models):
+            if told["status"] != "done" and (told["status"] or not answered(folder / run)):
                 failed[seed] = told["reason"]
                 continue
             one["seeds"][seed] = run
-            for method, model in models.items():
+            for method, model in models_of(folder / run, name).items():
                 one["methods"][method] = {"model": model, "stages": stages_of(folder / run, model)}
         if failed and (one["seeds"] or set(failed.values()) != {CUT_OFF}):
             one["failed"] = {name: failed}
     common = {name: facts[name] for name in ("hardware", "jobs", "versions")}
     return {name: one | common for name, one in points.items()}
+
+
+def answered(run: Path) -> bool:
+    """Whether all that a run asks its models is there: a method without its reference could not be compared."""
+    if not (run / PLAN_FILE).exists():
+        return False
+    asked = [name for name in read_json(run / PLAN_FILE) if name.startswith("eval/")]
+    return current_stages(run).issuperset(asked)
 
 
 def models_of(run: Path, name: str) -> dict[str, str]:

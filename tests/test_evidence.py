@@ -323,7 +323,8 @@ def test_points_of_a_sweep_become_files_that_share_their_reference(compared, col
     assert list(found) == ["annealed", "anchor", "dpo"], "what failed everywhere is a result, what never ran is none"
     assert found["anchor"]["failed"] == {"anchor": {"43": "No memory.", "44": "not finished"}}
     failed = found.pop("dpo")
-    assert failed["failed"]["dpo"]["42"] == "No memory." and failed["methods"] == {}
+    assert failed["failed"]["dpo"] == {"42": "No memory.", "43": "not finished", "44": "not finished"}
+    assert failed["methods"] == {}
     assert results_of.trained_methods([failed | {"file": "dpo.json"}]) == []
     assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
     assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
@@ -338,12 +339,14 @@ def test_a_run_that_a_cut_off_sweep_does_not_list_counts_if_its_answers_are_all_
     facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
     (compared / "compare.json").unlink()
     runs = {"anchor/seed-42": {"status": "done"}}
-    put(compared / "sweep.json", facts | {"points": {"anchor": {}}, "runs": runs, "seeds": ["42", "43"]})
+    (compared / "anchor/seed-44").mkdir()  # just begun
+    put(compared / "sweep.json", facts | {"points": {"anchor": {}}, "runs": runs, "seeds": ["42", "43", "44"]})
     (found,) = collecting.collect(compared, study="variants", student="gemma").values()
-    assert list(found["methods"]["anchor"]["seeds"]) == ["42", "43"] and found["failed"] == {}
-    shutil.rmtree(compared / "anchor/seed-43/eval/round-1")
+    assert list(found["methods"]["anchor"]["seeds"]) == ["42", "43"]
+    assert found["failed"] == {"anchor": {"44": "not finished"}}
+    shutil.rmtree(compared / "anchor/seed-43/eval/baseline-sft_restart")  # what the point would be compared with
     (found,) = collecting.collect(compared, study="variants", student="gemma").values()
-    assert list(found["methods"]["m1"]["seeds"]) == ["42"] and found["failed"] == {"anchor": {"43": "not finished"}}
+    assert list(found["methods"]["anchor"]["seeds"]) == ["42"] and list(found["failed"]["anchor"]) == ["43", "44"]
 
 
 def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
