@@ -16,7 +16,9 @@ import weakdriven.export
 from conftest import run_small
 from helpers import embedded_tokenizer, tiny_model
 from weakdriven.cli import main
-from weakdriven.models.load import EMBEDDED, load_model, locate_model
+from weakdriven.errors import UserError
+from weakdriven.files import read_jsonl
+from weakdriven.models.load import EMBEDDED, check_model, load_model, locate_model
 from weakdriven.models.mixture import MixtureForCausalLM
 from weakdriven.models.pair import WeakStrongPair, save_pair
 from weakdriven.rundir import WORK
@@ -115,6 +117,29 @@ def test_the_python_of_the_docs_runs_in_a_fresh_process(run, export, tmp_path):
     code = text.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("What is 2 + 3?"), done.stderr
+
+
+def test_the_mixture_can_be_evaluated_and_not_trained(run, export, tmp_path):
+    export(run, tmp_path / "mixture")
+    asked = [
+        "--benchmarks",
+        "arithmetic",
+        "--limit",
+        "3",
+        "--max-new-tokens",
+        "8",
+        "--output",
+        str(tmp_path / "answers"),
+    ]
+    command = [sys.executable, "-m", "weakdriven", "eval", "run", "--model", str(tmp_path / "mixture"), *asked]
+    done = subprocess.run(
+        command, capture_output=True, text=True
+    )  # in a fresh process, which has not seen a mixture yet
+    assert done.returncode == 0 and len(list(read_jsonl(tmp_path / "answers/arithmetic/samples.jsonl"))) == 3, (
+        done.stderr
+    )
+    with pytest.raises(UserError, match=r"is a mixture of two models .* give its strong"):
+        check_model(tmp_path / "mixture")
 
 
 def test_a_run_needs_no_out(run, export):

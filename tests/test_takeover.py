@@ -10,7 +10,7 @@ import pytest
 from conftest import Recorder
 from weakdriven.errors import UserError
 from weakdriven.files import write_text
-from weakdriven.rundir import Run
+from weakdriven.rundir import RUN_FILE, Run, runs_in
 
 SETTINGS, INPUTS = {"rate": 0.1}, {"rows": "r1"}
 
@@ -119,3 +119,16 @@ def test_who_asks_again_for_a_stage_that_failed_gets_its_error_and_not_an_older_
         with pytest.raises(UserError, match="no memory"):
             run.stage("part/one", fails, settings={"rate": 0.2}, inputs=INPUTS)
     assert manifest(tmp_path)["settings"] == SETTINGS, "what was there stays until there is something new"
+
+
+def test_runs_are_found_in_what_the_commands_write(tmp_path):
+    runs = [tmp_path / name for name in ("run", "compared/seed-42", "swept/point/seed-42", "swept/point/seed-43")]
+    for run in runs:
+        run.mkdir(parents=True)
+        write_text(run / RUN_FILE, "{}")
+    assert runs_in([tmp_path / "run", tmp_path / "compared", tmp_path / "swept"]) == runs
+    assert sorted(runs_in([tmp_path])) == sorted(runs)
+    (tmp_path / "empty").mkdir()
+    for nothing in ("empty", "mistyped"):
+        with pytest.raises(UserError, match=f"{nothing} is no run directory and holds none: there is no {RUN_FILE} in"):
+            runs_in([tmp_path / "run", tmp_path / nothing])

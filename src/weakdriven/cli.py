@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, default_command, here, places, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, TakeFrom, default_command, here, places, quieten_libraries
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
@@ -81,6 +81,7 @@ def run(
     ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
+    take_from: TakeFrom = None,
     launch: Launch = None,
     force: Annotated[bool, typer.Option("--force", help="Train what is predicted not to fit in memory.")] = False,
     rehearsal: Annotated[
@@ -99,7 +100,8 @@ def run(
     from weakdriven.pipeline.run import run_recipe
 
     mirror = Mirror(address, root, progress.note) if address else None
-    report = run_recipe(settings, root, progress, force=force, rehearsal=rehearsal, mirror=mirror)
+    options = {"siblings": take_from or [], "force": force, "rehearsal": rehearsal, "mirror": mirror}
+    report = run_recipe(settings, root, progress, **options)
     if helps():
         return
     print_scores(root)
@@ -120,6 +122,7 @@ def compare(
     output: Annotated[
         Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
     ] = None,
+    take_from: TakeFrom = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -130,7 +133,8 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     progress = choose_progress(Console(), quiet=quiet)
-    root = compare_methods(recipe, overrides or [], output, progress, methods=names, seeds=seeds, jobs=jobs)
+    options = {"methods": names, "seeds": seeds, "jobs": jobs, "siblings": take_from or []}
+    root = compare_methods(recipe, overrides or [], output, progress, **options)
     print_comparison(root)
 
 

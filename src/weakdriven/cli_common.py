@@ -42,6 +42,22 @@ def here(given: Given) -> Given:
     return given
 
 
+def runs_given(given: list[Path] | None) -> list[Path]:
+    """The runs that these folders are or hold."""
+    from weakdriven.rundir import runs_in
+
+    return runs_in(here(given)) if given else []
+
+
+TakeFrom = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A run or a folder of runs: what it has finished and is the same is not computed again.",
+        callback=runs_given,
+    ),
+]
+
+
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
     """The run directory that was asked for, if any, and the address that its stages are copied to.
 

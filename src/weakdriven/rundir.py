@@ -405,6 +405,22 @@ def _publish(out: Path, target: Path) -> None:
     sync(target.parent)
 
 
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """Run directories that these are or hold: a run, or what `compare`, `sweep` or a folder of theirs is made of."""
+    found: dict[Path, list[Path]] = {
+        folder: [
+            path.parent for depth in ("", "*/", "*/*/", "*/*/*/") for path in sorted(folder.glob(depth + RUN_FILE))
+        ]
+        for folder in folders
+    }
+    if empty := [str(folder) for folder, runs in found.items() if not runs]:
+        raise UserError(
+            f"{empty[0]} is no run directory and holds none: there is no {RUN_FILE} in it or in folders below; give "
+            "what run, compare or sweep wrote."
+        )
+    return [run for runs in found.values() for run in runs]
+
+
 def _take_over(finished: Path, out: Path) -> None:
     """The finished stage of another run as this one's: the same files under a second name where the disk can do that.
 

@@ -12,9 +12,11 @@ from contextlib import nullcontext
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from conftest import Recorder
 from run_files import put
+from weakdriven.cli import app
 from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
 from weakdriven.files import read_json
@@ -22,6 +24,7 @@ from weakdriven.pipeline.run import is_finished
 from weakdriven.pipeline.sweep import sweep_recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report.sweep import failures, sweep_figures, write_sweep
+from weakdriven.rundir import runs_in
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=8"]
 GRID = "joint.strong_weight=0.3..0.7:3"
@@ -142,6 +145,20 @@ def test_a_second_call_computes_nothing_and_a_further_value_only_itself(swept, t
     computed = [stage for stage, why in history.begun if why == "not run yet"]
     assert computed == ["round-1/strong", "eval/round-1/arithmetic"], "earlier points of the folder are siblings too"
     assert list(found["points"]) == ["joint.strong_weight-0.9"] and found["default"] is None
+
+
+def test_what_a_folder_elsewhere_has_finished_is_taken_over(swept, tmp_path):
+    history = History()
+    options = {"grids": ["joint.strong_weight=0.9"], "seeds": 1, "siblings": runs_in([swept[0]])}
+    sweep_recipe("demo", SMALL, tmp_path / "more", history, **options)
+    computed = [stage for stage, why in history.begun if why == "not run yet"]
+    assert computed == ["round-1/strong", "eval/round-1/arithmetic"]
+    words = ["demo", *SMALL, "joint.strong_weight=0.3", "seed=43", "--take-from", str(swept[0])]
+    theirs = swept[0] / POINTS[0] / "seed-43/round-1/strong/model.safetensors"
+    for command, more, run in (("run", [], ""), ("compare", ["--methods", "sft,wmss", "--seeds", "1"], "seed-43")):
+        done = CliRunner().invoke(app, [command, *words, *more, "--output", str(tmp_path / command)])
+        assert done.exit_code == 0, done.output
+        assert theirs.samefile(tmp_path / command / run / "round-1/strong/model.safetensors")
 
 
 @pytest.mark.parametrize("faults", [1, 7])

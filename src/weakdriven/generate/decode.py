@@ -45,7 +45,7 @@ def can_use_slots(model: PreTrainedModel, known: Collection[str], past: Any) -> 
     inputs = {"position_ids", "past_key_values", "logits_to_keep"} <= set(known)
     one_device = len(set(getattr(model, "hf_device_map", {}).values())) <= 1
     whole = is_ordinary(past) and len(past.layers) == config.num_hidden_layers
-    one_mask = whole and (hasattr(config, "layer_types") or len(set(past.is_sliding)) == 1)
+    one_mask = whole and (bool(getattr(config, "layer_types", None)) or len(set(past.is_sliding)) == 1)
     return prepared and usual_masks and types and inputs and one_device and one_mask
 
 
@@ -99,7 +99,7 @@ class InSlots:
         masks = {"full_attention" if window is None else "sliding_attention": s.mask_B11S for window, s in kinds}
         output = self.model(
             input_ids=ids_B1,
-            attention_mask=masks if hasattr(self.model.config, "layer_types") else next(iter(masks.values())),
+            attention_mask=masks if getattr(self.model.config, "layer_types", None) else next(iter(masks.values())),
             position_ids=self.position_B1,
             past_key_values=self.past,
             use_cache=True,

@@ -91,3 +91,14 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
             f"{name}: {type(inner).__name__} sees tokens that come later (bidirectional attention), so it cannot be "
             "trained or scored token by token; use a causal LM."
         )
+
+
+def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:
+    """Heads of one vocabulary may be padded to different lengths; without a tokenizer's word they must be equal."""
+    rows = [len(head(model).weight_VD) for model in (weak, strong)]
+    if rows[0] != rows[1] and (vocabulary is None or vocabulary > min(rows)):
+        known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"
+        raise UserError(
+            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}{known}. "
+            "Use two checkpoints of one run, or two models that share a tokenizer."
+        )

@@ -20,6 +20,7 @@ from weakdriven.errors import UserError
 from weakdriven.files import digest, file_digest
 from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.head import refuse_other_logits
+from weakdriven.models.mixture import MixtureConfig, MixtureForCausalLM
 from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 
@@ -128,7 +129,8 @@ def load_model(
             f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
             "at random; use a complete checkpoint of that architecture."
         )
-    refuse_other_logits(model, str(folder))
+    for one in (model.strong, model.weak) if isinstance(model, MixtureForCausalLM) else (model,):
+        refuse_other_logits(one, str(folder))
     return model
 
 
@@ -146,6 +148,11 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
+    if isinstance(config, MixtureConfig):
+        raise UserError(
+            f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated and not trained or "
+            "mixed again; give its strong or its weak model."
+        )
     refuse_pickles(folder)
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")

@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from weakdriven.errors import UserError
-from weakdriven.models.pair import refuse_different_heads
+from weakdriven.models.head import refuse_different_heads
 
 
 class MixtureConfig(Config):

@@ -16,7 +16,7 @@ from weakdriven.losses.mean_logit import MeanRow, mean_row, summed_mean_logit
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
-from weakdriven.models.head import causal_lm, head, hidden_states
+from weakdriven.models.head import causal_lm, head, hidden_states, refuse_different_heads
 from weakdriven.models.sharded import held_whole, whole
 from weakdriven.models.trust import SAFE
 
@@ -196,17 +196,6 @@ def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
         raise UserError(
             "The weak and the strong model share layers, so the two would be one model; give the weak one as a path, "
             "or load it a second time. The trainer shares equal frozen tensors in memory by itself."
-        )
-
-
-def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:
-    """Heads of one vocabulary may be padded to different lengths; without a tokenizer's word they must be equal."""
-    rows = [len(head(model).weight_VD) for model in (weak, strong)]
-    if rows[0] != rows[1] and (vocabulary is None or vocabulary > min(rows)):
-        known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"
-        raise UserError(
-            f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}{known}. "
-            "Use two checkpoints of one run, or two models that share a tokenizer."
         )
 
 

@@ -6,6 +6,7 @@ share, such as the tokens and the base model's answers, is taken over from one t
 
 import difflib
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +37,7 @@ def compare_methods(
     methods: list[str],
     seeds: int,
     jobs: int = 1,
+    siblings: Sequence[Path] = (),
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
 
@@ -43,6 +45,7 @@ def compare_methods(
         source: A recipe, as `load_recipe` takes it.
         seeds: How many: the recipe's, and those after it.
         jobs: Seeds that run at once, each in a process of its own.
+        siblings: Runs of other folders whose finished stages are taken over where they are the same.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)
@@ -51,7 +54,7 @@ def compare_methods(
         raise UserError(f"{root} is the directory of one run; give another --output for the comparison.")
     numbers = range(first.seed, first.seed + seeds)
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
-    options = {"root": root, "others": list(runs), "methods": methods}
+    options = {"root": root, "siblings": [*(root / name for name in runs), *siblings], "methods": methods}
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
@@ -85,14 +88,14 @@ def run_seed(
     progress: Progress,
     *,
     root: Path,
-    others: list[str],
+    siblings: list[Path],
     methods: list[str],
 ) -> dict[str, Any]:
     """All methods under one seed; returns what leads to each, and why one has no result."""
     found: dict[str, Any] = {"methods": {}, "failed": {}}
     work = partial(one_by_one, methods=methods, found=found)
-    siblings = [root / other for other in others if other != name]
-    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=siblings, locks=root / LOCKS)
+    others = [run for run in siblings if run != root / name]
+    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=others, locks=root / LOCKS)
     write_report(root / name)
     write_cards(root / name)
     return found

@@ -52,6 +52,7 @@ def run_recipe(
     root: Path,
     progress: Progress,
     *,
+    siblings: Sequence[Path] = (),
     force: bool = False,
     rehearsal: bool | None = None,
     mirror: Mirror | None = None,
@@ -60,7 +61,7 @@ def run_recipe(
 
     Started by a launcher, all processes train, scan and answer together, and the first one writes.
     """
-    options = {"evaluates": True, "force": force, "rehearsal": rehearsal, "mirror": mirror}
+    options = {"evaluates": True, "siblings": siblings, "force": force, "rehearsal": rehearsal, "mirror": mirror}
     carry_out(recipe, root, progress, all_stages, all_processes(), **options)
 
     def write() -> None:

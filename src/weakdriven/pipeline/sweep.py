@@ -5,6 +5,7 @@ and waits for what another is computing.
 """
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def sweep_recipe(
     grids: list[str],
     seeds: int,
     jobs: int = 1,
+    siblings: Sequence[Path] = (),
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the table.
 
@@ -39,6 +41,7 @@ def sweep_recipe(
         grids: As `axes_of` takes them.
         seeds: How many: the recipe's, and those after it.
         jobs: Runs at once, each in a process of its own.
+        siblings: Runs of other folders whose finished stages are taken over where they are the same.
     """
     axes = axes_of(grids)
     points = points_of(axes)
@@ -65,11 +68,11 @@ def sweep_recipe(
         "versions": library_versions(),
     }
     logs = root / "logs"
-    siblings = [*(root / folder for folder in runs), *earlier_runs(root, runs)]
+    others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *siblings]
     done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
     missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
     tasks = {
-        folder: partial(run_point, root / folder, recipe, siblings, root / LOCKS) for folder, recipe in missing_first
+        folder: partial(run_point, root / folder, recipe, others, root / LOCKS) for folder, recipe in missing_first
     }
     unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):

@@ -24,7 +24,7 @@ from trl.models.selective_activation_checkpointing import enable_selective_activ
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
-from weakdriven.models.head import causal_lm, refuse_other_logits
+from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
 from weakdriven.models.layers import use_liger
 from weakdriven.models.pair import (
     WEAK_FOLDER,
@@ -32,7 +32,6 @@ from weakdriven.models.pair import (
     WeakStrongPair,
     load_pair_weights,
     read_pair,
-    refuse_different_heads,
     save_pair,
     targets,
     write_pair,
