@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_collect import collect
+from evidence_collect import collect, with_answers
 from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
 from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
@@ -38,6 +38,7 @@ STUDIES = {
     "variants": "Repaired forms and further controls",
     "published": "Methods of others",
     "saturated": "After saturated SFT",
+    "exploratory": "WMSS with one setting changed",
 }
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of table -->", re.DOTALL)
 NOTHING = "No results yet."
@@ -55,6 +56,11 @@ def main() -> None:
     adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
     adding.add_argument("--commit", default=None, help="of the code that ran")
     adding.add_argument("--results", type=Path, default=FOLDER / "results")
+    more = commands.add_parser("also", help="answers of `weakdriven eval run` as one more method of a result file")
+    more.add_argument("file", type=Path)
+    more.add_argument("method", help="what to call it")
+    more.add_argument("like", help="method of the file that it was trained by")
+    more.add_argument("folders", nargs="+", metavar="SEED=FOLDER")
     looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
     looking.add_argument("run", type=Path)
     looking.add_argument("--student", required=True)
@@ -67,6 +73,10 @@ def main() -> None:
         found = diagnosed(args.run, args.student)
         args.output.mkdir(parents=True, exist_ok=True)
         write_json(args.output / f"{args.student}-s{found['seed']}.json", found)
+        return
+    if args.command == "also":
+        folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
+        write_json(args.file, with_answers(read_json(args.file), args.method, args.like, folders))
         return
     names = dict(pair.split("=", 1) for pair in args.call)
     args.results.mkdir(parents=True, exist_ok=True)

@@ -155,20 +155,39 @@ def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:
     asked = [name for name in read_json(run / PLAN_FILE) if name.startswith(f"eval/{model}/")]
     if not asked or not current_stages(run).issuperset(asked):
         return {}
-    found = {}
-    for name in asked:
-        benchmark, samples = name.split("/")[-1], list(read_jsonl(run / name / SAMPLES))
-        right_P, n = correct_counts(samples)
-        ids = list(dict.fromkeys(sample["id"] for sample in samples))
-        fact = {"count": len(ids), "ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]}
-        fact |= {"samples": n} if n > 1 else {}
-        if items.setdefault(benchmark, fact) != fact:
-            raise SystemExit(f"{run / name} asks other items than the models before it.")
-        scores, manifest = read_json(run / name / BENCHMARK_SCORES), read_json(run / name / MANIFEST)
-        right = packed(right_P) if n == 1 else bytes(right_P).hex()
-        found[benchmark] = {"right": right, "tokens": scores["tokens"], "cut": scores["cut"]}
-        found[benchmark]["seconds"] = round(manifest["wall_seconds"], 1)
-    return found
+    return {name.split("/")[-1]: answers_at(run / name, items) for name in asked}
+
+
+def answers_at(stage: Path, items: dict[str, Any]) -> dict[str, Any]:
+    """A model's answers to the benchmark that a folder is named after."""
+    samples = list(read_jsonl(stage / SAMPLES))
+    right_P, n = correct_counts(samples)
+    ids = list(dict.fromkeys(sample["id"] for sample in samples))
+    fact = {"count": len(ids), "ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]}
+    fact |= {"samples": n} if n > 1 else {}
+    if items.setdefault(stage.name, fact) != fact:
+        raise SystemExit(f"{stage} asks other items than the models before it.")
+    scores, manifest = read_json(stage / BENCHMARK_SCORES), read_json(stage / MANIFEST)
+    right = packed(right_P) if n == 1 else bytes(right_P).hex()
+    seconds = round(manifest["wall_seconds"], 1)
+    return {"right": right, "tokens": scores["tokens"], "cut": scores["cut"], "seconds": seconds}
+
+
+def with_answers(result: dict[str, Any], method: str, like: str, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """A result file with one more method: what `weakdriven eval run` wrote, such as the answers of a mixture.
+
+    Args:
+        like: The method that it was trained by, for its cost.
+        folders: By seed; each with all benchmarks of the file.
+    """
+    trained = result["methods"][like]
+    seeds = {
+        seed: {benchmark: answers_at(folder / benchmark, result["items"]) for benchmark in list(result["items"])}
+        for seed, folder in folders.items()
+    }
+    stages = {seed: trained["stages"][seed] for seed in seeds}
+    added = {method: {"seeds": seeds, "cost": trained["cost"], "stages": stages}}
+    return result | {"methods": result["methods"] | added}
 
 
 def packed(right_P: Iterable[int]) -> str:

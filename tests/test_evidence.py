@@ -13,6 +13,7 @@ import pytest
 from evidence_cases import result
 from run_files import put
 from weakdriven.data.files import read_rows
+from weakdriven.files import read_json
 from weakdriven.recipe_file import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -266,6 +267,23 @@ def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_p
     assert found["methods"]["wmss_annealed"]["stages"]["43"] == {"sft": counted, "round-1/strong": counted}
     assert found["recipe"]["model"] == "gemma" and found["failed"]["dpo"]["42"] == "No pairs in pairs.jsonl."
     assert str(tmp_path) not in json.dumps(found)
+
+
+def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compared, evidence, tmp_path, monkeypatch):
+    words = [str(compared), "--study", "core", "--student", "gemma", "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "collect", *words])
+    evidence.main()
+    (file,) = (tmp_path / "results").iterdir()
+    before, asked = read_json(file), compared / "seed-43/eval/baseline-sft_restart"
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "mixture", "wmss", f"43={asked}"])
+    evidence.main()
+    after = read_json(file)
+    mixture, wmss = after["methods"].pop("mixture"), before["methods"]["wmss"]
+    assert after == before and mixture["cost"] == wmss["cost"] and mixture["stages"] == {"43": wmss["stages"]["43"]}
+    assert mixture["seeds"] == {"43": before["methods"]["sft_restart"]["seeds"]["43"]}
+    put(asked / "gsm8k/samples.jsonl", [{"id": "other", "sample": 0, "correct": True}])
+    with pytest.raises(SystemExit, match="gsm8k asks other items than the models before it"):
+        evidence.main()
 
 
 def test_several_answers_to_an_item_are_counted_and_compared(compared, collecting, evidence):

@@ -12,8 +12,8 @@ import pytest
 
 from evidence_cases import result
 from weakdriven.pipeline.baselines import BASELINES
-from weakdriven.recipe_file import load_recipe
-from weakdriven.sweep_grid import as_overrides, axes_of, points_of
+from weakdriven.pipeline.sweep import recipes_of
+from weakdriven.sweep_grid import axes_of, points_of
 
 ROOT = Path(__file__).parents[1]
 STUDENT = "smollm2-135m"
@@ -73,12 +73,19 @@ def test_every_command_of_a_study_is_one_that_the_package_takes(running, results
     for study, (kind, recipe, *rest) in [(x, words) for x in running.STUDIES for words in commands(running, x, args)]:
         settings = [word for word in takewhile(lambda word: not word.startswith("--"), rest) if "/" not in word]
         axes = axes_of([rest[rest.index("--grid") + 1]]) if "--grid" in rest else []
-        common = [word for axis in axes for word in as_overrides(axis.settings)]
-        for point in points_of(axes):
-            load_recipe(recipe, [*common, *settings, *as_overrides(point.overrides)])
+        recipes_of(recipe, settings, axes, points_of(axes))
         assert kind == ("compare" if study in ("core", "alone") else "sweep")
         if kind == "compare":
             assert set(rest[rest.index("--methods") + 1].split(",")) - {"wmss"} <= set(BASELINES)
+
+
+def test_runs_of_an_earlier_sitting_are_taken_over(running, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(running, "run", lambda words: asked.append(words))
+    words = ["smollm2-135m", "core", "--rate", "1e-4", "--take-from", "earlier", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["evidence_run.py", *words, "--results", str(tmp_path)])
+    running.main()
+    assert asked[0][asked[0].index("--take-from") + 1] == "earlier" and "--take-from" not in asked[1]
 
 
 def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(running, results):

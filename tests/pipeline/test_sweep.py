@@ -21,10 +21,11 @@ from weakdriven.cli_sweep import print_sweep
 from weakdriven.errors import UserError
 from weakdriven.files import read_json
 from weakdriven.pipeline.run import is_finished
-from weakdriven.pipeline.sweep import sweep_recipe
+from weakdriven.pipeline.sweep import recipes_of, sweep_recipe
 from weakdriven.recipe_file import load_recipe
 from weakdriven.report.sweep import failures, sweep_figures, write_sweep
 from weakdriven.rundir import runs_in
+from weakdriven.sweep_grid import axes_of, points_of
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=8"]
 GRID = "joint.strong_weight=0.3..0.7:3"
@@ -320,6 +321,15 @@ def test_what_cannot_be_swept_is_told_before_anything_runs(tmp_path, overrides, 
     with pytest.raises(UserError, match=answer):
         sweep_recipe("demo", overrides, root, Recorder(), grids=grids, seeds=1)
     assert not root.exists()
+
+
+def test_a_recipe_that_is_one_only_with_what_its_points_say_can_be_swept():
+    axes = axes_of(["eval.temperature=0.6,1.0"])
+    default, recipes = recipes_of("demo", ["eval.samples=4"], axes, points_of(axes))
+    assert default is None and [one.eval.temperature for one in recipes.values()] == [0.6, 1.0]
+    with pytest.raises(UserError, match="temperature is 0, so all 4 samples would be the same"):
+        axes = axes_of(["joint.strong_weight=0.3,0.7"])
+        recipes_of("demo", ["eval.samples=4"], axes, points_of(axes))
 
 
 def test_the_folder_of_a_run_is_not_taken_for_a_sweep(tmp_path):

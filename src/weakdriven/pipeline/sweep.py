@@ -46,18 +46,20 @@ def sweep_recipe(
     axes = axes_of(grids)
     points = points_of(axes)
     default, recipes = recipes_of(source, overrides, axes, points)
+    first = default or next(iter(recipes.values()))
     named = [word for word in grids if "=" not in word]
-    root = root or Path("runs") / "-".join([default.name, "sweep", *(Path(word).stem for word in named)])
+    root = root or Path("runs") / "-".join([first.name, "sweep", *(Path(word).stem for word in named)])
     if (root / RUN_FILE).exists():
         raise UserError(f"{root} is the directory of one run; give another --output for the sweep.")
     earlier = read_sweep(root) if (root / f"{SWEEP}.json").is_file() else {"runs": {}}
     refuse_other_axes(root, earlier, axes)
-    runs = runs_of(recipes, range(default.seed, default.seed + seeds))
+    numbers = range(first.seed, first.seed + seeds)
+    runs = runs_of(recipes, numbers)
     facts: dict[str, Any] = {
-        "recipe": default.name,
+        "recipe": first.name,
         "grids": grids,
         "axes": [{"label": axis.label, "keys": axis.keys, "start": axis.start} for axis in axes],
-        "seeds": [str(number) for number in range(default.seed, default.seed + seeds)],
+        "seeds": [str(number) for number in numbers],
         "points": {
             one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
         },
@@ -104,8 +106,11 @@ def run_point(root: Path, recipe: Recipe, siblings: list[Path], locks: Path, pro
 
 def recipes_of(
     source: str, overrides: list[str], axes: list[Axis], points: list[Point]
-) -> tuple[Recipe, dict[str, Recipe]]:
-    """The recipe as it is without the sweep, and that of each point; all are checked before anything runs."""
+) -> tuple[Recipe | None, dict[str, Recipe]]:
+    """The recipe without the sweep, if it is one then, and that of each point; all are checked before anything runs.
+
+    Several answers to an item, for example, are a recipe only where a point gives the temperature too.
+    """
     for override in overrides:
         key = override.partition("=")[0]
         if any(key in axis.keys for axis in axes):
@@ -115,7 +120,10 @@ def recipes_of(
     for recipe in recipes.values():
         if not recipe.eval.benchmarks:
             raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to show; name some.")
-    return load_recipe(source, common), recipes
+    try:
+        return load_recipe(source, common), recipes
+    except UserError:
+        return None, recipes
 
 
 def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> None:
