@@ -180,11 +180,20 @@ def with_answers(result: dict[str, Any], method: str, like: str, folders: Mappin
         like: The method that it was trained by, for its cost.
         folders: By seed; each with all benchmarks of the file.
     """
-    trained = result["methods"][like]
-    seeds = {
-        seed: {benchmark: answers_at(folder / benchmark, result["items"]) for benchmark in list(result["items"])}
-        for seed, folder in folders.items()
-    }
+    if method in result["methods"]:
+        raise SystemExit(f"There is a {method} already; give another name, or remove it.")
+    trained = result["methods"].get(like, {"seeds": {}})
+    if unknown := folders.keys() - trained["seeds"].keys():
+        raise SystemExit(f"There is no {like} of seed {min(unknown)} that it could have been trained by.")
+    as_there = result["recipe"]["data"]["style"], result["recipe"]["eval"]["max_new_tokens"]
+    seeds = dict[str, Any]()
+    for seed, folder in folders.items():
+        for stage in (folder / benchmark for benchmark in list(result["items"])):
+            told = read_json(stage / MANIFEST)
+            asked = told["execution"]["style"], told["settings"]["max_new_tokens"]
+            if asked != as_there:
+                raise SystemExit(f"{stage} asked with {asked}, the file's models with {as_there}: style and tokens.")
+            seeds.setdefault(seed, {})[stage.name] = answers_at(stage, result["items"])
     stages = {seed: trained["stages"][seed] for seed in seeds}
     added = {method: {"seeds": seeds, "cost": trained["cost"], "stages": stages}}
     return result | {"methods": result["methods"] | added}

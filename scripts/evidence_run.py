@@ -59,6 +59,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.only and (whole := [study for study in args.studies if study not in TABLES]):
         parser.error(f"--only is for {', '.join(TABLES)}; {whole[0]} runs whole.")
+    if args.take_from and "alone" in args.studies:
+        parser.error("alone asks what every stage takes by itself; it takes none from --take-from.")
     for study in args.studies:
         for number, (command, folder) in enumerate(commands(study, args)):
             if number == 0:

@@ -275,14 +275,29 @@ def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compare
     evidence.main()
     (file,) = (tmp_path / "results").iterdir()
     before, asked = read_json(file), compared / "seed-43/eval/baseline-sft_restart"
+    before["recipe"] |= {"data": {"style": "tag-free"}, "eval": {"max_new_tokens": 512}}
+    put(file, before)
+    facts = {"execution": {"style": "tag-free"}, "settings": {"max_new_tokens": 512}, "wall_seconds": 3.0}
+    put(asked / "gsm8k/manifest.json", facts)
     monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "mixture", "wmss", f"43={asked}"])
     evidence.main()
     after = read_json(file)
     mixture, wmss = after["methods"].pop("mixture"), before["methods"]["wmss"]
     assert after == before and mixture["cost"] == wmss["cost"] and mixture["stages"] == {"43": wmss["stages"]["43"]}
     assert mixture["seeds"] == {"43": before["methods"]["sft_restart"]["seeds"]["43"]}
+    with pytest.raises(SystemExit, match="There is a mixture already"):
+        evidence.main()
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "more", "wmss", f"43={asked}"])
     put(asked / "gsm8k/samples.jsonl", [{"id": "other", "sample": 0, "correct": True}])
     with pytest.raises(SystemExit, match="gsm8k asks other items than the models before it"):
+        evidence.main()
+    put(asked / "gsm8k/manifest.json", facts | {"execution": {"style": "plain"}})
+    with pytest.raises(
+        SystemExit, match=r"gsm8k asked with \('plain', 512\), the file's models with \('tag-free', 512\)"
+    ):
+        evidence.main()
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "more", "wmss", f"47={asked}"])
+    with pytest.raises(SystemExit, match="There is no wmss of seed 47"):
         evidence.main()
 
 

@@ -86,6 +86,9 @@ def test_runs_of_an_earlier_sitting_are_taken_over(running, monkeypatch, tmp_pat
     monkeypatch.setattr(sys, "argv", ["evidence_run.py", *words, "--results", str(tmp_path)])
     running.main()
     assert asked[0][asked[0].index("--take-from") + 1] == "earlier" and "--take-from" not in asked[1]
+    monkeypatch.setattr(sys, "argv", ["evidence_run.py", "smollm2-135m", "alone", *words[2:]])
+    with pytest.raises(SystemExit):
+        running.main()
 
 
 def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(running, results):

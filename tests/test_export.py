@@ -11,11 +11,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 import weakdriven.export
 from conftest import run_small
 from helpers import embedded_tokenizer, tiny_model
-from weakdriven.cli import main
+from weakdriven.cli import app, main
 from weakdriven.errors import UserError
 from weakdriven.files import read_jsonl
 from weakdriven.models.load import EMBEDDED, check_model, load_model, locate_model
@@ -138,6 +139,9 @@ def test_the_mixture_can_be_evaluated_and_not_trained(run, export, tmp_path):
     assert done.returncode == 0 and len(list(read_jsonl(tmp_path / "answers/arithmetic/samples.jsonl"))) == 3, (
         done.stderr
     )
+    for engine in (["--serve", sys.executable], ["--batching", "continuous"], ["--url", "http://localhost:9"]):
+        refusal = CliRunner().invoke(app, [*command[3:], *engine]).exception
+        assert isinstance(refusal, UserError) and "only transformers' static batches can answer" in str(refusal)
     with pytest.raises(UserError, match=r"is a mixture of two models .* give its strong"):
         check_model(tmp_path / "mixture")
 

@@ -410,6 +410,19 @@ def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_pat
     assert seen[0][1] == "not run yet" and recorder.skipped == ["part/one"]
 
 
+def test_a_helper_takes_over_what_the_leader_found_in_another_run(tmp_path):
+    theirs, work, recorder, met = tmp_path / "theirs", Work(), Recorder(), []
+
+    def agree(value):
+        met.append(value)
+        return theirs if len(met) == 2 else value
+
+    run = Run(tmp_path / "mine", leads=False, siblings=[theirs], agree=agree, progress=recorder)
+    run.stage("part/one", work, settings=SETTINGS, inputs=INPUTS, shared=True)
+    assert met[1:] == [None] * 3, "itself it does not see it yet"
+    assert recorder.ran == {"part/one": "taken over from theirs"} and work.found == []
+
+
 def test_a_helper_with_other_inputs_stops(tmp_path):
     run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False, None))
     with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):

@@ -130,5 +130,5 @@ def test_runs_are_found_in_what_the_commands_write(tmp_path):
     assert sorted(runs_in([tmp_path])) == sorted(runs)
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "mistyped"):
-        with pytest.raises(UserError, match=f"{nothing} is no run directory and holds none: there is no {RUN_FILE} in"):
+        with pytest.raises(UserError, match=f"{nothing} is no run directory and holds none: no {RUN_FILE} in it"):
             runs_in([tmp_path / "run", tmp_path / nothing])

@@ -152,7 +152,7 @@ def sync(path: Path) -> None:
 def link(source: str, target: str) -> None:
     """The same file under a second name, or a copy; for shutil.copytree."""
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
     except OSError:  # another disk, or one without hard links
         shutil.copy2(source, target)
 

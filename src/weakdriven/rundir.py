@@ -147,12 +147,14 @@ class Run:
             self._copy(stage)
             return stage
         with self._alone(stage):
-            sibling = None if whole else self._sibling(stage, holds)
+            sibling = None
+            if self.siblings and not whole:
+                sibling = self.agree(self._sibling(stage, holds))  # one at work may finish it between two looks
             self.progress.begin(name, self._taken_from(sibling) if sibling else reason)
             begin = time.monotonic()
             if sibling:
-                if self.leads:
-                    _take_over(sibling / name, home / "out")
+                taking = partial(_take_over, sibling / name, home / "out")
+                ended_together(taking if self.leads else lambda: None, self.agree)
             elif not whole:
                 facts = {"settings": settings, "execution": execution or {}, "inputs": inputs}
                 compute = self.telling(name)(compute)
@@ -415,8 +417,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
     }
     if empty := [str(folder) for folder, runs in found.items() if not runs]:
         raise UserError(
-            f"{empty[0]} is no run directory and holds none: there is no {RUN_FILE} in it or in folders below; give "
-            "what run, compare or sweep wrote."
+            f"{empty[0]} is no run directory and holds none: no {RUN_FILE} in it or in three levels of folders "
+            "below; give what run, compare or sweep wrote."
         )
     return [run for runs in found.values() for run in runs]
 
@@ -426,7 +428,8 @@ def _take_over(finished: Path, out: Path) -> None:
 
     Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
     """
-    refuse_damage(finished)
+    if found := damage(finished, files_of(finished), contents=True):
+        raise UserError(f"{found}. {remedy(finished)} If it came by --take-from, leave that run out instead.")
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
     sync_tree(out)  # the manifest vouches for the rest, so it comes last

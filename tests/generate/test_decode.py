@@ -37,6 +37,7 @@ def untied(family, **changes):
 MODELS = {
     "qwen3": lambda: untied("qwen3"),
     "llama": lambda: untied("llama"),
+    "llama, layer types null": lambda: untied("llama", layer_types=None),
     "qwen2": lambda: untied("qwen2", width=48, num_attention_heads=6, num_key_value_heads=2),
     "every head its keys": lambda: untied("llama", num_key_value_heads=2),
     "gemma3 past its window": lambda: untied(

@@ -5,6 +5,7 @@ Importing this module makes `AutoModelForCausalLM.from_pretrained` know the fold
 
 import inspect
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from weakdriven.errors import UserError
+from weakdriven.files import read_json
 from weakdriven.models.head import refuse_different_heads
 
 
@@ -51,6 +53,10 @@ class MixtureConfig(Config):
     @property
     def max_position_embeddings(self) -> int:
         return self._smaller("max_position_embeddings")
+
+
+def is_mixture(folder: Path) -> bool:
+    return read_json(folder / "config.json").get("model_type") == MixtureConfig.model_type
 
 
 class MixtureCache(Cache):

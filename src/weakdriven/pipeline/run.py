@@ -131,7 +131,7 @@ def carry_out(
         stages, plan = check()
         if mirror and agree(led(lambda: mirror.bring(stages.run.planned))):
             stages, plan = check()
-        planned = stages.run.planned
+        planned = agree(stages.run.planned)
         among = {"siblings": siblings, "locks": locks, "copy": mirror.send if mirror else None}
         among |= {"told": partial(ran_out, stages, work)}
         stages.run = Run(root, recipe.seed, progress=progress, leads=leads, agree=agree, **among)

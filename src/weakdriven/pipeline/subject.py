@@ -17,6 +17,7 @@ from weakdriven.generate.serve import check_python
 from weakdriven.generate.server import ServerEngine
 from weakdriven.models.branch import Branch
 from weakdriven.models.load import load_tokenizer
+from weakdriven.models.mixture import is_mixture
 from weakdriven.pipeline.engines import local_engine, served_engine
 from weakdriven.recipe import EngineSettings
 from weakdriven.recipe_file import load_recipe
@@ -55,6 +56,12 @@ def check_engine(subject: Subject, settings: EngineSettings, branch: Branch) -> 
     """Refuse now what could not be started later."""
     if settings.engine == "vllm" and branch.base is not None:
         raise UserError(f"{subject.model} is an adapter, and vLLM is given whole models here; merge it first.")
+    others = settings.engine == "vllm" or subject.url is not None or settings.batching == "continuous"
+    if others and is_mixture(branch.model):
+        raise UserError(
+            f"{subject.model} is a mixture of two models, with which only transformers' static batches can answer; use "
+            "engine transformers, batching auto and no --url."
+        )
     if settings.vllm_python is not None:
         check_python(settings.vllm_python)
 
