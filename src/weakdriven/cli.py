@@ -100,8 +100,8 @@ def run(
     from weakdriven.pipeline.run import run_recipe
 
     mirror = Mirror(address, root, progress.note) if address else None
-    options = {"siblings": take_from or [], "force": force, "rehearsal": rehearsal, "mirror": mirror}
-    report = run_recipe(settings, root, progress, **options)
+    others = take_from or []
+    report = run_recipe(settings, root, progress, siblings=others, force=force, rehearsal=rehearsal, mirror=mirror)
     if helps():
         return
     print_scores(root)
@@ -133,8 +133,9 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     progress = choose_progress(Console(), quiet=quiet)
-    options = {"methods": names, "seeds": seeds, "jobs": jobs, "siblings": take_from or []}
-    root = compare_methods(recipe, overrides or [], output, progress, **options)
+    root = compare_methods(
+        recipe, overrides or [], output, progress, methods=names, seeds=seeds, jobs=jobs, siblings=take_from or []
+    )
     print_comparison(root)
 
 

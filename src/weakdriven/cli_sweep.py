@@ -45,8 +45,9 @@ def sweep(
     from weakdriven.progress import choose_progress
 
     progress = choose_progress(Console(), quiet=quiet)
-    options = {"grids": grid or [], "seeds": seeds, "jobs": jobs, "siblings": take_from or []}
-    root = sweep_recipe(recipe, overrides or [], output, progress, **options)
+    root = sweep_recipe(
+        recipe, overrides or [], output, progress, grids=grid or [], seeds=seeds, jobs=jobs, siblings=take_from or []
+    )
     print_sweep(root)
 
 
