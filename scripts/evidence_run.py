@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--take-from", type=Path, help="folder of runs whose M1 and baselines are taken where they fit")
+    parser.add_argument("--no-rehearsal", action="store_true", help="where it is known that the runs fit in memory")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
@@ -65,8 +66,9 @@ def main() -> None:
         for number, (command, folder) in enumerate(commands(study, args)):
             if number == 0:
                 refuse_known(study, args, folder)
-            taken = ["--take-from", str(args.take_from)] if args.take_from else []
-            run(["-m", "weakdriven", *command, *taken, "--output", str(folder)])
+            options = ["--take-from", str(args.take_from)] if args.take_from else []
+            options += ["--no-rehearsal"] if args.no_rehearsal else []
+            run(["-m", "weakdriven", *command, *options, "--output", str(folder)])
             run([str(Path(__file__).with_name("evidence.py")), "collect", str(folder), *collected_as(study, args)])
 
 

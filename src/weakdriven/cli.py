@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, TakeFrom, default_command, here, places, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, Rehearse, TakeFrom, default_command, here, places, quieten_libraries
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
@@ -84,9 +84,7 @@ def run(
     take_from: TakeFrom = None,
     launch: Launch = None,
     force: Annotated[bool, typer.Option("--force", help="Train what is predicted not to fit in memory.")] = False,
-    rehearsal: Annotated[
-        bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")
-    ] = None,
+    rehearsal: Rehearse = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -123,6 +121,7 @@ def compare(
         Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
     ] = None,
     take_from: TakeFrom = None,
+    rehearsal: Rehearse = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -134,7 +133,15 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     progress = choose_progress(Console(), quiet=quiet)
     root = compare_methods(
-        recipe, overrides or [], output, progress, methods=names, seeds=seeds, jobs=jobs, siblings=take_from or []
+        recipe,
+        overrides or [],
+        output,
+        progress,
+        methods=names,
+        seeds=seeds,
+        jobs=jobs,
+        siblings=take_from or [],
+        rehearsal=rehearsal,
     )
     print_comparison(root)
 

@@ -49,6 +49,7 @@ def runs_given(given: list[Path] | None) -> list[Path]:
     return runs_in(here(given)) if given else []
 
 
+Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
 TakeFrom = Annotated[
     list[Path] | None,
     typer.Option(

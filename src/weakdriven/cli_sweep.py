@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, TakeFrom, here, quieten_libraries
+from weakdriven.cli_common import Debug, Quiet, Rehearse, TakeFrom, here, quieten_libraries
 from weakdriven.errors import UserError
 from weakdriven.recipe_file import describe
 from weakdriven.sweep_grid import shipped_sweeps
@@ -26,6 +26,7 @@ def sweep(
         Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=here)
     ] = None,
     take_from: TakeFrom = None,
+    rehearsal: Rehearse = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Name the paper's sweeps, which come with the package.")
     ] = False,
@@ -46,7 +47,15 @@ def sweep(
 
     progress = choose_progress(Console(), quiet=quiet)
     root = sweep_recipe(
-        recipe, overrides or [], output, progress, grids=grid or [], seeds=seeds, jobs=jobs, siblings=take_from or []
+        recipe,
+        overrides or [],
+        output,
+        progress,
+        grids=grid or [],
+        seeds=seeds,
+        jobs=jobs,
+        siblings=take_from or [],
+        rehearsal=rehearsal,
     )
     print_sweep(root)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
@@ -17,6 +18,11 @@ PART = ".part"
 """What a file is called until all of it is there."""
 SEAL = "crc32"
 """Last field of a sealed line: the checksum of the line without it."""
+LARGE = 1 << 20
+"""Bytes from which on a file's hash is remembered."""
+CLOCK_TICK = 100_000_000
+"""Nanoseconds within which a file system may give two writes the same time."""
+_DIGESTS: dict[tuple[int, ...], str] = {}
 
 
 def digest(value: Any) -> str:
@@ -25,11 +31,20 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
+    """Of a file's content. A large one is read once in a process as long as it is the same, also under another name."""
+    found = path.stat()
+    same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if same in _DIGESTS:
+        return _DIGESTS[same]
+    old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
     digester = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             digester.update(block)
-    return digester.hexdigest()[:32]
+    result = digester.hexdigest()[:32]
+    if old and found.st_size >= LARGE:
+        _DIGESTS[same] = result
+    return result
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ damaged file is never repaired or computed again on our own account: it may be t
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,21 +40,14 @@ def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[st
         if any(name.startswith(f"{place}/") for place in spare):
             continue
         try:
-            found = path.stat()
-            size = found.st_size
+            size = path.stat().st_size
             if size != fact["bytes"]:
                 return f"{path} has {size:,} bytes and had {fact['bytes']:,} when it was finished"
-            if contents and _read_once(path, size, found.st_mtime_ns) != fact["sha256"]:
+            if contents and file_digest(path) != fact["sha256"]:
                 return f"{path} has other content than when it was finished ({size:,} bytes, another SHA-256)"
         except OSError as error:
             return f"{path} cannot be read ({error.strerror}), and had {fact['bytes']:,} bytes when it was finished"
     return None
-
-
-@lru_cache(maxsize=4096)
-def _read_once(path: Path, size: int, changed: int) -> str:
-    """A model of many gigabytes may be an input of several stages in one process."""
-    return file_digest(path)
 
 
 def files_of(folder: Path) -> Inventory:

@@ -19,7 +19,6 @@ from weakdriven.models.load import (
     locate_model,
     positions,
     refuse_different_tokenizers,
-    tokenizer_fingerprint,
 )
 from weakdriven.pipeline.loader import Model
 from weakdriven.pipeline.stages import Stages
@@ -67,10 +66,9 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
-    refuse_other_tokens(
-        recipe.selection.reuse, tokenizer=tokenizer_fingerprint(tokenizer), max_length=recipe.data.max_length
-    )
     stages = Stages(recipe, run, base, strong, renderer)
+    if reuse := recipe.selection.reuse:
+        refuse_other_tokens(reuse, tokenizer=stages.tokenizer_key, max_length=recipe.data.max_length)
     if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         refuse_unservable(recipe)
     if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):

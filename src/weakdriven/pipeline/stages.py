@@ -86,6 +86,11 @@ class Stages:
     def loader(self) -> Loader:
         return Loader(self.recipe, self.base)
 
+    @cached_property
+    def tokenizer_key(self) -> str:
+        """Of what scores depend on; a vocabulary of 260,000 takes seconds."""
+        return tokenizer_fingerprint(self.renderer.tokenizer)
+
     def data(self) -> Stage:
         """Rows -> tokens, once, for training and entropy alike."""
         settings = self.recipe.data
@@ -246,7 +251,7 @@ class Stages:
         return ScoreFacts(
             model=digest([own, self.base.key]) if (model.folder / ADAPTER_FILE).is_file() else own,
             rows=digest([file_digest(data.path / TOKENS), sample]),
-            tokenizer=tokenizer_fingerprint(self.renderer.tokenizer),
+            tokenizer=self.tokenizer_key,
             max_length=self.recipe.data.max_length,
             precision=self._forward_precision(),
         )

@@ -66,7 +66,8 @@ class PhaseCallback(TrainerCallback):
             self.stopped = name
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps and size() == 1:
-            args.save_only_model = True  # no step comes after it that would need the optimizer's state
+            control.should_save = False  # the model itself is written next, and no step needs the optimizer's state
+            refuse_broken_weights(kwargs["model"], state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)

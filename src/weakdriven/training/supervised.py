@@ -23,7 +23,7 @@ from weakdriven.models.recompute import keep
 from weakdriven.models.scan import row_lengths
 from weakdriven.models.sharded import elements
 from weakdriven.plan.memory import state_bytes
-from weakdriven.processes import agree, led
+from weakdriven.processes import agree, led, size
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
@@ -161,7 +161,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     states = (elements(weight) * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
     optimizer = math.ceil(sum(states))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
-    saves = math.ceil(steps / settings.save_steps)  # one at the last step too
+    saves = settings.saves(steps, processes=size())
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if isinstance(model, WeakStrongPair) else 1)
     kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
