@@ -41,6 +41,13 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def cores() -> int:
+    """Those that this process may use: fewer than there are where it is pinned, or where several runs share them."""
+    mine = len(os.sched_getaffinity(0))
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return min(mine, int(told)) if told.isdecimal() and int(told) else mine
+
+
 def hardware() -> str:
     """What computes: the GPUs, or the processor's kind and cores."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():

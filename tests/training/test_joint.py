@@ -19,7 +19,7 @@ from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
-from weakdriven.training.checkpoints import last_complete_checkpoint
+from weakdriven.training.checkpoints import checkpoints, last_complete_checkpoint
 from weakdriven.training.joint import WDJTConfig, WDJTTrainer
 from weakdriven.training.supervised import Phase, fit
 
@@ -272,10 +272,14 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_not_resumed_from(run, t
     assert_equal(both(trained(tmp_path / "run")), both(run[0]))
 
 
-def test_checkpoints_hold_both_models(run):
-    trainer, folder = run
-    last = last_complete_checkpoint(folder / "checkpoints")
-    assert last.name == f"checkpoint-{STEPS}"
+def test_none_is_written_at_the_last_step_because_the_model_itself_comes_next(run):
+    assert [path.name for path in checkpoints(run[1] / "checkpoints")] == ["checkpoint-4", "checkpoint-2"]
+
+
+def test_checkpoints_hold_both_models(tmp_path):
+    trainer = trained(tmp_path / "run", options={"callbacks": [StopAt(4)]})
+    last = last_complete_checkpoint(tmp_path / "run" / "checkpoints")
+    assert last.name == "checkpoint-4"
     strong, weak = (AutoModelForCausalLM.from_pretrained(path) for path in (last, last / "weak"))
     assert_equal(weights(strong), weights(trainer.model.strong))
     assert_equal(weights(weak), weights(trainer.model.weak))

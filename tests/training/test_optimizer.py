@@ -1,7 +1,5 @@
 """The choice of AdamW: what becomes of small updates, what is stored, resuming, and what it needs."""
 
-import shutil
-
 import pytest
 import torch
 from trl.trainer.sft_trainer import SFTTrainer
@@ -63,8 +61,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, work):
     whole, resumed = wide_model(), wide_model()
     phase = Phase("sft", 0, 1, work, Progress())
     train_supervised(whole, embedded_tokenizer(), token_rows(16), settings, RECIPE, phase)
-    assert {path.name for path in (work / "checkpoints").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
-    shutil.rmtree(work / "checkpoints" / "checkpoint-4")
+    assert {path.name for path in (work / "checkpoints").glob("checkpoint-*")} == {"checkpoint-2"}
     counted = train_supervised(resumed, embedded_tokenizer(), token_rows(16), settings, RECIPE, phase)
     assert counted["steps"] == 4
     start, want, got = weights(wide_model()), weights(whole), weights(resumed)

@@ -4,7 +4,6 @@ A folder of results stands on its own: `items.jsonl` holds what the grader needs
 and how it was graded, `scores.json` the numbers; `regrade` makes the last two again from the first two.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from weakdriven.files import append_jsonl, digest, read_json, read_jsonl, salvag
 from weakdriven.generate import Engine, Sampling
 from weakdriven.generate.samples import Ask, Row, by_key, collect
 from weakdriven.integrity import refuse_damage, rewriting
+from weakdriven.machine import cores
 from weakdriven.processes import agree, gathered, index, leads, share
 from weakdriven.recipe import EvalSettings
 from weakdriven.rundir import BENCHMARK_SCORES, ITEMS, SAMPLES, Planned, Progress
@@ -208,7 +208,7 @@ def grade_samples(
             [row["text"] for row in block],
             [item.gold for item in asked],
             options=[item.options for item in asked] if entry.kind == "choice" else None,
-            workers=len(os.sched_getaffinity(0)) if code else None,
+            workers=cores() if code else None,
             **{**entry.grading, **(grading if code else {})},
         )
         new = [{**asdict(one), "undecided": one.undecided} for one in graded]

@@ -15,6 +15,7 @@ import threading
 import time
 
 from weakdriven.eval.answers import FAILED, TIMEOUT
+from weakdriven.machine import cores
 
 MEMORY_MB = 2048
 START_LIMIT = 120.0
@@ -119,7 +120,7 @@ def shared_pool() -> Pool:
     global _pool
     with _lock:
         if _pool is None or _pool.owner != os.getpid():
-            _pool = Pool(os.cpu_count() or 1)
+            _pool = Pool(cores())
             atexit.register(_pool.close)
         return _pool
 

@@ -1,6 +1,5 @@
 """A raw row -> a candidate for a training set, and the verdict on it: one reader and one verifier for each domain."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from weakdriven.eval.choices import NO_CHOICE
 from weakdriven.eval.grading import Kind, check_golds, grade, grade_many
 from weakdriven.eval.hub_rows import our_fields
 from weakdriven.eval.sandbox import SandboxError
+from weakdriven.machine import cores
 from weakdriven.pipeline.unit_tests import unit_tests_of
 
 NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED, NO_CHOICE)
@@ -180,7 +180,7 @@ def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault |
             Fault("tests failed", graded.reason) if graded.answer is not None else Fault(NO_ANSWER_FOUND, graded.reason)
         )
 
-    with ThreadPoolExecutor(checks.workers or len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(checks.workers or cores()) as threads:
         return list(threads.map(one, candidates))
 
 
