@@ -78,7 +78,7 @@ class Clock(TrainerCallback):
         self.begins.append(time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_save = False  # the last step would write a checkpoint
+        control.should_save = False  # several processes write one at the last step
 
     def count(self, owner: Any, function: str, note: str, size: Callable[..., int] | None = None) -> None:
         """Adds the seconds spent in a function to a note, or what `size` says of its arguments."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 from weakdriven.cli import app
@@ -25,3 +26,21 @@ def test_a_sweep_of_nothing_says_what_to_give():
 def test_listing_and_grids_need_no_torch():
     code = "import sys, weakdriven.cli_sweep, weakdriven.report.sweep; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5,0.7"]])
+@pytest.mark.parametrize("word, expected", [("--no-rehearsal", False), ("--rehearsal", True), (None, None)])
+def test_every_run_is_rehearsed_as_was_asked(command, word, expected, tmp_path, monkeypatch):
+    class Asked(UserError):
+        pass
+
+    asked = []
+
+    def carry_out(*args, rehearsal, **options):
+        asked.append(rehearsal)
+        raise Asked("That is all.")
+
+    monkeypatch.setattr(f"weakdriven.pipeline.{command[0]}.carry_out", carry_out)
+    words = [word] if word else []
+    CliRunner().invoke(app, [*command, "--seeds", "1", "--output", str(tmp_path / "runs"), *words])
+    assert asked and set(asked) == {expected}

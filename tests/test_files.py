@@ -8,7 +8,6 @@ import pytest
 
 from weakdriven import files
 from weakdriven.files import LARGE, file_digest
-from weakdriven.machine import cores
 
 
 @pytest.fixture
@@ -52,9 +51,3 @@ def test_a_file_just_written_is_not_remembered_since_the_next_write_may_bear_the
     file.write_bytes(b"y" * LARGE)
     os.utime(file, ns=(moment, moment))
     assert file_digest(file) != first and len(reads) == 2
-
-
-@pytest.mark.parametrize("told, expected", [("1", 1), ("0", None), ("2,1", None), ("4096", None)])
-def test_cores_are_those_that_the_process_may_use(told, expected, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", told)
-    assert cores() == (expected or len(os.sched_getaffinity(0)))

@@ -20,8 +20,8 @@ SEAL = "crc32"
 """Last field of a sealed line: the checksum of the line without it."""
 LARGE = 1 << 20
 """Bytes from which on a file's hash is remembered."""
-CLOCK_TICK = 100_000_000
-"""Nanoseconds within which a file system may give two writes the same time."""
+CLOCK_TICK = 2_000_000_000
+"""Nanoseconds within which a file system may give two writes the same time; FAT's are the longest."""
 _DIGESTS: dict[tuple[int, ...], str] = {}
 
 
@@ -32,13 +32,13 @@ def digest(value: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """Of a file's content. A large one is read once in a process as long as it is the same, also under another name."""
-    found = path.stat()
-    same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    if same in _DIGESTS:
-        return _DIGESTS[same]
-    old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
     digester = hashlib.sha256()
     with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if same in _DIGESTS:
+            return _DIGESTS[same]
+        old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
         while block := file.read(1 << 22):
             digester.update(block)
     result = digester.hexdigest()[:32]

@@ -1,7 +1,8 @@
 """Whether a finished folder still holds what was put there: size and SHA-256 of each file, kept in its manifest.
 
-Sizes are looked at whenever a run is planned, contents before a stage is read for the first time and by `verify`. A
-damaged file is never repaired or computed again on our own account: it may be the last copy of days of work.
+Sizes are looked at whenever a run is planned, contents before a stage that an earlier process finished is first read
+and by `verify`. A damaged file is never repaired or computed again on our own account: it may be the last copy of days
+of work.
 """
 
 import json

@@ -10,6 +10,8 @@ from pathlib import Path
 
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
+CORES = "WEAKDRIVEN_CORES"
+"""Set for each of several runs side by side: its share of the cores."""
 
 
 def reset_peak_memory() -> None:
@@ -43,9 +45,7 @@ def library_versions() -> dict[str, str]:
 
 def cores() -> int:
     """Those that this process may use: fewer than there are where it is pinned, or where several runs share them."""
-    mine = len(os.sched_getaffinity(0))
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return min(mine, int(told)) if told.isdecimal() and int(told) else mine
+    return min(len(os.sched_getaffinity(0)), int(os.environ.get(CORES, sys.maxsize)))
 
 
 def hardware() -> str:

@@ -67,14 +67,6 @@ class TrainSettings(Settings):
         """
         return rows // min(self.batch_size, rows) * (self.epochs if epochs is None else epochs)
 
-    def saves(self, steps: int, processes: int = 1) -> int:
-        """Checkpoints of so many steps; several processes write one at the last step too, before they gather the model.
-
-        >>> TrainSettings(save_steps=50).saves(100), TrainSettings(save_steps=50).saves(100, processes=8)
-        (1, 2)
-        """
-        return (steps - 1) // self.save_steps + (processes > 1)
-
     @field_validator("snapshots")
     @classmethod
     def _whole_percents_that_rise(cls, shares: list[float]) -> list[float]:

@@ -348,6 +348,12 @@ def test_a_later_divergence_names_its_step(tmp_path):
     assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
 
 
+@pytest.mark.parametrize("branch", ["strong", "weak"])
+def test_a_weight_that_is_not_finite_after_the_last_step_is_no_result(branch, tmp_path):
+    with pytest.raises(UserError, match=rf"diverged: at step {STEPS} a weight is not finite\. Lower learning_rate"):
+        trained(tmp_path / "run", options={"callbacks": [Poison(STEPS, branch)]})
+
+
 @pytest.mark.parametrize("branch, value", [("strong", math.nan), ("weak", math.nan), ("strong", math.inf)])
 def test_a_checkpoint_with_a_weight_that_is_not_finite_is_never_complete(branch, value, run, tmp_path):
     with pytest.raises(UserError, match=r"diverged: at step 4 a weight is not finite\. Lower learning_rate"):

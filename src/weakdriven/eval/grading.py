@@ -49,7 +49,7 @@ def grade_many(
 
     Args:
         options: For "choice", the choices of each text.
-        workers: Texts graded at once; one for each core unless given. No more processes run than cores are ours.
+        workers: Texts graded at once; unset: as many threads as Python's default. Processes are one for each core.
         timeout: Seconds for one comparison; what takes longer is wrong, for the reason `timeout`.
     """
 

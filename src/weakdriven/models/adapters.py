@@ -70,6 +70,11 @@ def keeps_base(config: Any) -> bool:
     return getattr(config, "init_lora_weights", True) in KEEPS_BASE
 
 
+def has_adapter(model: torch.nn.Module) -> bool:
+    """Whether it, or a model of a pair, is an adapter over a base."""
+    return any(isinstance(part, PeftModel) for part in model.modules())
+
+
 def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> PeftModel:
     """A fresh adapter like another model's; with a seed of its own, or two fresh ones would stay the same."""
     config = copy.deepcopy(config)

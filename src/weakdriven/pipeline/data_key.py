@@ -1,6 +1,5 @@
 """What decides the rows of a data source, for the keys of what is made from it."""
 
-from functools import lru_cache
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -19,8 +18,7 @@ def data_key(path: str, split: str) -> str:
     file = fetch(path) if is_remote(path) else Path(path).expanduser()
     if file.is_file():
         try:
-            found = file.stat()
-            return _known_digest(file, found.st_size, found.st_mtime_ns)
+            return file_digest(file)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
@@ -28,9 +26,3 @@ def data_key(path: str, split: str) -> str:
     except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
         commit = "cached"
     return f"{path}@{commit}/{split}"
-
-
-@lru_cache
-def _known_digest(file: Path, size: int, changed: int) -> str:
-    """Every dry run asks again, and the file may be large."""
-    return file_digest(file)

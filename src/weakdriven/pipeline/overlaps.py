@@ -19,6 +19,7 @@ from weakdriven.data.clean import asked_texts, index_items, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.overlap import HeldItem, Overlap
 from weakdriven.files import digest, read_json, write_json
+from weakdriven.machine import cores
 
 Row = TypeVar("Row")
 BLOCK = 2048
@@ -56,7 +57,7 @@ def find_overlaps(
         folder.mkdir(parents=True)
     write_json(folder / ITEMS, {"items": items, "shares": shares}, exact=True)
     missing = sum(not path.exists() for path in parts)
-    workers = min(workers or os.cpu_count() or 1, missing)
+    workers = min(workers or cores(), missing)
     if workers == 1:
         compare(str(rows), str(folder), "0", "1", on_rows=on_rows)
     elif workers:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from weakdriven.errors import UserError, explain
+from weakdriven.machine import CORES, cores
 from weakdriven.masking import masked
 from weakdriven.progress import PlainProgress
 from weakdriven.rundir import Progress
@@ -167,9 +168,8 @@ def _portable(error: Exception) -> Exception:
 
 
 def _take_place(place: int, jobs: int) -> None:
-    cores = len(os.sched_getaffinity(0))
-    threads = str(max(1, cores // jobs))
-    os.environ["OMP_NUM_THREADS"] = threads
+    threads = str(max(1, cores() // jobs))
+    os.environ[CORES] = os.environ["OMP_NUM_THREADS"] = threads
     import torch
 
     torch.set_num_threads(int(threads))

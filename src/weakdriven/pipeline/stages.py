@@ -88,7 +88,7 @@ class Stages:
 
     @cached_property
     def tokenizer_key(self) -> str:
-        """Of what scores depend on; a vocabulary of 260,000 takes seconds."""
+        """Hash of the tokenizer, computed once: a vocabulary of 260,000 takes seconds."""
         return tokenizer_fingerprint(self.renderer.tokenizer)
 
     def data(self) -> Stage:

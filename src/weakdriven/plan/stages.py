@@ -1,5 +1,6 @@
 """What each stage of a recipe takes, from its shape, its rows and the machine."""
 
+import math
 from dataclasses import dataclass, replace
 
 from weakdriven.disk import CHECKPOINTS
@@ -159,7 +160,7 @@ class Planner:
         asked = 2 * rows * self.rows.mean if part.pairs else 0.0  # the reference's pass over both sides, once
         seconds += scan_seconds(self._asked(self.rows.mean), self.machine.device, asked) / devices
         checkpoint = self.checkpoint_bytes(part, shape)
-        writes = min(settings.saves(steps, processes=devices), CHECKPOINTS)
+        writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
         snapshots = len(settings.snapshots)
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
         return Cost(

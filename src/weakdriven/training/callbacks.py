@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
 from weakdriven.files import append_jsonl, salvage_jsonl
+from weakdriven.models.adapters import has_adapter
 from weakdriven.models.sharded import local_part
 from weakdriven.processes import all_agree, gathered, size, wait_for_all
 from weakdriven.recipe import Recipe
@@ -65,8 +66,8 @@ class PhaseCallback(TrainerCallback):
         if (name := signalled()) and state.global_step < state.max_steps:  # at the last step the stage is all but done
             self.stopped = name
             control.should_save = control.should_training_stop = True
-        if state.global_step >= state.max_steps and size() == 1:
-            control.should_save = False  # the model itself is written next, and no step needs the optimizer's state
+        if state.global_step >= state.max_steps and size() == 1 and not has_adapter(kwargs["model"]):
+            control.should_save = False  # the model itself is written next; an adapter may be merged first
             refuse_broken_weights(kwargs["model"], state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

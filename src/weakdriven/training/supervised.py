@@ -17,13 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from weakdriven.disk import disk_need, held, is_full, refuse_full_disk
 from weakdriven.errors import UserError
+from weakdriven.models.adapters import has_adapter
 from weakdriven.models.head import causal_lm
 from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.recompute import keep
 from weakdriven.models.scan import row_lengths
 from weakdriven.models.sharded import elements
 from weakdriven.plan.memory import state_bytes
-from weakdriven.processes import agree, led, size
+from weakdriven.processes import agree, led
 from weakdriven.recipe import Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
@@ -154,14 +155,14 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
-    adapter = any(isinstance(part, PeftModel) for part in model.modules())
+    adapter = has_adapter(model)
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
     states = (elements(weight) * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
     optimizer = math.ceil(sum(states))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
-    saves = settings.saves(steps, processes=size())
+    saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if isinstance(model, WeakStrongPair) else 1)
     kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
