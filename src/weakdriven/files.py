@@ -32,13 +32,13 @@ def digest(value: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """Of a file's content. A large one is read once in a process as long as it is the same, also under another name."""
-    digester = hashlib.sha256()
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if same in _DIGESTS:
             return _DIGESTS[same]
         old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
+        digester = hashlib.sha256()
         while block := file.read(1 << 22):
             digester.update(block)
     result = digester.hexdigest()[:32]

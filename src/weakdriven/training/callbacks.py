@@ -68,7 +68,9 @@ class PhaseCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps and size() == 1 and not has_adapter(kwargs["model"]):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
-            refuse_broken_weights(kwargs["model"], state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        refuse_broken_weights(kwargs["model"], state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
