@@ -31,14 +31,11 @@ def test_listing_and_grids_need_no_torch():
 @pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5,0.7"]])
 @pytest.mark.parametrize("word, expected", [("--no-rehearsal", False), ("--rehearsal", True), (None, None)])
 def test_every_run_is_rehearsed_as_was_asked(command, word, expected, tmp_path, monkeypatch):
-    class Asked(UserError):
-        pass
-
     asked = []
 
     def carry_out(*args, rehearsal, **options):
         asked.append(rehearsal)
-        raise Asked("That is all.")
+        raise UserError("That is all.")
 
     monkeypatch.setattr(f"weakdriven.pipeline.{command[0]}.carry_out", carry_out)
     words = [word] if word else []
