@@ -38,6 +38,8 @@ COMPARED = {
 TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
 """Studies on test items, with as many seeds as are asked for; the others are on validation, with one."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
+POINTED = ("epochs", *TABLES)
+"""Studies whose points may run apart; the others choose among all of theirs."""
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "sizes": 3, "alone": 1}
 """Of studies that test no hypothesis."""
 
@@ -58,8 +60,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
-    if args.only and (whole := [study for study in args.studies if study not in TABLES]):
-        parser.error(f"--only is for {', '.join(TABLES)}; {whole[0]} runs whole.")
+    if args.only and (whole := [study for study in args.studies if study not in POINTED]):
+        parser.error(f"--only is for {', '.join(POINTED)}; {whole[0]} runs whole.")
     if args.take_from and "alone" in args.studies:
         parser.error("alone asks what every stage takes by itself; it takes none from --take-from.")
     for study in args.studies:
@@ -95,9 +97,10 @@ def refuse_known(study: str, args: Any, folder: Path) -> None:
 
 
 def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
-    """Those of a result that the study would train again; one on validation tells its points apart by their recipes."""
+    """Those of a result that the study would train again; one on validation tells its points apart by their files."""
     if study not in TABLES:
-        return [REFERENCE]
+        again = not args.only or any(result["file"].endswith(f"-{name}.json") for name in args.only)
+        return [REFERENCE] if again else []
     asked = args.only or COMPARED.get(study) or read_yaml(sweep_of(study))["points"]
     return [name for name in asked if name != REFERENCE and name in result["methods"]]
 
@@ -150,14 +153,14 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         yield ["sweep", recipe, *settings, "--grid", f"joint.learning_rate={rates}", *jobs], folder
         return
     if study == "epochs":
-        yield ["sweep", recipe, *settings, VALIDATION, "--seeds", "1", *grid, *jobs], folder
-        return
+        settings.append(VALIDATION)
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
     if study == "alone":
         settings.append("eval.benchmarks=[mawps]")  # the smallest; no score of it is used
     settings += [f"seed={args.first}", "--seeds", str(seeds_of(study, args)), *jobs]
-    folder = folder.with_name("-".join([folder.name, f"s{args.first}", *args.only]))
+    first = [f"s{args.first}"] if study in TABLES else []
+    folder = folder.with_name("-".join([folder.name, *first, *args.only]))
     if known := COMPARED.get(study):
         refuse_unknown(args.only, known, study)
         methods = [name for name in known if name == REFERENCE or name in (args.only or known)]
@@ -204,8 +207,14 @@ def enough_epochs(results: Path, student: str, rate: float) -> int:
     if other := [sft["learning_rate"] for sft, _ in tried if sft["learning_rate"] != rate]:
         raise SystemExit(f"Epochs of {student} were tried at a rate of {other[0]:g}, not {rate:g}; run `epochs` again.")
     scores = {sft["epochs"]: score for sft, score in tried}
-    enough = (count for count, more in pairwise(sorted(scores)) if scores[more] < scores[count] + ENOUGH)
-    return next(enough, max(scores))
+    points = read_yaml(sweep_of("epochs"))["points"]
+    counts = {point["sft.epochs"]: name for name, point in points.items()}
+    for count, more in pairwise(sorted(counts)):
+        if missing := [counts[one] for one in (count, more) if one not in scores]:
+            raise SystemExit(f"Epochs of {student}: {missing[0]} is not tried; run `epochs --only {missing[0]}`.")
+        if scores[more] < scores[count] + ENOUGH:
+            return count
+    return max(counts)
 
 
 def validated(result: dict[str, Any]) -> float:

@@ -115,6 +115,11 @@ def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(running, 
     put_result(results, "epochs", 0.56, epochs=4, learning_rate=1e-4)
     assert running.enough_epochs(results, STUDENT, 1e-4) == 6
     assert "sft.epochs=6" in commands(running, "saturated", sitting(results))[0]
+    (results / "epochs-6-0.0001.json").unlink()
+    with pytest.raises(SystemExit, match="e6 is not tried; run `epochs --only e6`"):
+        running.enough_epochs(results, STUDENT, 1e-4)
+    put_result(results, "epochs", 0.3, epochs=3, learning_rate=1e-4)  # no more than two: nothing hangs on six
+    assert running.enough_epochs(results, STUDENT, 1e-4) == 2
     with pytest.raises(SystemExit, match=r"were tried at a rate of 0.0001, not 0.0003; run `epochs` again"):
         commands(running, "saturated", sitting(results, rate=3e-4))
 
@@ -192,11 +197,26 @@ def test_methods_of_the_core_that_are_missing_run_beside_the_reference(running, 
         commands(running, "core", sitting(results, only=["wms"]))
 
 
+def test_epochs_run_only_as_far_as_their_rule_needs(running, results, tmp_path):
+    args = sitting(results, only=["e3", "e2"], output=tmp_path / "runs")
+    ((command, folder),) = running.commands("epochs", args)
+    (axis,) = axes_of([command[command.index("--grid") + 1]])
+    assert [choice.name for choice in axis.choices] == ["e3", "e2"] and running.VALIDATION in command
+    assert command[command.index("--seeds") + 1] == "1" and folder.name == f"{STUDENT}-epochs-e3-e2"
+    assert next(running.commands("epochs", sitting(results)))[1].name == f"{STUDENT}-epochs"
+    for epochs in (1, 2, 3, 4, 6):
+        (results / f"epochs-{epochs}-0.0001.json").unlink()
+    (results / f"{STUDENT}-epochs-e2.json").write_text(json.dumps(result(STUDENT, "epochs")), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"epochs-e2.json has sft_restart of seed 42 already"):
+        running.refuse_known("epochs", args, folder)
+    running.refuse_known("epochs", sitting(results, only=["e4"]), folder)
+
+
 def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "epochs", "--output", "runs", "--only", "e4"])
+    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "rate", "--output", "runs", "--only", "r1e-5"])
     with pytest.raises(SystemExit):
         running.main()
-    assert "--only is for core, variants" in capsys.readouterr().err
+    assert "--only is for epochs, core, variants" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
