@@ -3,9 +3,12 @@
 import errno
 import math
 import shutil
+import tempfile
 from pathlib import Path
 
 from weakdriven.errors import WRITE_FAILURES, UserError
+from weakdriven.files import linked
+from weakdriven.integrity import files_of
 
 CHECKPOINTS = 3
 """Two are kept, and the next is written before the oldest goes."""
@@ -32,6 +35,16 @@ def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: i
 def held(folder: Path) -> int:
     """Bytes of all files in a folder; those that an earlier try has written need no room again."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def unlinkable(stage: Path, here: Path) -> int:
+    """Bytes of a finished stage that would have to be copied, because its files cannot have a second name `here`.
+
+    Each one is tried, since not only another disk is in the way: two mounts of one are, and files of somebody else.
+    """
+    files = enumerate(files_of(stage).items())
+    with tempfile.TemporaryDirectory(dir=here, prefix="links-") as tried:
+        return sum(fact["bytes"] for n, (name, fact) in files if not linked(str(stage / name), f"{tried}/{n}"))
 
 
 def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> None:

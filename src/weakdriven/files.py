@@ -166,10 +166,17 @@ def sync(path: Path) -> None:
 
 def link(source: str, target: str) -> None:
     """The same file under a second name, or a copy; for shutil.copytree."""
+    if not linked(source, target):
+        shutil.copy2(source, target)
+
+
+def linked(source: str, target: str) -> bool:
+    """Give a file a second name; says whether that can be done."""
     try:
         os.link(os.path.realpath(source), target)
-    except OSError:  # another disk, or one without hard links
-        shutil.copy2(source, target)
+    except OSError:  # another disk, one without hard links, or a file of somebody else
+        return False
+    return True
 
 
 def now() -> str:

@@ -57,6 +57,8 @@ class Planned:
     """Why it has to run; empty when it is done."""
     inputs: dict[str, str] = field(default_factory=dict, compare=False)
     """Name and key of what it reads."""
+    taken: Path | None = None
+    """The folder of another run's same stage, which is taken over."""
 
 
 class Progress:
@@ -125,8 +127,9 @@ class Run:
             raise self.failed[name]
         if name in (entry.name for entry in self.planned):
             return stage  # a later round reads what an earlier one has computed
-        reason = self._why(stage, settings, inputs, holds)
-        self.planned.append(Planned(name, stage.key, reason, inputs))
+        taken = self._sibling(stage, holds)
+        reason = self._taken_from(taken) if taken else self._why(stage, settings, inputs, holds)
+        self.planned.append(Planned(name, stage.key, reason, inputs, taken and taken / name))
         if self.dry:
             return stage
         home = work_folder(self.root, name)
@@ -247,6 +250,8 @@ class Run:
         write_json(home / "out" / MANIFEST, manifest)
 
     def _sibling(self, stage: Stage, holds: Sequence[str]) -> Path | None:
+        if _key(stage.path) == stage.key and not _lost(stage.path, holds):
+            return None
         for run in self.siblings:
             folder = run / stage.name
             finished = _key(folder) == stage.key and not _lost(folder, holds)
@@ -259,8 +264,6 @@ class Run:
 
     def _why(self, stage: Stage, settings: dict[str, Any], inputs: dict[str, str], holds: Sequence[str]) -> str:
         lost = _lost(stage.path, holds)
-        if (lost or _key(stage.path) != stage.key) and (sibling := self._sibling(stage, holds)):
-            return self._taken_from(sibling)
         try:
             old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
             own = digest({"settings": old["settings"], "inputs": old["inputs"]})

@@ -1,7 +1,9 @@
 """A run that cannot fit in memory or on the disk is refused before anything is trained; not with --force."""
 
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +11,15 @@ import torch
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
+from weakdriven.files import write_json
+from weakdriven.integrity import FILES, MANIFEST, inventory
 from weakdriven.pipeline import preflight
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.plan.devices import DEVICES, GIB, MEASURED, Machine, this_much
 from weakdriven.plan.memory import Memory
 from weakdriven.plan.parts import Cost, Part, disk_bytes
 from weakdriven.plan.stages import Planner
-from weakdriven.rundir import Planned, work_folder
+from weakdriven.rundir import WORK, Planned, work_folder
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
 
@@ -73,7 +77,7 @@ def test_an_assumed_length_refuses_nothing(tmp_path, no_gpu, monkeypatch):
 
 def test_finished_stages_and_those_of_siblings_are_not_checked():
     found = preflight.will_run(
-        [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over from ../seed-1")]
+        [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over", taken=Path("b"))]
     )
     assert found == {"a"}
 
@@ -190,6 +194,60 @@ def test_what_is_on_the_disk_already_needs_no_room_again(tmp_path):
     first, second = (preflight.still_to_write(cost, tmp_path) for cost in costs)
     assert disk_bytes([first]) == (10 - 10 - 30, 10 + 60 - 30), "an older result stays until the new one is there"
     assert disk_bytes([first, second]) == (-20, 40)
+
+
+def without_links(monkeypatch) -> None:
+    """What is taken over lies on another disk."""
+
+    def refused(*_):
+        raise OSError("Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refused)
+
+
+def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    """Also where nothing is left to train."""
+    recipe, theirs, mine = small_recipe(*SHORT, "method=sft"), tmp_path / "theirs", tmp_path / "mine"
+    carry_out(recipe, theirs, Recorder(), all_stages, rehearsal=False)
+    without_links(monkeypatch)
+    with_disk(monkeypatch, 2 << 20)
+    recorder, told = Recorder(), r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* 3\.\d MiB of it are copies"
+    with pytest.raises(UserError, match=told) as refusal:
+        carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+    assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
+    with_disk(monkeypatch, 4 << 20)
+    carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+    assert recorder.ran["baselines/sft"] == "taken over from theirs"
+
+
+def test_copies_count_beside_models_in_the_order_of_the_run_and_links_do_not(tmp_path, monkeypatch):
+    for folder in (tmp_path / "theirs/sft", tmp_path / "theirs/baselines/sft"):
+        put(folder / "model.safetensors", 3 << 20)
+        write_json(folder / MANIFEST, {FILES: inventory(folder)})
+    (tmp_path / "mine" / WORK).mkdir(parents=True)
+    trained = [Cost(Part("round-1/strong", "train"), kept=3 << 20, work=6 << 20)]
+    names = ("sft", "round-1/strong", "baselines/sft")
+    planned = [Planned(name, "k", "", taken=tmp_path / "theirs" / name) for name in names]
+    planned[1] = Planned("round-1/strong", "k", "not run yet")
+
+    def short(size: int) -> str:
+        with_disk(monkeypatch, size << 20)
+        noted = Recorder()
+        preflight.check_disk(trained, planned, tmp_path / "mine", noted, force=True)
+        return " ".join(noted.notes)
+
+    assert not short(9) and "about 9.0 MiB" in short(8) and "are copies" not in short(8)
+    without_links(monkeypatch)
+    assert not short(12), "the last copy comes when the checkpoints are gone"
+    assert "about 12.0 MiB" in short(11) and "raise save_steps" in short(11) and "6.0 MiB of it are copies" in short(11)
+    assert not list((tmp_path / "mine" / WORK).iterdir())
+
+
+def test_a_copy_that_was_begun_goes_first_and_a_try_at_computing_the_stage_last(tmp_path):
+    put(tmp_path / "sft/model.safetensors", 10)
+    put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
+    put(work_folder(tmp_path, "sft") / "out/model.safetensors", 6)
+    assert disk_bytes([preflight.still_to_copy("sft", 12, tmp_path)]) == (12 - 10 - 30 - 6, 12 - 6)
 
 
 def put(path, size: int) -> None:

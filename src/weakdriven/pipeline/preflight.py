@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weakdriven.disk import gib, held, shortage
+from weakdriven.disk import gib, held, shortage, unlinkable
 from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.layers import fast_layers
 from weakdriven.pipeline.outline import Outline
@@ -22,7 +22,7 @@ from weakdriven.plan.devices import GIB
 from weakdriven.plan.parts import Advice, Change, Cost, Part, disk_bytes
 from weakdriven.plan.stages import batch_is_known
 from weakdriven.processes import led
-from weakdriven.rundir import Planned, Progress, Stage, work_folder
+from weakdriven.rundir import WORK, Planned, Progress, Stage, work_folder
 
 TOLERANCE = 0.1
 """How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
@@ -31,8 +31,8 @@ CROWDED = 2 * GIB
 
 
 def will_run(planned: list[Planned]) -> set[str]:
-    """Names of stages that have to be computed here; a sibling's result costs nothing."""
-    return {entry.name for entry in planned if entry.reason and not entry.reason.startswith("taken over")}
+    """Names of stages that have to be computed here; a sibling's result costs at most room on the disk."""
+    return {entry.name for entry in planned if entry.reason and not entry.taken}
 
 
 def check_room(
@@ -54,17 +54,18 @@ def check_room(
     names = will_run(planned)
     parts = [part for part in Outline.beside(stages).listed(work) if part.name in names]
     parts = [part for part in parts if part.kind in ("train", "scan") or part.name == "merged"]
-    if not parts:
-        return
-    planning = planning_of(stages, data)
-    try:
-        costs = [planning.planner(stages.recipe).cost(part) for part in parts]
-    except UserError as error:  # an architecture that a plan does not know trains all the same
-        progress.note(f"Whether it fits in memory and on the disk is not known. {error}")
-        return
-    check_memory(costs, planning, progress, force=force)
+    costs: list[Cost] = []
+    if parts:
+        planning = planning_of(stages, data)
+        try:
+            costs = [planning.planner(stages.recipe).cost(part) for part in parts]
+        except UserError as error:  # an architecture that a plan does not know trains all the same
+            progress.note(f"Whether it fits in memory and on the disk is not known. {error}")
+        check_memory(costs, planning, progress, force=force)
     saved = [cost for cost in costs if cost.part.kind != "scan"]
-    led(lambda: check_disk(saved, stages.run.root, progress, force=force))  # what is free may change between two looks
+    ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
+    # what is free may change between two looks
+    led(lambda: check_disk(saved, ahead, stages.run.root, progress, force=force))
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:
@@ -89,15 +90,29 @@ def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, f
             raise UserError(f"{sentence} {remedies(advice)}")
 
 
-def check_disk(costs: list[Cost], root: Path, progress: Progress, *, force: bool) -> None:
-    """Models that will be kept and checkpoints on the way; what else a run writes is small, and guessed in a plan."""
-    need = disk_bytes(still_to_write(cost, root) for cost in costs)[1]
+def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: Progress, *, force: bool) -> None:
+    """Models that will be kept, checkpoints on the way and copies of what is taken over and cannot be linked.
+
+    What else a run writes is small, and guessed in a plan.
+    """
+    sizes = {entry.name: unlinkable(entry.taken, root / WORK) for entry in planned if entry.taken}
+    written = {cost.part.name: still_to_write(cost, root) for cost in costs}
+    written |= {name: still_to_copy(name, size, root) for name, size in sizes.items() if size}
+    need = disk_bytes(written[entry.name] for entry in planned if entry.name in written)[1]
     short = shortage(root, round(need), "The run")
     if not short:
         return
-    largest = max(costs, key=lambda cost: cost.work)
-    most = f"checkpoints of {largest.part.name} are up to {gib(round(largest.work))} of it at once"
-    sentence = f"{short}{f', or raise save_steps ({most})' if largest.work else ''}."
+    sentence = short
+    largest = max(costs, key=lambda cost: cost.work, default=None)
+    if largest and largest.work:
+        most = f"checkpoints of {largest.part.name} are up to {gib(round(largest.work))} of it at once"
+        sentence += f", or raise save_steps ({most})"
+    sentence += "."
+    if copied := sum(sizes.values()):
+        sentence += (
+            f" {gib(copied)} of it are copies: what is taken over lies where it cannot be linked, such as on another "
+            "disk; an --output beside it needs none."
+        )
     if not force:
         raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
     progress.note(f"{sentence} It is tried all the same (--force).")
@@ -107,6 +122,13 @@ def still_to_write(cost: Cost, root: Path) -> Cost:
     """Beyond what is on the disk now: an older result and what an earlier try has begun go when the stage is done."""
     older, begun = held(root / cost.part.name), held(work_folder(root, cost.part.name))
     return replace(cost, kept=cost.kept - older - begun, work=cost.work + older)
+
+
+def still_to_copy(name: str, size: int, root: Path) -> Cost:
+    """The same for a copy: one that was begun goes first, and what a try at computing the stage has left goes last."""
+    home = work_folder(root, name)
+    older, begun, out = held(root / name), held(home), held(home / "out")
+    return Cost(Part(name, "small"), kept=size - older - begun, work=older + begun - out)
 
 
 def planning_of(stages: Stages, data: Stage) -> Planning:
