@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from weakdriven import mirror as mirror_module
 from weakdriven.cli import app
 from weakdriven.cli_common import places
 from weakdriven.errors import UserError
+from weakdriven.integrity import rewriting
 from weakdriven.mirror import Mirror, default_folder
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.rundir import Run, claimed, work_folder
@@ -76,7 +78,9 @@ def empty_store(monkeypatch):
     return waits
 
 
-def two_stages(root: Path, text: str = "one", *, address: str = ADDRESS, recipe: str = "demo", finish: bool = True):
+def two_stages(
+    root: Path, text: str = "one", *near: Path, address: str = ADDRESS, recipe: str = "demo", finish: bool = True
+):
     """A run of two small stages, the second from the first, as `carry_out` runs a recipe."""
 
     def work(run: Run) -> None:
@@ -96,10 +100,10 @@ def two_stages(root: Path, text: str = "one", *, address: str = ADDRESS, recipe:
     copy = Mirror(address, root, progress.note)
     with claimed(root, recipe):
         copy.open(recipe)
-        dry = Run(root, dry=True)
+        dry = Run(root, dry=True, siblings=near)
         work(dry)
         copy.bring(dry.planned)
-        work(Run(root, progress=progress, copy=copy.send))
+        work(Run(root, progress=progress, copy=copy.send, siblings=near))
         (root / "report.html").write_text("report")
         if finish:
             copy.finish()
@@ -135,6 +139,36 @@ def test_another_machine_brings_all_and_computes_nothing(tmp_path):
     assert here(tmp_path / "b") == here(tmp_path / "a"), "when it began, too"
     assert not [name for done, name in Store.done if done == "put" and "/first/" in name], "nothing goes back"
     assert not list((tmp_path / "b/.work").glob("*/out"))
+
+
+def test_what_another_run_here_has_too_is_linked_from_there_and_not_fetched(tmp_path):
+    two_stages(tmp_path / "a")
+    before = there()
+    Store.done.clear()
+    again = two_stages(tmp_path / "b", "one", tmp_path / "a")
+    assert not [name for done, name in Store.done if done == "get"] and again.ran == {} and there() == before
+    assert (
+        again.notes[1] == f"first: brought from {ADDRESS}, but 2 of 2 files from {tmp_path}/a/first, which are the same"
+    )
+    assert here(tmp_path / "b") == here(tmp_path / "a"), "the manifest is that of the address: nothing was taken over"
+    assert (tmp_path / "b/first/one.bin").samefile(tmp_path / "a/first/one.bin")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["made anew", "damaged"])
+def test_what_another_run_has_otherwise_is_brought_and_the_address_keeps_its_own(tmp_path, told):
+    """What lies there was made from it; what is taken instead would have to be sent, in its place."""
+    two_stages(tmp_path / "a")
+    before, other = there(), tmp_path / "other"
+    shutil.copytree(tmp_path / "a", other)
+    if told:
+        with rewriting(other / "first", "one.bin"):
+            (other / "first/one.bin").write_bytes(b"y" * 1000)
+    else:
+        (other / "first/one.bin").write_bytes(b"y" * 1000)
+    Store.done.clear()
+    assert two_stages(tmp_path / "b", "one", other).ran == {}
+    assert [name for done, name in Store.done if done == "get"] == ["/bucket/run/first/one.bin"]
+    assert here(tmp_path / "b") == here(tmp_path / "a") and there() == before
 
 
 def test_only_what_is_missing_is_brought_or_sent(tmp_path):

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from weakdriven.data.remote import DRIVERS, cache_folder, open_system, reason
 from weakdriven.errors import UserError
-from weakdriven.files import PART, digest, file_digest, sync, sync_tree, write_json
-from weakdriven.integrity import CARD, MANIFEST, Inventory, damage, key_and_files, refuse_damage
+from weakdriven.files import PART, digest, file_digest, link, sync, sync_tree, write_json
+from weakdriven.integrity import CARD, MANIFEST, Inventory, damage, files_of, key_and_files, refuse_damage
 from weakdriven.masking import GONE, masked
 from weakdriven.rundir import RUN_FILE, Planned, put_in_place, refuse_other_owner, work_folder
 from weakdriven.stopping import stop_here
@@ -45,6 +45,13 @@ def default_folder(address: str) -> Path:
     plain = masked(address).replace(f"{GONE}@", "").partition("?")[0].rstrip("/")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[-80:].strip("-.")
     return cache_folder().parent / "runs" / f"{name}-{digest(plain)[:8]}"
+
+
+def whole_in(folder: Path, files: Inventory) -> dict[str, Path]:
+    """Those files that a finished stage of another run has with the same content."""
+    theirs = files_of(folder)
+    same = {name: fact for name, fact in files.items() if theirs.get(name) == fact}
+    return {name: folder / name for name, fact in same.items() if not damage(folder, {name: fact}, contents=True)}
 
 
 @dataclass
@@ -80,7 +87,11 @@ class Mirror:
         self.note(f"works in {self.root} and is copied to {self.shown}")
 
     def bring(self, planned: Sequence[Planned]) -> list[str]:
-        """Fetch the stages that would have to run although the address has them; returns their names."""
+        """Fetch the stages that would have to run or be taken over although the address has them; returns their names.
+
+        It comes before other runs because it is this one: where both have a stage, what was made from it there stays
+        with it, and nothing has to be sent again. What they have alike is taken from the other run all the same.
+        """
         brought = []
         for entry in planned:
             with self._told("cannot be read"):
@@ -91,7 +102,7 @@ class Mirror:
                 if files is None:
                     self._refuse(entry.name, f"{MANIFEST} is damaged: its key or list of files cannot be read")
                 elif key == entry.key:
-                    self._bring(entry.name, manifest, files)
+                    self._bring(entry.name, manifest, files, entry.taken)
                     brought.append(entry.name)
         return brought
 
@@ -152,14 +163,19 @@ class Mirror:
         self.sent.pop(f"{stage}/{CARD}", None)
         self.manifests[stage] = None
 
-    def _bring(self, stage: str, manifest: bytes, files: Inventory) -> None:
+    def _bring(self, stage: str, manifest: bytes, files: Inventory, near: Path | None) -> None:
         home = work_folder(self.root, stage)
         out = home / "out"
-        self.note(f"{stage}: brought from {self.shown}")
+        alike = whole_in(near, files) if near else {}
+        spared = f", but {len(alike)} of {len(files)} files from {near}, which are the same" if alike else ""
+        self.note(f"{stage}: brought from {self.shown}{spared}")
         shutil.rmtree(out, ignore_errors=True)
         for name in (*files, CARD):
             stop_here()
             (out / name).parent.mkdir(parents=True, exist_ok=True)
+            if name in alike:
+                link(str(alike[name]), str(out / name))
+                continue
             with suppress(FileNotFoundError):  # a card need not be there; of the others the next line tells
                 self._tried(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
         if found := damage(out, files, contents=True):
