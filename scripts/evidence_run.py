@@ -13,7 +13,7 @@ data) are looked up where the command is started; `--set model=...` goes to ever
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ COMPARED = {
 TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
 """Studies on test items, with as many seeds as are asked for; the others are on validation, with one."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
+FIRST = 42
+"""The recipes' seed, and the only one of studies on validation."""
 POINTED = ("epochs", *TABLES)
 """Studies whose points may run apart; the others choose among all of theirs."""
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "sizes": 3, "alone": 1}
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="+", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
     parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
-    parser.add_argument("--first", type=int, default=42, help="first seed")
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
     parser.add_argument("--seeds", type=int, help="how many; unset: as many as the protocol has for the study")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these points or methods of a study")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
@@ -62,6 +64,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.only and (whole := [study for study in args.studies if study not in POINTED]):
         parser.error(f"--only is for {', '.join(POINTED)}; {whole[0]} runs whole.")
+    for study in args.studies if args.only else ():
+        names_in(study, args.only)
     if args.take_from and "alone" in args.studies:
         parser.error("alone asks what every stage takes by itself; it takes none from --take-from.")
     for study in args.studies:
@@ -84,7 +88,8 @@ def refuse_known(study: str, args: Any, folder: Path) -> None:
     """Runs whose results are there already, unless they go on: no table takes both."""
     if folder.exists():
         return
-    seeds = {str(args.first + number) for number in range(seeds_of(study, args))}
+    first = args.first if study in TABLES else FIRST
+    seeds = {str(first + number) for number in range(seeds_of(study, args))}
     for one in read_results(args.results):
         if (one["student"], one["study"]) != (args.student, table_of(study)):
             continue
@@ -101,8 +106,16 @@ def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
     if study not in TABLES:
         again = not args.only or any(result["file"].endswith(f"-{name}.json") for name in args.only)
         return [REFERENCE] if again else []
-    asked = args.only or COMPARED.get(study) or read_yaml(sweep_of(study))["points"]
+    asked = names_in(study, args.only)
     return [name for name in asked if name != REFERENCE and name in result["methods"]]
+
+
+def names_in(study: str, only: list[str]) -> list[str]:
+    """Methods or points of a study that are asked for: these, or all that it has."""
+    known = list(COMPARED.get(study) or read_yaml(sweep_of(study))["points"])
+    if unknown := [name for name in only if name not in known]:
+        raise SystemExit(f"--only: {study} has no {unknown[0]}; it has {', '.join(known)}.")
+    return only or known
 
 
 def seeds_of(study: str, args: Any) -> int:
@@ -158,31 +171,27 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
     if study == "alone":
         settings.append("eval.benchmarks=[mawps]")  # the smallest; no score of it is used
-    settings += [f"seed={args.first}", "--seeds", str(seeds_of(study, args)), *jobs]
-    first = [f"s{args.first}"] if study in TABLES else []
-    folder = folder.with_name("-".join([folder.name, *first, *args.only]))
+    if study in TABLES:
+        settings.append(f"seed={args.first}")
+        folder = folder.with_name(f"{folder.name}-s{args.first}")
+    settings += ["--seeds", str(seeds_of(study, args)), *jobs]
+    folder = folder.with_name("-".join([folder.name, *args.only]))
+    asked = names_in(study, args.only)
     if known := COMPARED.get(study):
-        refuse_unknown(args.only, known, study)
-        methods = [name for name in known if name == REFERENCE or name in (args.only or known)]
+        methods = [name for name in known if name == REFERENCE or name in asked]
         yield ["compare", recipe, *settings, "--methods", ",".join(methods)], folder
         return
     if args.only:
-        grid[1] = str(some_points(Path(grid[1]), args.only, folder.with_name(f"{folder.name}.yaml")))
+        grid[1] = str(some_points(Path(grid[1]), asked, folder.with_name(f"{folder.name}.yaml")))
     yield ["sweep", recipe, *settings, *grid], folder
 
 
 def some_points(sweep: Path, names: list[str], target: Path) -> Path:
     """A sweep with these of its points alone."""
     told = read_yaml(sweep)
-    refuse_unknown(names, told["points"], sweep.name)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, told | {"points": {name: told["points"][name] for name in names}})
     return target
-
-
-def refuse_unknown(names: list[str], known: Iterable[str], where: str) -> None:
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"--only: {where} has no {unknown[0]}; it has {', '.join(known)}.")
 
 
 def rate_settings(rate: float) -> list[str]:

@@ -29,15 +29,18 @@ def test_listing_and_grids_need_no_torch():
 
 
 @pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5,0.7"]])
-@pytest.mark.parametrize("word, expected", [("--no-rehearsal", False), ("--rehearsal", True), (None, None)])
-def test_every_run_is_rehearsed_as_was_asked(command, word, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "word, rehearsed, forced",
+    [("--no-rehearsal", False, False), ("--rehearsal", True, False), ("--force", None, True), (None, None, False)],
+)
+def test_every_run_is_rehearsed_and_forced_as_was_asked(command, word, rehearsed, forced, tmp_path, monkeypatch):
     asked = []
 
-    def carry_out(*args, rehearsal, **options):
-        asked.append(rehearsal)
+    def carry_out(*args, rehearsal, force, **options):
+        asked.append((rehearsal, force))
         raise UserError("That is all.")
 
     monkeypatch.setattr(f"weakdriven.pipeline.{command[0]}.carry_out", carry_out)
     words = [word] if word else []
     CliRunner().invoke(app, [*command, "--seeds", "1", "--output", str(tmp_path / "runs"), *words])
-    assert asked and set(asked) == {expected}
+    assert asked and set(asked) == {(rehearsed, forced)}

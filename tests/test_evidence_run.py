@@ -163,7 +163,7 @@ def test_what_a_sitting_cut_off_is_run_by_its_points(running, results, tmp_path)
     assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
     whole = next(running.commands("controls", sitting(results, first=45)))[1]
     assert folder != whole  # a sweep goes on only in a folder of its own points
-    with pytest.raises(SystemExit, match=r"controls.yaml has no wmss; it has scaled_ce, sft_compute, uniform"):
+    with pytest.raises(SystemExit, match=r"controls has no wmss; it has scaled_ce, sft_compute, uniform"):
         commands(running, "controls", sitting(results, only=["wmss"]))
 
 
@@ -203,13 +203,24 @@ def test_epochs_run_only_as_far_as_their_rule_needs(running, results, tmp_path):
     (axis,) = axes_of([command[command.index("--grid") + 1]])
     assert [choice.name for choice in axis.choices] == ["e3", "e2"] and running.VALIDATION in command
     assert command[command.index("--seeds") + 1] == "1" and folder.name == f"{STUDENT}-epochs-e3-e2"
+    assert not [word for word in commands(running, "epochs", sitting(results, first=45))[0] if word.startswith("seed=")]
     assert next(running.commands("epochs", sitting(results)))[1].name == f"{STUDENT}-epochs"
     for epochs in (1, 2, 3, 4, 6):
         (results / f"epochs-{epochs}-0.0001.json").unlink()
     (results / f"{STUDENT}-epochs-e2.json").write_text(json.dumps(result(STUDENT, "epochs")), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"epochs-e2.json has sft_restart of seed 42 already"):
         running.refuse_known("epochs", args, folder)
+    with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):  # as of any --first
+        running.refuse_known("epochs", sitting(results, first=45), folder)
     running.refuse_known("epochs", sitting(results, only=["e4"]), folder)
+
+
+def test_a_name_that_one_of_the_studies_does_not_have_is_refused_before_any_of_them_runs(running, monkeypatch):
+    monkeypatch.setattr(running, "run", lambda _: pytest.fail("it ran"))
+    words = ["evidence_run.py", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="epochs has no wmss; it has e1, e2"):
+        running.main()
 
 
 def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, capsys):

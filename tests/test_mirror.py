@@ -171,6 +171,22 @@ def test_what_another_run_has_otherwise_is_brought_and_the_address_keeps_its_own
     assert here(tmp_path / "b") == here(tmp_path / "a") and there() == before
 
 
+def test_what_another_run_loses_meanwhile_is_fetched(tmp_path, monkeypatch):
+    two_stages(tmp_path / "a")
+    whole = mirror_module.damage
+
+    def removed_after(folder, *args, **kwargs):
+        found = whole(folder, *args, **kwargs)
+        if folder == tmp_path / "a/first":
+            shutil.rmtree(folder)
+        return found
+
+    monkeypatch.setattr(mirror_module, "damage", removed_after)
+    Store.done.clear()
+    assert two_stages(tmp_path / "b", "one", tmp_path / "a").ran == {}
+    assert ("get", "/bucket/run/first/one.bin") in Store.done
+
+
 def test_only_what_is_missing_is_brought_or_sent(tmp_path):
     two_stages(tmp_path / "a")
     for path in [path for path in Store.store if path.startswith("/bucket/run/first/")]:

@@ -9,7 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, Rehearse, TakeFrom, default_command, here, places, quieten_libraries
+from weakdriven.cli_common import (
+    Debug,
+    Force,
+    Quiet,
+    Rehearse,
+    TakeFrom,
+    default_command,
+    here,
+    places,
+    quieten_libraries,
+)
 from weakdriven.cli_data import data_app
 from weakdriven.cli_diagnose import diagnose
 from weakdriven.cli_eval import eval_app
@@ -83,7 +93,7 @@ def run(
     private: Private = False,
     take_from: TakeFrom = None,
     launch: Launch = None,
-    force: Annotated[bool, typer.Option("--force", help="Train what is predicted not to fit in memory.")] = False,
+    force: Force = False,
     rehearsal: Rehearse = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -121,6 +131,7 @@ def compare(
         Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
     ] = None,
     take_from: TakeFrom = None,
+    force: Force = False,
     rehearsal: Rehearse = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -141,6 +152,7 @@ def compare(
         seeds=seeds,
         jobs=jobs,
         siblings=take_from or [],
+        force=force,
         rehearsal=rehearsal,
     )
     print_comparison(root)

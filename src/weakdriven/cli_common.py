@@ -49,6 +49,9 @@ def runs_given(given: list[Path] | None) -> list[Path]:
     return runs_in(here(given)) if given else []
 
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Go on where it is predicted not to fit in memory or on the disk.")
+]
 Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
 TakeFrom = Annotated[
     list[Path] | None,

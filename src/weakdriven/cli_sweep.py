@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weakdriven.cli_common import Debug, Quiet, Rehearse, TakeFrom, here, quieten_libraries
+from weakdriven.cli_common import Debug, Force, Quiet, Rehearse, TakeFrom, here, quieten_libraries
 from weakdriven.errors import UserError
 from weakdriven.recipe_file import describe
 from weakdriven.sweep_grid import shipped_sweeps
@@ -26,6 +26,7 @@ def sweep(
         Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=here)
     ] = None,
     take_from: TakeFrom = None,
+    force: Force = False,
     rehearsal: Rehearse = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Name the paper's sweeps, which come with the package.")
@@ -55,6 +56,7 @@ def sweep(
         seeds=seeds,
         jobs=jobs,
         siblings=take_from or [],
+        force=force,
         rehearsal=rehearsal,
     )
     print_sweep(root)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from weakdriven.errors import WRITE_FAILURES, UserError
 from weakdriven.files import linked
-from weakdriven.integrity import files_of
 
 CHECKPOINTS = 3
 """Two are kept, and the next is written before the oldest goes."""
@@ -42,9 +41,15 @@ def unlinkable(stage: Path, here: Path) -> int:
 
     Each one is tried, since not only another disk is in the way: two mounts of one are, and files of somebody else.
     """
-    files = enumerate(files_of(stage).items())
-    with tempfile.TemporaryDirectory(dir=here, prefix="links-") as tried:
-        return sum(fact["bytes"] for n, (name, fact) in files if not linked(str(stage / name), f"{tried}/{n}"))
+    copied = 0
+    with tempfile.TemporaryDirectory(dir=here, prefix="links-") as folder:
+        tried = Path(folder) / "one"
+        for path in (path for path in stage.rglob("*") if path.is_file()):
+            if linked(str(path), str(tried)):
+                tried.unlink()
+            else:
+                copied += path.stat().st_size
+    return copied
 
 
 def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weakdriven.data.remote import DRIVERS, cache_folder, open_system, reason
+from weakdriven.disk import is_full
 from weakdriven.errors import UserError
 from weakdriven.files import PART, digest, file_digest, link, sync, sync_tree, write_json
 from weakdriven.integrity import CARD, MANIFEST, Inventory, damage, files_of, key_and_files, refuse_damage
@@ -47,11 +48,17 @@ def default_folder(address: str) -> Path:
     return cache_folder().parent / "runs" / f"{name}-{digest(plain)[:8]}"
 
 
-def whole_in(folder: Path, files: Inventory) -> dict[str, Path]:
-    """Those files that a finished stage of another run has with the same content."""
-    theirs = files_of(folder)
-    same = {name: fact for name, fact in files.items() if theirs.get(name) == fact}
-    return {name: folder / name for name, fact in same.items() if not damage(folder, {name: fact}, contents=True)}
+def taken(near: Path, out: Path, file: Inventory) -> bool:
+    """Link one file of another run's stage, if it is there and whole; that run may be changed meanwhile."""
+    (name,) = file
+    try:
+        if not damage(near, file, contents=True):
+            link(str(near / name), str(out / name))
+            return True
+    except OSError as error:
+        if is_full(error):
+            raise
+    return False
 
 
 @dataclass
@@ -166,15 +173,15 @@ class Mirror:
     def _bring(self, stage: str, manifest: bytes, files: Inventory, near: Path | None) -> None:
         home = work_folder(self.root, stage)
         out = home / "out"
-        alike = whole_in(near, files) if near else {}
+        theirs = files_of(near) if near else {}
+        alike = {name for name, fact in files.items() if theirs.get(name) == fact}
         spared = f", but {len(alike)} of {len(files)} files from {near}, which are the same" if alike else ""
         self.note(f"{stage}: brought from {self.shown}{spared}")
         shutil.rmtree(out, ignore_errors=True)
         for name in (*files, CARD):
             stop_here()
             (out / name).parent.mkdir(parents=True, exist_ok=True)
-            if name in alike:
-                link(str(alike[name]), str(out / name))
+            if near and name in alike and taken(near, out, {name: files[name]}):
                 continue
             with suppress(FileNotFoundError):  # a card need not be there; of the others the next line tells
                 self._tried(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))

@@ -38,6 +38,7 @@ def compare_methods(
     seeds: int,
     jobs: int = 1,
     siblings: Sequence[Path] = (),
+    force: bool = False,
     rehearsal: bool | None = None,
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
@@ -47,7 +48,7 @@ def compare_methods(
         seeds: How many: the recipe's, and those after it.
         jobs: Seeds that run at once, each in a process of its own.
         siblings: Runs of other folders whose finished stages are taken over where they are the same.
-        rehearsal: Of every run, as `carry_out` takes it.
+        force, rehearsal: Of every run, as `carry_out` takes them.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)
@@ -57,7 +58,7 @@ def compare_methods(
     numbers = range(first.seed, first.seed + seeds)
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
     others = [*(root / name for name in runs), *siblings]
-    options = {"root": root, "siblings": others, "methods": methods, "rehearsal": rehearsal}
+    options = {"root": root, "siblings": others, "methods": methods, "force": force, "rehearsal": rehearsal}
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
@@ -93,14 +94,14 @@ def run_seed(
     root: Path,
     siblings: list[Path],
     methods: list[str],
-    rehearsal: bool | None,
+    **options: Any,
 ) -> dict[str, Any]:
     """All methods under one seed; returns what leads to each, and why one has no result."""
     found: dict[str, Any] = {"methods": {}, "failed": {}}
     work = partial(one_by_one, methods=methods, found=found)
     others = [run for run in siblings if run != root / name]
     locks = root / LOCKS
-    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=others, locks=locks, rehearsal=rehearsal)
+    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=others, locks=locks, **options)
     write_report(root / name)
     write_cards(root / name)
     return found

@@ -60,12 +60,12 @@ def check_room(
         try:
             costs = [planning.planner(stages.recipe).cost(part) for part in parts]
         except UserError as error:  # an architecture that a plan does not know trains all the same
-            progress.note(f"Whether it fits in memory and on the disk is not known. {error}")
-        check_memory(costs, planning, progress, force=force)
+            progress.note(f"Whether what it trains fits in memory and on the disk is not known. {error}")
+        else:
+            check_memory(costs, planning, progress, force=force)
     saved = [cost for cost in costs if cost.part.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
-    # what is free may change between two looks
-    led(lambda: check_disk(saved, ahead, stages.run.root, progress, force=force))
+    led(lambda: check_disk(saved, ahead, stages.run.root, progress, force=force))  # free space changes between looks
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:
@@ -95,10 +95,11 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
 
     What else a run writes is small, and guessed in a plan.
     """
+    names = [entry.name for entry in planned]
     sizes = {entry.name: unlinkable(entry.taken, root / WORK) for entry in planned if entry.taken}
     written = {cost.part.name: still_to_write(cost, root) for cost in costs}
-    written |= {name: still_to_copy(name, size, root) for name, size in sizes.items() if size}
-    need = disk_bytes(written[entry.name] for entry in planned if entry.name in written)[1]
+    copied = {name: still_to_copy(name, size, root) for name, size in sizes.items() if size}
+    need, linked = (disk_bytes(some[name] for name in names if name in some)[1] for some in (written | copied, written))
     short = shortage(root, round(need), "The run")
     if not short:
         return
@@ -108,10 +109,10 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
         most = f"checkpoints of {largest.part.name} are up to {gib(round(largest.work))} of it at once"
         sentence += f", or raise save_steps ({most})"
     sentence += "."
-    if copied := sum(sizes.values()):
+    if need > linked:
         sentence += (
-            f" {gib(copied)} of it are copies: what is taken over lies where it cannot be linked, such as on another "
-            "disk; an --output beside it needs none."
+            f" {gib(round(need - linked))} of it is for copies: what is taken over lies where it cannot be linked, "
+            "such as on another disk; an --output beside it needs none."
         )
     if not force:
         raise UserError(f"{sentence} weakdriven run --force tries it all the same.")

@@ -33,6 +33,7 @@ def sweep_recipe(
     seeds: int,
     jobs: int = 1,
     siblings: Sequence[Path] = (),
+    force: bool = False,
     rehearsal: bool | None = None,
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the table.
@@ -43,7 +44,7 @@ def sweep_recipe(
         seeds: How many: the recipe's, and those after it.
         jobs: Runs at once, each in a process of its own.
         siblings: Runs of other folders whose finished stages are taken over where they are the same.
-        rehearsal: Of every run, as `carry_out` takes it.
+        force, rehearsal: Of every run, as `carry_out` takes them.
     """
     axes = axes_of(grids)
     points = points_of(axes)
@@ -75,7 +76,7 @@ def sweep_recipe(
     others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *siblings]
     done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
     missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
-    shared = {"siblings": others, "locks": root / LOCKS, "rehearsal": rehearsal}
+    shared = {"siblings": others, "locks": root / LOCKS, "force": force, "rehearsal": rehearsal}
     tasks = {folder: partial(run_point, root / folder, recipe, **shared) for folder, recipe in missing_first}
     unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
@@ -92,9 +93,7 @@ def sweep_recipe(
     return root
 
 
-def run_point(
-    root: Path, recipe: Recipe, progress: Progress, *, siblings: list[Path], locks: Path, rehearsal: bool | None
-) -> str:
+def run_point(root: Path, recipe: Recipe, progress: Progress, *, siblings: list[Path], **options: Any) -> str:
     """One run; returns the name of the model that its method ends with."""
 
     def work(stages: Stages) -> str:
@@ -102,7 +101,7 @@ def run_point(
         return planned_for(stages, recipe.method)[0].name
 
     others = [run for run in siblings if run != root]
-    model = carry_out(recipe, root, progress, work, evaluates=True, siblings=others, locks=locks, rehearsal=rehearsal)
+    model = carry_out(recipe, root, progress, work, evaluates=True, siblings=others, **options)
     write_report(root)
     return model
 
