@@ -72,7 +72,8 @@ def main() -> None:
     if args.command == "diagnosed":
         found = diagnosed(args.run, args.student)
         args.output.mkdir(parents=True, exist_ok=True)
-        write_json(args.output / f"{args.student}-s{found['seed']}.json", found)
+        rows = "-held_out" if found["held_out"] else ""
+        write_json(args.output / f"{args.student}-s{found['seed']}{rows}.json", found)
         return
     if args.command == "also":
         folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
@@ -262,13 +263,15 @@ def solved(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
-    """Two tables for each student: its models, and the branches while they were trained jointly."""
+    """Tables for each student: its models, and, of training rows, the branches while they were trained jointly."""
     parts = []
     for one in seen:
-        told = f"{one['examples']} training rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
+        rows = "held-out" if one.get("held_out") else "training"
+        told = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
         parts += [f"**{one['student']}, seed {one['seed']}** ({told})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
-        parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
+        if not one.get("held_out"):  # steps are of training rows
+            parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
     return "\n".join(parts).strip() or NOTHING
 
 

@@ -7,8 +7,9 @@ ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or what the study kee
 by id, without the question, which then comes from the files that the rows were built of. FOLDER gets `train.jsonl`,
 `counts.json`, and `validation/math500.jsonl`: 500 problems that are not in `train.jsonl`. A benchmark's file must have
 its number of rows, and 500 is that of MATH-500, so `eval.data_dir=FOLDER/validation eval.benchmarks=[math500]` asks
-them, with the prompts and the grader of the test sets. A larger set holds every problem of a smaller one, and
-validation is the same for all. `--solutions` above 1 needs the rows themselves.
+them, with the prompts and the grader of the test sets; `validation/rows.jsonl` has them with a solution each, for
+`weakdriven diagnose --rows`. A larger set holds every problem of a smaller one, and validation is the same for all.
+`--solutions` above 1 needs the rows themselves.
 """
 
 import argparse
@@ -38,10 +39,12 @@ def main() -> None:
     rows = list(read_rows(str(args.rows), "train"))
     if args.questions:
         rows = asked(rows, [row for path in args.questions for row in read_rows(path, "train")])
-    train, validation = split(rows, args.problems, args.solutions, args.seed)
+    train, held_out = split(rows, args.problems, args.solutions, args.seed)
+    validation = [as_item(row) for row in held_out]
     (args.folder / "validation").mkdir(parents=True, exist_ok=True)
     write_jsonl(args.folder / "train.jsonl", train)
     write_jsonl(args.folder / "validation/math500.jsonl", validation)
+    write_jsonl(args.folder / "validation/rows.jsonl", held_out)
     counts = {
         "train": {"rows": len(train), "problems": dict(sources(row["id"].split("#")[0] for row in train))},
         "validation": {"problems": dict(sources(row["id"] for row in validation))},
@@ -71,7 +74,7 @@ def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> l
 def split(
     rows: list[dict[str, Any]], problems: int, solutions: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on, in random order, and the held-out problems as items of a benchmark."""
+    """Rows to train on, in random order, and one of each held-out problem."""
     by_problem: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_problem.setdefault(row["id"].split("#")[0], []).append(row)
@@ -90,11 +93,12 @@ def split(
         found = by_problem[name]
         train += random.Random(f"{seed} {name}").sample(found, min(solutions, len(found)))
     random.Random(seed).shuffle(train)
-    validation = [
-        {"id": name, "question": by_problem[name][0]["prompt"][-1]["content"], "answer": by_problem[name][0]["gold"]}
-        for name in held_out
-    ]
-    return [without_paths(row) for row in train], validation
+    return [without_paths(row) for row in train], [without_paths(by_problem[name][0]) for name in held_out]
+
+
+def as_item(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's problem, as an item of a benchmark."""
+    return {"id": row["id"].split("#")[0], "question": row["prompt"][-1]["content"], "answer": row["gold"]}
 
 
 def without_paths(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from evidence_collect import without_paths
 
 from weakdriven.files import read_json
 from weakdriven.integrity import MANIFEST
+from weakdriven.report.words import MISSING
 from weakdriven.rundir import DIAGNOSTICS
 
 MODELS = {"base": "base", "sft": "m1", "baseline-sft_restart": "sft_restart", "baseline-sft": "sft", "round-1": "wmss"}
@@ -17,7 +18,12 @@ STATISTICS = {
     "target": "target logit",
     "background": "background mean",
     "std": "logit std",
+    "max_probability": "confidence",
+    "top_right": "top right",
+    "calibration_error": "calibration error",
 }
+"""The top token's probability, how often it is the true one, and how far the two are apart over bins; older files lack
+the last two."""
 BRANCHES = {
     "weak_entropy": "entropy, weak",
     "strong_entropy": "entropy, strong",
@@ -34,9 +40,14 @@ def diagnosed(run: Path, student: str) -> dict[str, Any]:
     """The logits of a run's models, and its joint training step by step, without paths."""
     logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
     told = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
-    models = {name: one["statistics"] for name, one in logits["models"].items()}
+    told["held_out"] = bool(logits["facts"].get("rows"))
+    models = {name: one["statistics"] | of_all(one) for name, one in logits["models"].items()}
     facts = {"student": student, **told, "hardware": manifest["hardware"], "versions": manifest["versions"]}
     return without_paths(facts | {"models": models, "steps": drift["steps"]})
+
+
+def of_all(model: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"mean": model[name]} for name in ("calibration_error",) if name in model}
 
 
 def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
@@ -44,11 +55,11 @@ def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
 
 
 def model_rows(found: dict[str, Any]) -> list[list[str]]:
-    """One line for each model: means over supervised tokens of training rows."""
+    """One line for each model: means over supervised tokens."""
     return [
-        [called, *(f"{found['models'][name][key]['mean']:.3f}" for key in STATISTICS)]
+        [called, *(f"{one[key]['mean']:.3f}" if key in one else MISSING for key in STATISTICS)]
         for name, called in MODELS.items()
-        if name in found["models"]
+        if (one := found["models"].get(name))
     ]
 
 

@@ -216,7 +216,7 @@ def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path):
     kept = sys.modules["evidence_diagnosed"].diagnosed(tmp_path, "gemma-3-270m")
     assert "/a/" not in json.dumps(kept) and kept["seed"] == 45
     shown = evidence.diagnosed_tables([kept])
-    assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 |" in shown and "| sft |" not in shown
+    assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 | – | – | – |" in shown and "| sft |" not in shown
     shown_steps = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()[-10:]]
     assert shown_steps == [str(8 * place) for place in range(10)] and shown.endswith(" | 1.800 |")
 
@@ -393,7 +393,8 @@ def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
 def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller_one():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts")
-        split = importlib.import_module("evidence_data").split
+        data = importlib.import_module("evidence_data")
+    split = data.split
     rows = [
         {"id": f"gsm8k-{i}#s{j}", "prompt": [{"content": f"question {i}"}], "completion": f"{j}", "gold": str(i)}
         | {"meta": {"teacher": "/models/teacher", "sample": j} | ({"options": ["1", "2"]} if i % 4 == 0 else {})}
@@ -401,14 +402,16 @@ def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller
         for j in range(1 + i % 3)
     ]
     random.Random(1).shuffle(rows)
-    small, validation = split(rows, 100, 1, 0)
+    small, held_out = split(rows, 100, 1, 0)
     large, same = split(rows, 300, 2, 0)
+    validation = [data.as_item(row) for row in held_out]
     problems = [{row["id"].split("#")[0] for row in one} for one in (small, large)]
-    assert validation == same and len(validation) == 500
+    assert held_out == same and len({row["id"] for row in validation}) == 500
+    assert all(row["question"] == f"question {row['answer']}" for row in validation)
     assert len(problems[0]) == len(small) == 100 and problems[0] < problems[1] and len(problems[1]) == 300
     assert not problems[1] & {row["id"] for row in validation}
     assert all(int(row["answer"]) % 4 for row in validation)  # none with options
-    assert all("teacher" not in row["meta"] for row in large)
+    assert all("teacher" not in row["meta"] for row in [*large, *held_out])
     with pytest.raises(SystemExit, match="900 problems are too few"):
         split(rows, 401, 1, 0)
 

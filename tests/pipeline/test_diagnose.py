@@ -17,14 +17,17 @@ from transformers import AutoModelForCausalLM
 
 from conftest import Recorder, run_small
 from weakdriven.cli import main
-from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.sources import load_examples
+from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize
 from weakdriven.errors import UserError
-from weakdriven.files import read_json, write_json
+from weakdriven.files import read_json, write_json, write_jsonl
 from weakdriven.integrity import rewriting
 from weakdriven.models import scan
-from weakdriven.models.load import locate_model
+from weakdriven.models.load import load_tokenizer, locate_model
 from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
 from weakdriven.pipeline.measure import draw_sample
+from weakdriven.pipeline.run_models import find_models
 from weakdriven.pipeline.token_view import SCHEMA
 from weakdriven.report import load_run, write_report
 from weakdriven.report.diagnosis import print_diagnosis
@@ -121,6 +124,7 @@ def test_tables_and_pairs_follow_from_the_logits_of_the_models(run):
             "centered_norm": (z - z.mean(-1, keepdim=True)).norm(dim=-1),
             "l2": z.norm(dim=-1),
             "max_probability": z.softmax(-1).amax(-1),
+            "top_right": (z.argmax(-1) == y).double(),
         }
         for key, value_T in expected.items():
             assert mean(found, name, key) == pytest.approx(value_T.mean().item(), rel=1e-3, abs=1e-4), (name, key)
@@ -269,6 +273,24 @@ def test_a_round_that_was_begun_is_named_and_its_log_shown(run):
     facts = found["logits"]["facts"]
     assert facts["round"] == 1 and facts["missing"] == {"round-2/strong": "begun and not finished"}
     assert found["drift"]["steps"]["round-2/strong"]
+
+
+def test_rows_that_were_held_out_are_looked_at_in_place_of_the_trained_ones(run, tmp_path, capsys):
+    trained, _ = diagnose(run)
+    shutil.rmtree(run / "data")
+    examples = load_examples("embedded:arithmetic", "test", 4)
+    write_jsonl(tmp_path / "rows.jsonl", [example.as_row() for example in examples])
+    held_out, recorder = diagnose(run, rows=str(tmp_path / "rows.jsonl"))
+    assert "input rows changed" in recorder.ran["diagnostics"]
+    facts = held_out["logits"]["facts"]
+    assert facts["examples"] == 4 and facts["rows"].endswith("rows.jsonl")
+    data = find_models(run).recipe.data
+    renderer = Renderer(load_tokenizer(run / "sft"), data.domain, data.style)
+    expected = [tokenize(example, renderer)["labels"][1:] for example in examples]
+    assert facts["tokens"] == sum(label != IGNORE for labels in expected for label in labels)
+    assert mean(held_out, "sft", "nll") != mean(trained, "sft", "nll")
+    print_diagnosis(held_out, Console(width=200))
+    assert "4 examples of" in (shown := capsys.readouterr().out) and "calibration error" in shown
 
 
 def test_without_tokenised_rows_only_the_logs_are_shown(run):

@@ -1,4 +1,4 @@
-"""`weakdriven diagnose`: what the logits of a run's models look like, and what mixing does, on some training examples.
+"""`weakdriven diagnose`: what the logits of a run's models look like, and what mixing does, on some examples.
 
 Each model runs once over the examples. Its hidden states are kept, never its logits: those of two models are formed
 again, a tile of tokens at a time, where they are needed side by side.
@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.data.tokenize import load_tokens
+from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.sources import open_source
+from weakdriven.data.tokenize import load_tokens, write_tokens
 from weakdriven.diagnostics.summary import DRIFTING, changes, gap, read_steps, summarise_model, summarise_pair
 from weakdriven.errors import UserError
 from weakdriven.files import read_json, write_json
 from weakdriven.integrity import MANIFEST
 from weakdriven.machine import hardware, library_versions
 from weakdriven.models.load import load_tokenizer
+from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.measure import Measured, Sample, compare, draw_sample, measure
 from weakdriven.pipeline.run_models import RunModels, find_models, read_lenient
@@ -41,11 +44,18 @@ NO_STEPS = (
 
 
 def diagnose_run(
-    root: Path, progress: Progress, *, examples: int = EXAMPLES, turn: int | None = None, seed: int | None = None
+    root: Path,
+    progress: Progress,
+    *,
+    examples: int = EXAMPLES,
+    rows: str | None = None,
+    turn: int | None = None,
+    seed: int | None = None,
 ) -> Path:
     """Measure a run unless that is done; returns the folder with the results.
 
     Args:
+        rows: Source of the examples, read as the recipe reads `data.path`; unset: what the run was trained on.
         turn: Round whose pair is looked at; unset: the last that is finished, else the first.
         seed: Of the draw of examples; unset: the recipe's.
     """
@@ -59,12 +69,13 @@ def diagnose_run(
     wanted = {name: model for name, model in found.models.items() if name not in unused}
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        return Diagnosis(found, wanted, turn, weights, examples, seed, progress).write(out)
+        return Diagnosis(found, wanted, turn, weights, examples, seed, progress, rows).write(work, out)
 
     settings: dict[str, Any] = {"version": DIAGNOSIS_VERSION, "examples": examples, "seed": seed, "round": turn}
     settings |= {"strong_weight": weights, "missing": sorted(found.missing)}
     settings |= found.recipe.model_dump(mode="json", include={"precision", "attention"})
     data = {"data": found.manifests["data"]["key"]} if "data" in found.manifests else {}
+    data |= {"rows": data_key(rows, "train")} if rows else {}
     inputs = {name: model.key for name, model in wanted.items()} | data
     with alone(root):
         if mapping(read_lenient(root / DIAGNOSTICS / MANIFEST).get("counters")).get("failed"):
@@ -132,14 +143,15 @@ class Diagnosis:
     examples: int
     seed: int
     progress: Progress
+    rows: str | None = None
     sample: Sample | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     compared: dict[tuple[str, str, float], dict[str, np.ndarray]] = field(default_factory=dict)
 
-    def write(self, out: Path) -> dict[str, Any]:
+    def write(self, work: Path, out: Path) -> dict[str, Any]:
         """Measure everything and write the files; returns the counters for the manifest."""
-        notes = [*self.found.notes, *self._run_models()]
+        notes = [*self.found.notes, *self._run_models(work)]
         logits, (pairs, more) = self._logits(), self._pairs()
         steps = self._steps()
         drift = {"models": self._chain(), "rounds": self._rounds(), "steps": steps}
@@ -151,14 +163,16 @@ class Diagnosis:
         write_json(out / DRIFT, {"facts": facts, **drift})
         return {**self._size(), "models": list(self.measured), "listed": listed, "failed": self.failed}
 
-    def _run_models(self) -> list[str]:
+    def _run_models(self, work: Path) -> list[str]:
         """One forward pass of each model over the sample; returns notes."""
         found = self.found
         base = found.models.get("base") or next(iter(found.models.values()), None)
-        if "data" in found.missing or base is None or (found.recipe.lora and "base" in found.missing):
+        no_data = "data" in found.missing and not self.rows
+        if no_data or base is None or (found.recipe.lora and "base" in found.missing):
             return ["Nothing was measured, because tokenised rows or models are missing."]
         try:
-            self.sample = draw_sample(load_tokens(found.root / "data" / TOKENS), self.examples, self.seed)
+            tokens = self._tokenised(self.rows, work) if self.rows else found.root / "data" / TOKENS
+            self.sample = draw_sample(load_tokens(tokens), self.examples, self.seed)
         except (OSError, ValueError, KeyError) as error:
             self.failed["data"] = f"{TOKENS} cannot be read ({error})"
             return ["Nothing was measured, because tokenised rows are missing."]
@@ -174,6 +188,17 @@ class Diagnosis:
                 self.progress.note(f"{name} is left out: {error}")
         return []
 
+    def _tokenised(self, rows: str, work: Path) -> Path:
+        """Rows of another source, as the run would be trained on them."""
+        settings, tokenizer = self.found.recipe.data, self._tokenizer()
+        if tokenizer is None:
+            raise UserError(f"{rows} cannot be read as tokens: no model of {self.found.root} has a tokenizer.")
+        give_chat_template(tokenizer, self.found.recipe.chat_template, self.found.recipe.model)
+        examples = open_source(rows, domain=settings.domain, empty_completions="drop")
+        renderer = Renderer(tokenizer, settings.domain, settings.style)
+        write_tokens(examples, renderer, work / TOKENS, max_length=settings.max_length, long_prompts="drop")
+        return work / TOKENS
+
     def _roles(self, names: Iterable[str]) -> dict[str, str]:
         return roles(self.turn, names, self.found.weak_of(self.turn))
 
@@ -186,6 +211,7 @@ class Diagnosis:
         return {
             "round": self.turn,
             **self._size(),
+            "rows": self.rows,
             "seed": self.seed,
             "roles": self._roles(models),
             "models": {name: {"key": model.key, "folder": str(model.folder)} for name, model in models.items()},

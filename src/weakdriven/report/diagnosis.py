@@ -24,6 +24,8 @@ EXTENDED = {
     "l2": "L2 norm",
     "entropy": "entropy",
     "max_probability": "max probability",
+    "top_right": "top token is the true one",
+    "calibration_error": "calibration error",
 }
 TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
 
@@ -58,7 +60,8 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def sample_words(facts: dict[str, Any]) -> str:
-    return f"Round {facts['round']}: {facts['examples']:,} training examples, {facts['tokens']:,} supervised tokens."
+    which = f"examples of {facts['rows']}" if facts.get("rows") else "training examples"
+    return f"Round {facts['round']}: {facts['examples']:,} {which}, {facts['tokens']:,} supervised tokens."
 
 
 def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
@@ -122,7 +125,7 @@ def model_value(model: dict[str, Any] | None, key: str) -> Any:
     """A statistic of a model, by its name in the tables."""
     if model is None:
         return None
-    return model[key] if key in ("largest", "smallest") else model["statistics"][key]["mean"]
+    return model[key] if key in model else model["statistics"][key]["mean"]
 
 
 def _digits(value: Any) -> str:
