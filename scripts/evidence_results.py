@@ -121,6 +121,8 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
 def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str]) -> None:
     """Trainings that are counted together have the same items and, seed and what only rounds aside, the same recipe.
 
+    Methods have their names in the file; which of them the recipe calls its own does not matter.
+
     Args:
         sections: Of the recipe; none are all.
     """
@@ -131,7 +133,7 @@ def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str
         one, two = (dict(flat(file["recipe"])) for file in (first, other))
         for name in one.keys() & two.keys():
             counted = not sections or name.partition(".")[0] in sections
-            apart = name in ("seed", "baselines") or name.endswith(("micro_batch_size", "gradient_checkpointing"))
+            apart = name in ("seed", "method", "baselines") or name.endswith(("micro_batch_size", "gradient_checkpointing"))
             if counted and not apart and one[name] != two[name]:
                 raise SystemExit(
                     f"{what}: {name} is {one[name]} in {first['file']} and {two[name]} in {other['file']}; collect "

@@ -131,6 +131,8 @@ def test_trainings_by_other_recipes_or_on_other_items_are_not_counted_together(r
     files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
     files[0]["recipe"] = {"seed": 42, "sft": {"epochs": 1, "micro_batch_size": 16, "gradient_checkpointing": False}}
     files[1]["recipe"] = {"seed": 45, "sft": {"epochs": 1, "micro_batch_size": 8, "gradient_checkpointing": True}}
+    for file, method in zip(files, ("wmss", "sft_restart"), strict=True):  # as the methods that were asked for decide
+        file["recipe"]["method"] = method
     results_of.trained_methods(files)
     files[1]["recipe"]["sft"]["epochs"] = 2
     with pytest.raises(SystemExit, match=r"sft.epochs is 1 in gemma-3-270m-core.json and 2 in .* as another --study"):
