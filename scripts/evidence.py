@@ -12,6 +12,7 @@ between two marks of docs/evidence/README.md, and every figure, from those files
 import argparse
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,17 @@ def main() -> None:
     looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
     looking.add_argument("run", type=Path)
     looking.add_argument("--student", required=True)
+    looking.add_argument("--study", default="", help="that the run is of, where a seed was looked at in several")
     looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
     args = parser.parse_args()
     if args.command == "write":
         print(*write(FOLDER), sep="\n")
         return
     if args.command == "diagnosed":
-        found = diagnosed(args.run, args.student)
+        found = diagnosed(args.run, args.student) | {"study": args.study}
         args.output.mkdir(parents=True, exist_ok=True)
-        rows = "-held_out" if found["held_out"] else ""
-        write_json(args.output / f"{args.student}-s{found['seed']}{rows}.json", found)
+        parts = [args.student, f"s{found['seed']}", args.study, "held_out" * found["held_out"]]
+        write_json(args.output / f"{'-'.join(filter(None, parts))}.json", found)
         return
     if args.command == "also":
         folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
@@ -220,20 +222,32 @@ def cost_table(found: list[Trained]) -> str:
 
 
 def sampled_table(results: list[dict[str, Any]]) -> str:
-    """pass@1, and the share of items with a right answer among all."""
+    """pass@1, and the share of items with a right answer among all; at the end WMSS against a cooler reference."""
     rows, tries = [], 0
+    mixed: dict[str, dict[float, Trained]] = {}
     for recipe, _, method, one in by_point(results, SAMPLED):
-        tries = recipe["eval"]["samples"]
-        scores = [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
-        over = [MISSING, MISSING]
-        if one.reference and one.against:
-            both = (one.against, compare_seeds(solved(one.reference), solved(one.scores), draws=DRAWS))
-            over = [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
-        temperature = f"{recipe['eval']['temperature']:g}"
-        rows.append([one.student, temperature, method, str(len(one.seeds)), *scores, *over])
+        tries, temperature = recipe["eval"]["samples"], recipe["eval"]["temperature"]
+        over = sampled_over(one.reference, one.scores) if one.reference else [MISSING, MISSING]
+        rows.append([one.student, f"{temperature:g}", method, str(len(one.seeds)), *sampled_scores(one), *over])
+        if method == "wmss":
+            mixed.setdefault(one.student, {})[temperature] = one
+    for student, each in mixed.items():
+        for (low, cool), (high, hot) in pairwise(sorted(each.items())):
+            if cool.reference and cool.seeds == hot.seeds:
+                told = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
+                rows.append([*told, *sampled_over(cool.reference, hot.scores)])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
+
+
+def sampled_scores(one: Trained) -> list[str]:
+    return [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
+
+
+def sampled_over(reference: dict[str, Any], scores: dict[str, Any]) -> list[str]:
+    both = [compare_seeds(kind(reference), kind(scores), draws=DRAWS) for kind in (dict, solved)]
+    return [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
 
 
 def sizes_table(results: list[dict[str, Any]]) -> str:
@@ -268,7 +282,8 @@ def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
     for one in seen:
         rows = "held-out" if one.get("held_out") else "training"
         told = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
-        parts += [f"**{one['student']}, seed {one['seed']}** ({told})", ""]
+        study = f", `{one['study']}`" if one.get("study") else ""
+        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({told})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
         if not one.get("held_out"):  # steps are of training rows
             parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]

@@ -10,7 +10,14 @@ from weakdriven.integrity import MANIFEST
 from weakdriven.report.words import MISSING
 from weakdriven.rundir import DIAGNOSTICS
 
-MODELS = {"base": "base", "sft": "m1", "baseline-sft_restart": "sft_restart", "baseline-sft": "sft", "round-1": "wmss"}
+MODELS = {
+    "base": "base",
+    "sft": "m1",
+    "baseline-sft_restart": "sft_restart",
+    "baseline-sft": "sft",
+    "round-1": "wmss",
+    "round-1-weak": "its weak branch",
+}
 """Models of a run, as the tables of the study call them, in the order of a table."""
 STATISTICS = {
     "nll": "loss",

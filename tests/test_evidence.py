@@ -203,7 +203,7 @@ def test_figures_are_drawn(evidence, results_of, tmp_path):
     assert "wdjt_only" in (tmp_path / "differences-core.svg").read_text(encoding="utf-8")
 
 
-def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path):
+def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path, monkeypatch):
     names = ("base", "sft", "baseline-sft_restart", "round-1")
     values = {"nll": 0.5, "entropy": 0.25, "target": 20.0, "background": -5.0, "std": 3.0}
     statistics = {key: {"mean": value, "error": 0.1} for key, value in values.items()}
@@ -221,6 +221,17 @@ def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path):
     assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 | – | – | – |" in shown and "| sft |" not in shown
     shown_steps = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()[-10:]]
     assert shown_steps == [str(8 * place) for place in range(10)] and shown.endswith(" | 1.800 |")
+    for one in models.values():
+        one |= {"statistics": statistics | {"top_right": {"mean": 0.9}}, "calibration_error": 0.05}
+    put(run / "logits.json", {"facts": told | {"rows": "/a/held-out.jsonl"}, "models": models})
+    command = ["evidence.py", "diagnosed", str(tmp_path), "--student", "gemma-3-270m", "--study", "sampled"]
+    monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "kept")])
+    evidence.main()
+    (held_out,) = evidence.read_diagnosed(tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["gemma-3-270m-s45-sampled-held_out.json"]
+    shown = evidence.diagnosed_tables([held_out])
+    assert shown.startswith("**gemma-3-270m, seed 45, `sampled`** (8 held-out rows") and "joint step" not in shown
+    assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 | – | 0.900 | 0.050 |" in shown
 
 
 @pytest.fixture
@@ -323,6 +334,14 @@ def test_several_answers_to_an_item_are_counted_and_compared(compared, collectin
     )
     assert restart == "| gemma | 0.6 | sft_restart | 2 | 33.3 | 33.3 | – | – |"
     assert wmss.startswith("| gemma | 0.6 | wmss | 2 | 16.7 | 66.7 | -16.7 [") and " | +33.3 [" in wmss
+    hot = json.loads(json.dumps(found).replace('"t0.6"', '"t1.0"').replace('"temperature": 0.6', '"temperature": 1.0'))
+    for answers in hot["methods"]["t1.0"]["seeds"].values():
+        answers["gsm8k"]["right"] = "040400"  # of three items
+    for answers in hot["methods"]["sft_restart"]["seeds"].values():
+        answers["gsm8k"]["right"] = "000000"  # its own reference, which a cooler one takes the place of
+    shown = evidence.sampled_table([found | {"file": "x"}, hot | {"file": "y"}]).splitlines()
+    assert len(shown) == 11 and shown[9].startswith("| gemma | 1 | wmss | 2 | 66.7 | 66.7 | +66.7 [")
+    assert shown[10].startswith("| gemma | 1, sft_restart 0.6 | wmss | 2 | 66.7 | 66.7 | +33.3 [")
 
 
 def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
