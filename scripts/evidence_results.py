@@ -133,7 +133,8 @@ def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str
         one, two = (dict(flat(file["recipe"])) for file in (first, other))
         for name in one.keys() & two.keys():
             counted = not sections or name.partition(".")[0] in sections
-            apart = name in ("seed", "method", "baselines") or name.endswith(("micro_batch_size", "gradient_checkpointing"))
+            rounds = name.endswith(("micro_batch_size", "gradient_checkpointing"))
+            apart = rounds or name in ("seed", "method", "baselines")
             if counted and not apart and one[name] != two[name]:
                 raise SystemExit(
                     f"{what}: {name} is {one[name]} in {first['file']} and {two[name]} in {other['file']}; collect "
