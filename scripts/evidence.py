@@ -246,7 +246,8 @@ def sampled_scores(one: Trained) -> list[str]:
 
 
 def sampled_over(reference: dict[str, Any], scores: dict[str, Any]) -> list[str]:
-    both = [compare_seeds(kind(reference), kind(scores), draws=DRAWS) for kind in (dict, solved)]
+    each, any_right = (reference, scores), (solved(reference), solved(scores))
+    both = [compare_seeds(*pair, draws=DRAWS) for pair in (each, any_right)]
     return [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
 
 

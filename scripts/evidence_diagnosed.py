@@ -48,13 +48,12 @@ def diagnosed(run: Path, student: str) -> dict[str, Any]:
     logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
     told = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
     told["held_out"] = bool(logits["facts"].get("rows"))
-    models = {name: one["statistics"] | of_all(one) for name, one in logits["models"].items()}
+    models = {
+        name: one["statistics"] | {"calibration_error": {"mean": one.get("calibration_error")}}
+        for name, one in logits["models"].items()
+    }
     facts = {"student": student, **told, "hardware": manifest["hardware"], "versions": manifest["versions"]}
     return without_paths(facts | {"models": models, "steps": drift["steps"]})
-
-
-def of_all(model: dict[str, Any]) -> dict[str, Any]:
-    return {name: {"mean": model[name]} for name in ("calibration_error",) if name in model}
 
 
 def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
@@ -64,10 +63,14 @@ def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
 def model_rows(found: dict[str, Any]) -> list[list[str]]:
     """One line for each model: means over supervised tokens."""
     return [
-        [called, *(f"{one[key]['mean']:.3f}" if key in one else MISSING for key in STATISTICS)]
+        [called, *(cell(one.get(key, {}).get("mean")) for key in STATISTICS)]
         for name, called in MODELS.items()
         if (one := found["models"].get(name))
     ]
+
+
+def cell(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
 
 
 def branch_rows(found: dict[str, Any]) -> list[list[str]]:

@@ -11,8 +11,9 @@ from weakdriven.cli_common import Debug, Quiet, here, quieten_libraries
 
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
-    examples: Annotated[int, typer.Option(help="Training examples to look at, drawn at random.")] = 200,
-    rows: Annotated[str | None, typer.Option(help="Draw them from this source, such as rows held out.")] = None,
+    examples: Annotated[int, typer.Option(help="Examples to look at, drawn at random.")] = 200,
+    rows: Annotated[str | None, typer.Option(help="Source of the examples; unset: what was trained on.")] = None,
+    split: Annotated[str, typer.Option(help="Of that source, where it has several.")] = "train",
     turn: Annotated[int | None, typer.Option("--round", help="Round; unset: the last that is finished.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; unset: the recipe's.")] = None,
     quiet: Quiet = False,
@@ -26,7 +27,7 @@ def diagnose(
 
     console = Console()
     progress = choose_progress(console, quiet=quiet)
-    folder = diagnose_run(run, progress, examples=examples, rows=rows, turn=turn, seed=seed)
+    folder = diagnose_run(run, progress, examples=examples, rows=rows, split=split, turn=turn, seed=seed)
     print_diagnosis(read_diagnosis(folder), console)
     console.print(
         f"Every number, with errors, and tokens one by one: {folder}", soft_wrap=True, highlight=False, markup=False

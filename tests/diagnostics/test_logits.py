@@ -11,7 +11,7 @@ from helpers import padded_batch, tiny_model, token_rows
 from loss_cases import Watch
 from weakdriven.diagnostics import logits as home
 from weakdriven.diagnostics.logits import LogitStatistics, logit_statistics
-from weakdriven.diagnostics.summary import change, summarise
+from weakdriven.diagnostics.summary import calibration_error, change, summarise
 from weakdriven.errors import UserError
 from weakdriven.losses.entropy import token_scores
 from weakdriven.losses.head import Head
@@ -218,3 +218,17 @@ def test_the_error_of_a_mean_takes_an_example_as_one_observation():
 def test_values_that_are_missing_are_counted_and_left_out():
     assert summarise(np.array([np.nan, np.inf]), np.array([0, 1])) == {"mean": None, "error": None, "left_out": 2}
     assert summarise(np.array([2.0]), np.array([5])) == {"mean": 2.0, "error": None, "left_out": 0}
+
+
+def test_the_calibration_error_is_how_far_confidence_is_from_being_right():
+    rng = np.random.default_rng(0)
+    confidence_T = rng.uniform(0.5, 1, 100_000)
+    right_T = (rng.uniform(size=100_000) < confidence_T).astype(float)
+    assert calibration_error(confidence_T, right_T) < 0.01
+    too_sure_T = np.minimum(confidence_T + 0.1, 1)
+    assert calibration_error(too_sure_T, right_T) == pytest.approx((too_sure_T - confidence_T).mean(), abs=0.01)
+    mixed_T = np.where(confidence_T < 0.75, confidence_T - 0.1, too_sure_T)  # a mean would hide both
+    assert calibration_error(mixed_T, right_T) > 0.05
+    broken_T = np.array([0.9, np.nan, 0.9])
+    assert calibration_error(broken_T, np.array([1.0, np.nan, 1.0])) == pytest.approx(0.1)
+    assert calibration_error(np.full(3, np.nan), np.full(3, np.nan)) is None

@@ -31,6 +31,7 @@ from weakdriven.pipeline.run_models import find_models
 from weakdriven.pipeline.token_view import SCHEMA
 from weakdriven.report import load_run, write_report
 from weakdriven.report.diagnosis import print_diagnosis
+from weakdriven.report.tokens import token_view
 from weakdriven.rundir import Progress
 from weakdriven.scores import read_scores
 
@@ -288,9 +289,46 @@ def test_rows_that_were_held_out_are_looked_at_in_place_of_the_trained_ones(run,
     renderer = Renderer(load_tokenizer(run / "sft"), data.domain, data.style)
     expected = [tokenize(example, renderer)["labels"][1:] for example in examples]
     assert facts["tokens"] == sum(label != IGNORE for labels in expected for label in labels)
-    assert mean(held_out, "sft", "nll") != mean(trained, "sft", "nll")
+    assert mean(held_out, "sft", "nll") != mean(trained, "sft", "nll") and "data" not in facts["missing"]
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("max_length: ", "max_length: 1"))
+    _, recorder = diagnose(run, rows=str(tmp_path / "rows.jsonl"))
+    assert "max_length" in recorder.ran["diagnostics"]
     print_diagnosis(held_out, Console(width=200))
     assert "4 examples of" in (shown := capsys.readouterr().out) and "calibration error" in shown
+
+
+def test_questions_above_held_out_tokens_are_theirs_and_rows_left_out_are_counted(run, tmp_path):
+    texts = [("What is held out?", "Forty two."), ("What else?", ""), ("And what is that?", "Also held out.")]
+    rows = [{"question": question, "solution": solution} for question, solution in texts]  # no ids: numbers, as trained
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    found, _ = diagnose(run, rows=str(tmp_path / "rows.jsonl"))
+    assert any("3 rows of" in note and "1 without a completion" in note for note in found["logits"]["facts"]["notes"])
+    shown = token_view(run, [])["examples"]
+    assert {one["question"] for one in shown} == {"What is held out?", "And what is that?"}
+    diagnose(run)
+    assert not (run / "diagnostics/examples.jsonl").exists()
+
+
+def test_rows_that_cannot_be_looked_at_leave_the_diagnosis_as_it_was(run, tmp_path, monkeypatch, capsys):
+    before, _ = diagnose(run)
+    write_jsonl(tmp_path / "long.jsonl", [{"question": "word " * 5000, "solution": "1"}])
+    for rows, reason in (
+        (str(tmp_path / "gone.jsonl"), "there is no such data file"),
+        ("~nobody-here/x.jsonl", "there is no such data file"),
+        ("", "--rows is empty"),
+        (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to learn from: 1 prompts"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            diagnose_run(run, Progress(), examples=8, rows=rows)
+    assert read_diagnosis(run / "diagnostics") == before and not (run / ".work/diagnostics").exists()
+    odd = tmp_path / "x[/b]c.jsonl"  # as markup it would end what nothing began
+    odd.parent.mkdir()
+    write_jsonl(odd, [{"question": "What is held out?", "solution": "Forty two."}])
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(run), "--rows", str(odd), "--quiet"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code and "x[/b]c.jsonl, " in capsys.readouterr().out
 
 
 def test_without_tokenised_rows_only_the_logs_are_shown(run):

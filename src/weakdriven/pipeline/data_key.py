@@ -1,11 +1,8 @@
 """What decides the rows of a data source, for the keys of what is made from it."""
 
-from pathlib import Path
-
 from huggingface_hub import HfApi
 
-from weakdriven.data.files import EMBEDDED, split_config
-from weakdriven.data.remote import fetch, is_remote
+from weakdriven.data.files import EMBEDDED, find_file, split_config
 from weakdriven.demo.problems import VERSION as PROBLEMS_VERSION
 from weakdriven.errors import UserError
 from weakdriven.files import file_digest
@@ -15,8 +12,7 @@ def data_key(path: str, split: str) -> str:
     """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
     if path == EMBEDDED:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
-    file = fetch(path) if is_remote(path) else Path(path).expanduser()
-    if file.is_file():
+    if file := find_file(path):
         try:
             return file_digest(file)
         except OSError as error:

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.data.prompts import Renderer, give_chat_template
-from weakdriven.data.sources import open_source
-from weakdriven.data.tokenize import load_tokens, write_tokens
+from weakdriven.data.tokenize import load_tokens
 from weakdriven.diagnostics.summary import DRIFTING, changes, gap, read_steps, summarise_model, summarise_pair
 from weakdriven.errors import UserError
 from weakdriven.files import read_json, write_json
@@ -27,6 +25,7 @@ from weakdriven.models.load import load_tokenizer
 from weakdriven.pipeline.data_key import data_key
 from weakdriven.pipeline.loader import Loader, Model
 from weakdriven.pipeline.measure import Measured, Sample, compare, draw_sample, measure
+from weakdriven.pipeline.other_rows import OtherRows, find_other_rows
 from weakdriven.pipeline.run_models import RunModels, find_models, read_lenient
 from weakdriven.pipeline.token_view import LISTS, write_token_view
 from weakdriven.report.words import mapping, model_at
@@ -49,13 +48,15 @@ def diagnose_run(
     *,
     examples: int = EXAMPLES,
     rows: str | None = None,
+    split: str = "train",
     turn: int | None = None,
     seed: int | None = None,
 ) -> Path:
     """Measure a run unless that is done; returns the folder with the results.
 
     Args:
-        rows: Source of the examples, read as the recipe reads `data.path`; unset: what the run was trained on.
+        rows: Source of the examples; unset: what the run was trained on.
+        split: Of that source.
         turn: Round whose pair is looked at; unset: the last that is finished, else the first.
         seed: Of the draw of examples; unset: the recipe's.
     """
@@ -64,18 +65,21 @@ def diagnose_run(
     transformers_logging.disable_progress_bar()
     found = find_models(root)
     turn, seed = chosen_round(found, turn), found.recipe.seed if seed is None else seed
+    other = None if rows is None else find_other_rows(rows, split, found)
     weights = strong_weights(found, turn)
     unused = {f"round-{other}-weak" for other in found.rounds if other != turn}
     wanted = {name: model for name, model in found.models.items() if name not in unused}
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        return Diagnosis(found, wanted, turn, weights, examples, seed, progress, rows).write(work, out)
+        return Diagnosis(found, wanted, turn, weights, examples, seed, progress, other).write(work, out)
 
     settings: dict[str, Any] = {"version": DIAGNOSIS_VERSION, "examples": examples, "seed": seed, "round": turn}
     settings |= {"strong_weight": weights, "missing": sorted(found.missing)}
     settings |= found.recipe.model_dump(mode="json", include={"precision", "attention"})
     data = {"data": found.manifests["data"]["key"]} if "data" in found.manifests else {}
-    data |= {"rows": data_key(rows, "train")} if rows else {}
+    if other:
+        settings |= other.settings()
+        data = {"rows": data_key(other.path, other.split)}
     inputs = {name: model.key for name, model in wanted.items()} | data
     with alone(root):
         if mapping(read_lenient(root / DIAGNOSTICS / MANIFEST).get("counters")).get("failed"):
@@ -143,7 +147,7 @@ class Diagnosis:
     examples: int
     seed: int
     progress: Progress
-    rows: str | None = None
+    other: OtherRows | None = None
     sample: Sample | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -151,7 +155,7 @@ class Diagnosis:
 
     def write(self, work: Path, out: Path) -> dict[str, Any]:
         """Measure everything and write the files; returns the counters for the manifest."""
-        notes = [*self.found.notes, *self._run_models(work)]
+        notes = [*self.found.notes, *self._run_models(work, out)]
         logits, (pairs, more) = self._logits(), self._pairs()
         steps = self._steps()
         drift = {"models": self._chain(), "rounds": self._rounds(), "steps": steps}
@@ -163,16 +167,19 @@ class Diagnosis:
         write_json(out / DRIFT, {"facts": facts, **drift})
         return {**self._size(), "models": list(self.measured), "listed": listed, "failed": self.failed}
 
-    def _run_models(self, work: Path) -> list[str]:
+    def _run_models(self, work: Path, out: Path) -> list[str]:
         """One forward pass of each model over the sample; returns notes."""
         found = self.found
         base = found.models.get("base") or next(iter(found.models.values()), None)
-        no_data = "data" in found.missing and not self.rows
+        no_data = "data" in found.missing and not self.other
         if no_data or base is None or (found.recipe.lora and "base" in found.missing):
             return ["Nothing was measured, because tokenised rows or models are missing."]
+        notes = list[str]()
         try:
-            tokens = self._tokenised(self.rows, work) if self.rows else found.root / "data" / TOKENS
-            self.sample = draw_sample(load_tokens(tokens), self.examples, self.seed)
+            if self.other:
+                self.sample, notes = self.other.draw(self.examples, self.seed, work, out, self.progress.update)
+            else:
+                self.sample = draw_sample(load_tokens(found.root / "data" / TOKENS), self.examples, self.seed)
         except (OSError, ValueError, KeyError) as error:
             self.failed["data"] = f"{TOKENS} cannot be read ({error})"
             return ["Nothing was measured, because tokenised rows are missing."]
@@ -186,18 +193,7 @@ class Diagnosis:
             except UserError as error:
                 self.failed[name] = str(error)
                 self.progress.note(f"{name} is left out: {error}")
-        return []
-
-    def _tokenised(self, rows: str, work: Path) -> Path:
-        """Rows of another source, as the run would be trained on them."""
-        settings, tokenizer = self.found.recipe.data, self._tokenizer()
-        if tokenizer is None:
-            raise UserError(f"{rows} cannot be read as tokens: no model of {self.found.root} has a tokenizer.")
-        give_chat_template(tokenizer, self.found.recipe.chat_template, self.found.recipe.model)
-        examples = open_source(rows, domain=settings.domain, empty_completions="drop")
-        renderer = Renderer(tokenizer, settings.domain, settings.style)
-        write_tokens(examples, renderer, work / TOKENS, max_length=settings.max_length, long_prompts="drop")
-        return work / TOKENS
+        return notes
 
     def _roles(self, names: Iterable[str]) -> dict[str, str]:
         return roles(self.turn, names, self.found.weak_of(self.turn))
@@ -208,14 +204,16 @@ class Diagnosis:
 
     def _facts(self, notes: list[str]) -> dict[str, Any]:
         models = {name: model for name, model in self.wanted.items() if name in self.measured}
+        needless = {"data"} if self.other else set[str]()
+        missing = {name: why for name, why in self.found.missing.items() if name not in needless}
         return {
             "round": self.turn,
             **self._size(),
-            "rows": self.rows,
+            "rows": self.other and self.other.path,
             "seed": self.seed,
             "roles": self._roles(models),
             "models": {name: {"key": model.key, "folder": str(model.folder)} for name, model in models.items()},
-            "missing": self.found.missing | self.failed,
+            "missing": missing | self.failed,
             "notes": notes,
             "precision": self.found.recipe.precision,
             "hardware": hardware(),

@@ -64,13 +64,13 @@ def _opened(run: Path, file: str, names: Sequence[str]) -> Iterator[Any]:
         raise UserError(f"{file} cannot be read as Parquet ({reason}); {remedy}.") from None
 
 
-def read_examples(run: Path, wanted: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+def read_examples(run: Path, wanted: Mapping[int, str], *, stage: str = "data") -> dict[int, dict[str, Any]]:
     """Row number to example, for the wanted rows that stand in the data under the wanted id.
 
     One pass that parses no other line and stops after the last; what is not found is left out.
     """
     found: dict[int, dict[str, Any]] = {}
-    path = run / "data" / EXAMPLES
+    path = run / stage / EXAMPLES
     if not wanted or not path.is_file():
         return found
     with path.open("rb") as lines:

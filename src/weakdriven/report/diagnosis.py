@@ -41,7 +41,7 @@ class Cells:
 
 def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
     facts = found["logits"]["facts"]
-    console.print(sample_words(facts), highlight=False)
+    console.print(sample_words(facts), highlight=False, markup=False, soft_wrap=True)
     for one in diagnosis_tables(found):
         table = Table(title=Text(one.title), title_justify="left")
         for place, title in enumerate(one.titles):

@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from weakdriven.report.columns import read_examples
 from weakdriven.report.words import number, shorten
-from weakdriven.rundir import DIAGNOSTICS
+from weakdriven.rundir import DIAGNOSTICS, EXAMPLES
 
 FILE = "tokens.parquet"
 TOKENS, NEGATIVES = 12_000, 5
@@ -53,7 +53,9 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     most = max(20, TOKENS // len(examples))
     texts: dict[str, int] = {}
-    questions = read_examples(run, {one["row"]: one["id"] for one in examples})
+    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, whose numbers and ids mean nothing in the data
+    wanted = {one["row"]: one["id"] for one in examples}
+    questions = read_examples(run, wanted, stage=DIAGNOSTICS if other else "data")
     for one in examples:
         one["question"] = shorten(questions.get(one["row"], {}).get("prompt"), 600)
         one["left_out"] = max(0, len(one["tokens"]) - most)
