@@ -19,6 +19,7 @@ from weakdriven.eval.math_answers import grade_math
 from weakdriven.eval.sandbox import CodeResult
 from weakdriven.report.card import write_cards
 from weakdriven.report.page import render_report
+from weakdriven.rundir import DIAGNOSIS_VERSION
 
 LATEX = [
     "\\frac{1}{2}",
@@ -164,7 +165,7 @@ FILES: dict[str, st.SearchStrategy[str]] = {
     "eval/round-1/arithmetic/scores.json": like(SCORES).map(dumped),
     "eval/base/arithmetic/samples.jsonl": LINES,
     "eval/round-1/arithmetic/samples.jsonl": LINES,
-    "diagnostics/logits.json": like({"facts": {"version": 1, "models": {}}, "models": {}}).map(dumped),
+    "diagnostics/logits.json": like({"facts": {"version": DIAGNOSIS_VERSION, "models": {}}, "models": {}}).map(dumped),
     "diagnostics/gradients.json": like({"pairs": {}}).map(dumped),
     "diagnostics/drift.json": like({"models": {}}).map(dumped),
 }

@@ -17,6 +17,7 @@ from weakdriven.data.sources import load_examples
 from weakdriven.errors import UserError
 from weakdriven.report import write_report
 from weakdriven.report.read import load_run
+from weakdriven.rundir import DIAGNOSIS_VERSION
 from weakdriven.sweep_grid import axes_of
 
 
@@ -64,7 +65,7 @@ def test_a_pass_at_k_whose_k_is_no_number_is_left_out(tmp_path):
 
 def test_a_diagnosis_in_another_shape_is_told_and_the_rest_is_shown(tmp_path):
     finish(tmp_path)
-    put(tmp_path / "diagnostics/logits.json", {"facts": {"version": 1, "models": {}}, "models": {}})
+    put(tmp_path / "diagnostics/logits.json", {"facts": {"version": DIAGNOSIS_VERSION, "models": {}}, "models": {}})
     put(tmp_path / "diagnostics/gradients.json", {"pairs": {}})
     put(tmp_path / "diagnostics/drift.json", {"models": {}})
     page = write_report(tmp_path).read_text(encoding="utf-8")
