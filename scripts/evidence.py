@@ -265,8 +265,9 @@ def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[s
     """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
     files: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in results:
-        for point in one["methods"].keys() - SHARED if one["study"] == study else ():
-            files.setdefault((one["student"], point), []).append(one)
+        for point, trained in one["methods"].items() if one["study"] == study else ():
+            if point not in SHARED and "like" not in trained:  # answers that `also` added are of a point, and none
+                files.setdefault((one["student"], point), []).append(one)
     for (_, point), own in files.items():
         for one in in_order(trained_methods(own)):
             yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one

@@ -195,7 +195,7 @@ def with_answers(result: dict[str, Any], method: str, like: str, folders: Mappin
                 raise SystemExit(f"{stage} asked with {asked}, the file's models with {as_there}: style and tokens.")
             seeds.setdefault(seed, {})[stage.name] = answers_at(stage, result["items"])
     stages = {seed: trained["stages"][seed] for seed in seeds}
-    added = {method: {"seeds": seeds, "cost": trained["cost"], "stages": stages}}
+    added = {method: {"seeds": seeds, "cost": trained["cost"], "stages": stages, "like": like}}
     return result | {"methods": result["methods"] | added}
 
 

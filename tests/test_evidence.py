@@ -183,6 +183,11 @@ def test_numbers_of_rows_are_told_apart_and_sittings_of_one_taken_together(evide
     few, many = (row for row in cells if row[2] == "wmss")
     assert few[3:] == ["4", cells[2][4], "+0.0 [0.0, 0.0]"] and many[4] == "100.0" and many[5].startswith("+")
     assert tables["costs"] == evidence.NOTHING
+    found[0]["methods"]["mixture"] = found[0]["methods"]["rows_6871"] | {"like": "rows_6871"}
+    shown = evidence.all_tables(found, [])["sizes"].splitlines()
+    assert len(shown) == 13 and [line for line in shown if "| mixture |" in line] == [
+        next(line for line in shown if line.startswith("| smollm2-135m | 6871 | wmss")).replace("wmss", "mixture")
+    ]
 
 
 def test_what_ran_alone_is_for_its_cost(evidence):
@@ -295,6 +300,7 @@ def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compare
     after = read_json(file)
     mixture, wmss = after["methods"].pop("mixture"), before["methods"]["wmss"]
     assert after == before and mixture["cost"] == wmss["cost"] and mixture["stages"] == {"43": wmss["stages"]["43"]}
+    assert mixture["like"] == "wmss"
     assert mixture["seeds"] == {"43": before["methods"]["sft_restart"]["seeds"]["43"]}
     with pytest.raises(SystemExit, match="There is a mixture already"):
         evidence.main()
