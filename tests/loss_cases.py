@@ -94,12 +94,14 @@ class Problem(NamedTuple):
     def exact(self) -> Exact:
         leaves = [None if x is None else x.detach().cpu().double().requires_grad_() for x in self.tensors]
         target = self.target_T.cpu()
-        rows = min(len(leaves[1]), len(leaves[4]))  # pyright: ignore
+        heads = [i for i in (1, 4) if self.runs[i // 3]]
+        rows = min(len(leaves[i]) for i in heads)  # pyright: ignore
         raw, z = [], []
         for hidden, head, bias, scale, cap in zip(
             leaves[::3], leaves[1::3], leaves[2::3], self.scales, self.caps, strict=True
         ):
-            raw.append(hidden @ head[:rows].T + (0 if bias is None else bias[:rows]))  # pyright: ignore
+            logits = hidden @ head[:rows].T + (0 if bias is None else bias[:rows])  # pyright: ignore
+            raw.append(F.pad(logits, (0, rows - logits.shape[1])))  # of a shorter head that does not count
             scaled = scale * raw[-1]
             z.append(scaled if cap is None else cap * (scaled / cap).tanh())
         strong, weak = z

@@ -34,7 +34,7 @@ from weakdriven.masking import mask_output
 from weakdriven.processes import first_to_say, leave
 from weakdriven.recipe import Recipe
 from weakdriven.recipe_file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
-from weakdriven.stopping import EXIT_CODE, Stopped, stoppable
+from weakdriven.stopping import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 if TYPE_CHECKING:
     from weakdriven.pipeline.pairing import Separation
@@ -368,12 +368,14 @@ def main() -> None:
     try:
         with stoppable():
             app(standalone_mode=True)
-    except SystemExit:  # the way out of every command that was not cut short
+    except (SystemExit, KeyboardInterrupt) as end:  # the way out of every command that was not cut short
+        interrupted = isinstance(end, KeyboardInterrupt) or end.code == INTERRUPTED  # typer makes one of the other
+        if interrupted:
+            print("Stopped; run the same command again to go on.", file=sys.stderr)
         leave()
+        if interrupted:
+            sys.exit(INTERRUPTED)
         raise
-    except KeyboardInterrupt:
-        print("Stopped; run the same command again to go on.", file=sys.stderr)
-        sys.exit(130)
     except Stopped as stop:
         say(str(stop))
         leave()  # all processes stop together

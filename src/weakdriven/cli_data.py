@@ -61,7 +61,8 @@ def data_show(
     file = None if source == EMBEDDED else find_file(source)
     cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
     count = opened.count() if cheap else None
-    print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count)
+    if print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count).stopped:
+        raise typer.Exit(2)
 
 
 @data_app.command("build")

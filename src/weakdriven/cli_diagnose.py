@@ -14,7 +14,9 @@ def diagnose(
     examples: Annotated[int, typer.Option(help="Examples to look at, drawn at random.")] = 200,
     rows: Annotated[str | None, typer.Option(help="Source of the examples; unset: what was trained on.")] = None,
     split: Annotated[str, typer.Option(help="Of that source, where it has several.")] = "train",
-    turn: Annotated[int | None, typer.Option("--round", help="Round; unset: the last that is finished.")] = None,
+    turn: Annotated[
+        int | None, typer.Option("--round", help="Round; unset: the last finished one of the recipe as it is now.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the draw; unset: the recipe's.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,

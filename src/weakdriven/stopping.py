@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-EXIT_CODE = 143
-"""128 + SIGTERM, as a shell reports it; a scheduler that sees it knows that the job ended as asked."""
+EXIT_CODE, INTERRUPTED = 143, 130
+"""128 + SIGTERM or SIGINT, as a shell reports it; a scheduler that sees it knows that the job ended as asked."""
 
 MOMENT = 10.0
 """Seconds within which further signals are the same request."""

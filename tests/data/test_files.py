@@ -9,7 +9,7 @@ import pytest
 
 from helpers import write_rows
 from weakdriven.data import json_array
-from weakdriven.data.files import count_rows, read_rows
+from weakdriven.data.files import count_rows, find_file, read_rows
 from weakdriven.data.json_array import JsonArray
 from weakdriven.data.sources import Example, as_example, load_examples
 from weakdriven.errors import UserError
@@ -44,7 +44,7 @@ def test_every_file_type_gives_the_same_examples(name, tmp_path):
     assert count_rows(path) == 600
 
 
-@pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz", "none.jsonl.zst", "none.json", "none.parquet", "."])
+@pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz", "none.jsonl.zst", "none.json", "none.parquet"])
 def test_a_missing_file_is_an_error(name, tmp_path):
     for look in (load_examples, count_rows):
         with pytest.raises(UserError, match="there is no such data file"):
@@ -127,3 +127,11 @@ def test_a_mistake_early_in_a_long_array_is_found_before_the_rest_is_read():
 
     with pytest.raises(ValueError, match="line 2: Expecting ':'"):
         list(JsonArray(blocks()))
+
+
+def test_a_folder_and_a_file_of_another_kind_are_told_as_what_they_are(tmp_path):
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        find_file(str(tmp_path))
+    (tmp_path / "a.csv").write_text("question,solution\n1+1?,2\n")
+    with pytest.raises(UserError, match=r"a\.csv, line 1 is not JSON: .*; expected JSON lines, or a file that ends in"):
+        list(read_rows(str(tmp_path / "a.csv")))

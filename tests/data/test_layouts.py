@@ -242,6 +242,13 @@ def test_a_sharegpt_row_of_the_wrong_shape_is_an_error_naming_the_row(turns, wor
         as_example({"conversations": turns}, 3, "f")
 
 
+def test_a_role_that_no_template_knows_is_an_error_naming_row_and_message():
+    turns = [{"role": "usr", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    words = r"f, row 3: message 1 has the role 'usr'; expected one of system, developer, user, assistant, tool\."
+    with pytest.raises(UserError, match=words):
+        as_example({"messages": turns}, 3, "f")
+
+
 def test_unknown_fields_are_an_error_that_lists_them_and_what_is_expected():
     with pytest.raises(UserError, match=r"f, row 3: found the fields text, label; expected messages, prompt and"):
         as_example({"text": "a", "label": 1}, 3, "f")

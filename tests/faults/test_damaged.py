@@ -9,10 +9,10 @@ from peft import LoraConfig
 
 from fault_cases import STAGES, TINY, Case, cases, damaged, record, results, struck_runs, without
 from helpers import tiny_model
-from weakdriven.cli_verify import check_stages
+from weakdriven.cli_verify import check_stages, verify
 from weakdriven.errors import UserError
 from weakdriven.files import write_json
-from weakdriven.integrity import inventory
+from weakdriven.integrity import FILES, MANIFEST, inventory
 from weakdriven.models.adapters import add_adapter, load_adapter, load_merged
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.recipe_file import load_recipe
@@ -163,3 +163,14 @@ def test_verify_finds_every_file_whole_and_names_what_it_does_not_know(tmp_path)
     assert all(files and not wrong for files, wrong in found.values()) and found.keys() >= set(STAGES.values())
     with pytest.raises(UserError, match="holds no finished stage"):
         check_stages(tmp_path)
+
+
+def test_verify_counts_what_it_could_check(tmp_path, capsys):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("1")
+    write_json(tmp_path / "new" / MANIFEST, {"key": "2", FILES: inventory(tmp_path / "new")})
+    write_json(tmp_path / "old" / MANIFEST, {"key": "1"})
+    verify(tmp_path)
+    told = "All 1 files of 1 stages are as they were written. Not checked, for want of a list of files: 1."
+    assert capsys.readouterr().out.splitlines()[-1] == told

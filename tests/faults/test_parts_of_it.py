@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import run_small
+from weakdriven import cli, cli_verify
 from weakdriven.disk import SMALL_FILES, disk_need, held, refuse_full_disk
 from weakdriven.errors import UserError, is_out_of_memory
 from weakdriven.files import append_jsonl, salvage_jsonl, write_json
@@ -81,6 +82,18 @@ def test_a_signal_leaves_a_mark_and_the_same_request_once_more_changes_nothing(n
         with pytest.raises(Stopped, match="Stopped on SIG"):
             Progress().update(1, 2)
     assert signal.getsignal(number) == before and asked() is None
+
+
+def test_an_interrupt_tells_how_to_go_on(monkeypatch, capsys):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_verify, "check_stages", interrupted)
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "verify", "."])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "Stopped; run the same command again to go on."
 
 
 def test_a_later_signal_ends_at_once():

@@ -70,6 +70,21 @@ def test_heads_of_different_length_are_mixed_over_their_common_rows(way, extra):
     torch.testing.assert_close(case.solve(way)[0], cut.solve(way)[0])
 
 
+@pytest.mark.parametrize(("strong_weight", "alone"), [(1.0, 0), (0.0, 3)])
+@every_way
+def test_a_head_that_counts_alone_keeps_all_of_its_rows(way, strong_weight, alone):
+    case = problem(4, 5, 4, 23, extra=(0, 3) if alone else (3, 0), strong_weight=strong_weight)
+    case.target_T[1] = 24  # outside the other head
+    assert_solves(way, case)
+    tensors = given_tensors(case, way.device)
+    options = {"strong_weight": strong_weight, "implementation": way.implementation}
+    hidden, head = tensors[alone * 2 // 3 : alone * 2 // 3 + 2]
+    want = F.cross_entropy(hidden @ head.T, case.target_T.to(way.device), reduction="sum")
+    torch.testing.assert_close(mixed_cross_entropy(*tensors, case.target_T.to(way.device), **options), want)
+    with pytest.raises(UserError, match="target 24 is outside the 23 rows"):
+        mixed_cross_entropy(*tensors, case.target_T.to(way.device), **options | {"strong_weight": 0.5})
+
+
 @every_way
 def test_a_target_outside_the_common_rows_is_refused(way):
     case = problem(4, 5, 4, 23, extra=(3, 0))
@@ -306,6 +321,27 @@ def test_a_mean_over_many_tokens_does_not_overflow_float16_on_the_way(way):
     )
     loss.backward()
     assert heads[0].grad[:, 0].tolist() == [-256.0, 256.0]  # half of 1024 (P - onehot); the sum would be 76,800
+
+
+@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5}])
+@every_fast_way
+def test_a_gradient_scaler_finds_float16_gradients_that_one_over_the_tokens_would_round_to_nothing(way, options):
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=draw) * 0.05 for shape in ((24, 64), (500, 64)) * 2]
+    target = torch.randint(500, (24,), generator=draw).to(way.device)
+
+    def gradients(dtype, implementation):
+        strong, strong_head, weak, weak_head = (x.to(way.device, dtype).requires_grad_() for x in tensors)
+        loss, _ = mixed_cross_entropy_with_statistics(
+            *(strong, Head(strong_head), weak, Head(weak_head), target),
+            **options | {"scale": 1 / 500_000, "implementation": implementation},
+        )
+        return [g.float() for g in torch.autograd.grad(65536 * loss, (strong, weak))]
+
+    for mine, true in zip(
+        gradients(torch.float16, way.implementation), gradients(torch.float32, "reference"), strict=True
+    ):
+        assert (mine - true).norm() < 0.005 * true.norm()
 
 
 # Shapes

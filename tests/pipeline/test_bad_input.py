@@ -96,7 +96,7 @@ def test_duplicate_ids(refused, tmp_path):
 
 def test_a_data_file_that_is_a_folder(refused, tmp_path):
     (tmp_path / "rows.jsonl").mkdir()
-    assert "rows.jsonl: there is no such data file" in refused(f"data.path={tmp_path / 'rows.jsonl'}")
+    assert "rows.jsonl is a folder; name a file in it" in refused(f"data.path={tmp_path / 'rows.jsonl'}")
 
 
 def test_a_data_file_that_is_not_what_its_name_says(refused, tmp_path):

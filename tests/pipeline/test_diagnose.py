@@ -25,7 +25,7 @@ from weakdriven.files import read_json, write_json, write_jsonl
 from weakdriven.integrity import rewriting
 from weakdriven.models import scan
 from weakdriven.models.load import load_tokenizer, locate_model
-from weakdriven.pipeline.diagnose import diagnose_run, read_diagnosis
+from weakdriven.pipeline.diagnose import chosen_round, diagnose_run, read_diagnosis
 from weakdriven.pipeline.measure import draw_sample
 from weakdriven.pipeline.run_models import find_models
 from weakdriven.pipeline.token_view import SCHEMA
@@ -400,6 +400,13 @@ def test_what_is_no_run_is_refused(tmp_path):
 def test_a_round_that_the_run_does_not_have_is_refused(two_round_run, turn):
     with pytest.raises(UserError, match=f"has no round {turn}; give --round from 1 to 2"):
         diagnose_run(two_round_run[0], Progress(), turn=turn)
+
+
+def test_a_round_of_another_recipe_is_looked_at_only_when_asked_for(two_round_run):
+    found = find_models(two_round_run[0])
+    assert chosen_round(found, None) == 2
+    del found.plan["round-2/strong"]  # as a recipe with one round leaves it
+    assert chosen_round(found, None) == 1 and chosen_round(found, 2) == 2
 
 
 def test_no_examples_are_refused(two_round_run):

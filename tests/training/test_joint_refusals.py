@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator, ParallelismConfig
 from datasets import Dataset
 from joint_cases import CHAT, EMBEDDED_MODEL, logs, make, trained
 from transformers import (
@@ -17,6 +18,7 @@ from transformers import (
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.errors import UserError
+from weakdriven.training.branches import refuse_sharding
 
 
 def other_tokenizer(folder):
@@ -103,6 +105,15 @@ def test_several_gpus_in_one_process_are_refused(monkeypatch, tmp_path):
     weak.hf_device_map = {"model": 0, "lm_head": 1}
     with pytest.raises(UserError, match="The weak model lies on 2 GPUs"):
         make(tmp_path, weak_model=weak)
+
+
+@pytest.mark.parametrize("kind", ["cp", "sp", "tp"])
+def test_rows_or_weights_split_within_a_layer_are_refused(kind, monkeypatch, tmp_path):
+    trainer = make(tmp_path)
+    split = ParallelismConfig(**{f"{kind}_size": 2})
+    monkeypatch.setattr(Accelerator, "parallelism_config", property(lambda self: split))
+    with pytest.raises(UserError, match=f"parallelism_config has {kind}_size=2, which splits rows or weights"):
+        refuse_sharding(trainer)
 
 
 def frozen():

@@ -216,6 +216,19 @@ def test_micro_batches_of_any_size_give_the_same_loss(work):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+def test_a_reference_is_asked_in_the_attention_of_training(work, monkeypatch):
+    seen, compute = [], PreferenceTrainer.compute_ref_log_probs
+
+    def watched(self, model, inputs):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return compute(self, model, inputs)
+
+    monkeypatch.setattr(PreferenceTrainer, "compute_ref_log_probs", watched)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    trainer_of(demo_model(), demo_rows(4), work)
+    assert seen == [False, False] and torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_reference_is_asked_once_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
     rows, asked = demo_rows(8), []
     compute = PreferenceTrainer.compute_ref_log_probs

@@ -1,5 +1,7 @@
 """Training with another loss on SFT's tokens: against SFT where the two are one, and against dense logits."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,6 +12,7 @@ from weakdriven.files import read_jsonl
 from weakdriven.recipe import DataSettings, Recipe
 from weakdriven.rundir import METRICS, Progress
 from weakdriven.settings import TrainSettings
+from weakdriven.training import token_loss
 from weakdriven.training.supervised import Phase, train_supervised
 from weakdriven.training.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
 
@@ -57,6 +60,24 @@ def test_a_model_that_is_its_own_teacher_with_strength_zero_does_not_move(train)
     assert [row["grad_norm"] for row in rows] == [0, 0, 0]
     assert all(row["teacher_probability"] == pytest.approx(row["adjusted_probability"]) for row in rows)
     assert all(torch.equal(value, trained[name]) for name, value in weights(tiny_model()).items())
+
+
+def test_a_teacher_is_in_the_attention_of_training_and_only_then(train, monkeypatch):
+    teacher, within = tiny_model(), []
+
+    @contextmanager
+    def watched(model):
+        within.append(model)
+        yield
+        within.append(None)
+
+    monkeypatch.setattr(token_loss, "trained_attention", watched)
+    teacher.register_forward_pre_hook(lambda *_: within.append("asked"))
+    teacher.model.register_forward_pre_hook(lambda *_: within.append("asked"))
+    train(AdjustedLogits(strength=1.0, ce_weight=0.5), teacher=teacher)
+    *_, asked_before, entered = within[: within.index(teacher) + 1]
+    assert asked_before == "asked", "when its head was looked at"
+    assert entered is teacher and within[-1] is None and within[within.index(teacher) + 1 : -1] == ["asked"] * 6
 
 
 def test_the_first_gradient_of_undial_is_that_of_dense_logits(train):

@@ -23,6 +23,13 @@ def test_a_gap_that_keeps_growing_is_told_once_when_the_fourth_window_ends():
     assert first_warning([0.002 * step for step in range(400)]) == 80
 
 
+def test_a_watch_that_has_spoken_keeps_nothing_more():
+    watch = GapWatch()
+    for step in range(1000):
+        watch.grows(step / 100)
+    assert watch.told and not watch.state()["current"]
+
+
 @pytest.mark.parametrize(
     "gaps",
     [

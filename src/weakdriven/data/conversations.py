@@ -6,6 +6,7 @@ from typing import Any
 from weakdriven.data.example import Message, refuse_broken_text
 from weakdriven.errors import UserError
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -24,7 +25,12 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
     turns = _turns(value, ("role", "content"))
     if turns is None:
         raise UserError(f"{where}: expected text or messages with role and content, found {_start(value)}.")
-    return _checked(turns, where)
+    for place, turn in enumerate(_checked(turns, where), start=1):
+        if turn["role"] not in ROLES:
+            raise UserError(
+                f"{where}: message {place} has the role {turn['role']!r}; expected one of {', '.join(ROLES)}."
+            )
+    return turns
 
 
 def from_sharegpt(value: Any, where: str) -> list[Message]:

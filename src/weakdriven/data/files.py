@@ -75,8 +75,12 @@ def find_file(path: str) -> Path | None:
         raise UserError(f"{path}: there is no such data file.") from None
     if file.is_file():
         return file
+    if file.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it.")
     if file.exists() or path.startswith((".", "/", "~")) or file.suffix in ENDINGS:
-        raise UserError(f"{path}: there is no such data file.")
+        raise UserError(
+            f"{path}: there is no such data file; a relative path is looked up from where the command is started."
+        )
     return None
 
 
@@ -160,7 +164,10 @@ def _json_line(line: bytes, file: Path, number: int) -> Row:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}, line {number} is not JSON: {error}.") from None
+        unknown = (
+            "" if file.suffix in ENDINGS else f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
+        )
+        raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
 
 
 def _json_array(file: Path) -> Iterator[Row]:

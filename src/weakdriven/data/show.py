@@ -90,7 +90,7 @@ def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tall
 
 def print_source(
     source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
-) -> None:
+) -> Tally:
     """The layout, some rows with what is learned in colour, and what would be cut or left out.
 
     Args:
@@ -112,6 +112,7 @@ def print_source(
         _say(console, f"Training would stop here: {tally.stopped}", "red")
     if renderer.warning:
         _say(console, f"Warning: {renderer.warning}", "yellow")
+    return tally
 
 
 def print_look(one: Look, console: Console) -> None:

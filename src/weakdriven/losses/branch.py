@@ -3,6 +3,7 @@
 T = tokens, R = rows of a tile, D = width, V = vocabulary.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,11 +33,13 @@ class Branch:
             return torch.mm(hidden_RD, self.head_VD.T, out=logits_RV)
         return torch.addmm(self.bias_V, hidden_RD, self.head_VD.T, out=logits_RV)
 
-    def take(self, gradient_RV: Tensor, begin: int, end: int, factor: float) -> None:
+    def take(self, gradient_RV: Tensor, begin: int, end: int, scale: float, factor: float = 1.0) -> None:
+        """Add a tile's gradient, times a factor and the loss's scale."""
         hidden_RD = self.hidden_TD[begin:end]
         if self.hidden_gradient is not None:
-            into_RD = self.hidden_gradient[begin:end]
-            torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor, out=into_RD)
+            into_RD, early = self.hidden_gradient[begin:end], scale / late_scale(scale, hidden_RD)
+            torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor * early, out=into_RD)
+        factor *= scale
         if self.head_sum is not None:
             self._add_to_head(gradient_RV.T, hidden_RD, factor)
         if self.bias_sum is not None:
@@ -64,11 +67,31 @@ class Branch:
         return hidden, head, bias
 
 
+def late_scale(scale: float, hidden_TD: Tensor) -> float:
+    """The part of a loss's factor that gradients of hidden states get in the backward pass only.
+
+    Given in the forward pass, all of it, they are rounded once. But one over a step's tokens would round most of
+    float16's to 0 before the factor comes that a gradient scaler raises them by; so there its power of two, which
+    rounds nothing, comes late. Those of heads are sums, which might overflow without it.
+
+    >>> late_scale(1 / 500_000, torch.zeros(1, dtype=torch.float16)) * 2**19, late_scale(0.3, torch.zeros(1))
+    (1.0, 1.0)
+    """
+    late = hidden_TD.dtype == torch.float16 and 0 < scale < math.inf
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1) if late else 1.0
+
+
 def scaled_once(ctx: Any, scale: Tensor) -> list[Tensor | None]:
-    """The gradients that a forward pass took and saved, times that of its result; None where none is needed."""
+    """The gradients that a forward pass took and saved, times that of its result; None where none is needed.
+
+    Args:
+        ctx: With `late`, as `late_scale` gives it.
+    """
     if getattr(ctx, "used", False):
         raise UserError("The gradients of a fused loss can be taken once; ask for all of them in one call.")
     ctx.used = True
     # in place, so that no second copy of the heads' gradients exists.
     # A scale of one dimension keeps its float32; one of none would be rounded to the gradient's precision.
-    return [g.mul_(scale.reshape(1)) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)]
+    scales = [factor.reshape(1) for factor in (ctx.late * scale, scale, scale)] * 2  # hidden states, head, bias
+    saved = zip(ctx.saved_tensors, ctx.needs, scales, strict=False)
+    return [gradient.mul_(scale_1) if need else None for gradient, need, scale_1 in saved]

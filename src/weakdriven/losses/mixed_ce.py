@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weakdriven.errors import UserError
-from weakdriven.losses.branch import Branch, scaled_once
+from weakdriven.losses.branch import Branch, late_scale, scaled_once
 from weakdriven.losses.head import Head, as_head, first_rows
 from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
@@ -59,7 +59,7 @@ def mixed_cross_entropy(
     """Cross-entropy of softmax(strong_weight * z_strong + (1 - strong_weight) * z_weak) against the targets.
 
     Targets of -100 are left out before anything is computed. Products run in the precision of the hidden states, sums
-    in float32. Heads of different length are mixed over their common rows.
+    in float32. Heads of different length are mixed over their common rows; one that counts alone keeps all of its own.
 
     Args:
         strong_head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
@@ -78,7 +78,7 @@ def mixed_cross_entropy(
     if not kept.all():  # a copy only where there is something to leave out
         strong_TD, weak_TE, target_T = strong_TD[kept], weak_TE[kept], target_T[kept]
     strong, weak = as_head(strong_head_VD), as_head(weak_head_VE)
-    rows = min(len(strong.weight_VD), len(weak.weight_VD))
+    rows = min(len(head.weight_VD) for head, share in ((strong, strong_weight), (weak, 1 - strong_weight)) if share)
     if len(strong.weight_VD) != len(weak.weight_VD) and len(target_T) and (largest := int(target_T.max())) >= rows:
         raise UserError(
             f"Cannot mix logits: target {largest} is outside the {rows} rows that the heads share (strong has "
@@ -124,9 +124,10 @@ def mixed_cross_entropy_with_statistics(
     if not 0 <= strong_anchor < float("inf"):
         raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
     triton = use_triton(implementation, weak_TE if strong_TD is None else strong_TD)
-    rows = min(len(strong.weight_VD), len(weak.weight_VD))
-    strong, weak = first_rows(strong, rows), first_rows(weak, rows)
     strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
+    if strong_runs and weak_runs:
+        rows = min(len(strong.weight_VD), len(weak.weight_VD))
+        strong, weak = first_rows(strong, rows), first_rows(weak, rows)
     if not strong_runs:  # the weak branch is all there is
         loss, alone = mixed_cross_entropy_with_statistics(
             weak_TE,
@@ -199,11 +200,11 @@ def _mixed_ce(
     weak = None
     if weak_TE is not None and weak_head_VE is not None:
         weak = Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
-    gradients, factors = NO_GRADIENT, (scale, scale)
+    gradients, factors = NO_GRADIENT, (1.0, 1.0)
     if any(needs) and (strong_anchor or any(caps)):
         gradients = SEPARATE
     elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
-        gradients, factors = SHARED, (scale * strong_weight * scales[0], scale * (1 - strong_weight) * scales[1])
+        gradients, factors = SHARED, (strong_weight * scales[0], (1 - strong_weight) * scales[1])
     fill = row_function(triton)
     chunk, tile = tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
     chunk = min(chunk, max(len(target_T), 1))
@@ -232,9 +233,9 @@ def _mixed_ce(
                 )
                 results.append(row_results)
             if gradients:
-                strong.take(strong_logits, begin, end, factors[0])
+                strong.take(strong_logits, begin, end, scale, factors[0])
             if gradients and weak and weak_logits is not None:
-                weak.take(weak_logits if gradients == SEPARATE else strong_logits, begin, end, factors[1])
+                weak.take(weak_logits if gradients == SEPARATE else strong_logits, begin, end, scale, factors[1])
     del strong_CV, weak_RV, strong_logits, weak_logits
     totals_9 = torch.cat(results).sum(0).to(strong.wide) if results else strong_TD.new_zeros(9, dtype=strong.wide)
     loss = scale * (totals_9[0] + strong_anchor * totals_9[1] if strong_anchor else totals_9[0])
@@ -254,7 +255,8 @@ def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.needs = inputs[-1]
+    hidden_TD, scale, ctx.needs = inputs[0], inputs[9], inputs[-1]
+    ctx.late = late_scale(scale, hidden_TD)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
     ctx.save_for_backward(*output[2:])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weakdriven.errors import UserError
-from weakdriven.losses.branch import Branch, scaled_once
+from weakdriven.losses.branch import Branch, late_scale, scaled_once
 from weakdriven.losses.head import Head
 from weakdriven.losses.mix_rows import SEPARATE, SHARED
 from weakdriven.losses.mixed_ce import IGNORE
@@ -75,7 +75,7 @@ class _TiledLoss(torch.autograd.Function):
                     sums_C += rows(logits_KV[first - begin : last - begin], first, last, any(needs)).sum(0)
                 if any(needs):
                     branch.take(logits_KV, begin, end, scale)
-        ctx.needs = needs
+        ctx.needs, ctx.late = needs, late_scale(scale, hidden_TD)
         ctx.mark_non_differentiable(sums_C)
         ctx.set_materialize_grads(False)
         del buffer_KV

@@ -100,7 +100,7 @@ def read_diagnosis(folder: Path) -> dict[str, dict[str, Any]]:
 
 def chosen_round(found: RunModels, turn: int | None) -> int:
     if turn is None:
-        return max(found.rounds, default=1)
+        return max(found.current_rounds or found.rounds, default=1)
     if not 1 <= turn <= found.last_round:
         raise UserError(f"{found.root} has no round {turn}; give --round from 1 to {found.last_round}.")
     return turn

@@ -45,6 +45,13 @@ class RunModels:
         """Rounds whose strong model is there."""
         return sorted(int(found[1]) for name in self.models if (found := re.fullmatch(r"round-(\d+)", name)))
 
+    @property
+    def current_rounds(self) -> list[int]:
+        """Those that are of the recipe as it is now."""
+        return [
+            turn for turn in self.rounds if self.plan.get(f"round-{turn}/strong") == self.models[f"round-{turn}"].key
+        ]
+
     def weak_of(self, turn: int) -> str:
         """Name of a round's weak model, as the round was trained or will be."""
         trained = self.manifests.get(f"round-{turn}/strong")

@@ -63,6 +63,14 @@ def refuse_sharding(trainer: Any) -> None:
     """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
+    parallel = trainer.accelerator.parallelism_config
+    for kind in ("cp", "sp", "tp") if parallel else ():
+        if getattr(parallel, f"{kind}_enabled"):
+            raise UserError(
+                f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits rows or weights "
+                "within a layer over processes, and the mixed loss reads whole ones; leave it at 1. FSDP2 and ZeRO-3 "
+                "share memory among processes that each have rows of their own."
+            )
     args = trainer.args
     if trainer.is_deepspeed_enabled and args.strong_weight in (0, 1) and args.strong_weight_end is not None:
         raise UserError(

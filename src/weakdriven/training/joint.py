@@ -266,7 +266,8 @@ class WDJTTrainer(ShardedCheckpoints):
         losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
         # a gradient scaler (fp16) meets infinite gradients while it looks for its scale, and skips those steps
         refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
-        self._logged.append((sums, norms))
+        if self.args.logging_strategy != "no":  # which would never empty it
+            self._logged.append((sums, norms))
         gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
         if gap is not None and self._gap.grows(gap) and self.is_world_process_zero():
             warnings.warn(GapWatch.WARNING.format(gap=gap), stacklevel=2)

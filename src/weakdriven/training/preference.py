@@ -19,6 +19,7 @@ from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.recipe import Recipe
 from weakdriven.settings import TrainSettings
+from weakdriven.training.attention import trained_attention
 from weakdriven.training.supervised import Phase, fit
 
 SIDES = ("chosen", "rejected")
@@ -74,7 +75,8 @@ class PreferenceTrainer(DPOTrainer):
         left = list(places)
         rows = DataLoader(dataset.select(places.values()), batch_size, collate_fn=self.data_collator)  # pyright: ignore
         for batch in self.accelerator.prepare(rows):
-            asked: Any = self.accelerator.gather_for_metrics(self.compute_ref_log_probs(self.model, batch))
+            with trained_attention(self.model):  # pyright: ignore  # else its first step would not be at the reference
+                asked: Any = self.accelerator.gather_for_metrics(self.compute_ref_log_probs(self.model, batch))
             found = zip(left, *(sums.tolist() for sums in asked), strict=False)
             new = [{"key": key, "chosen": chosen, "rejected": rejected} for key, chosen, rejected in found]
             left = left[len(new) :]

@@ -3,6 +3,7 @@
 T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from weakdriven.losses.scaled_ce import scaled_cross_entropy
 from weakdriven.losses.undial import Sign, Site, adjusted_logit_loss, noised_cross_entropy, refuse_other_vocabulary
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.models.pair import targets
+from weakdriven.training.attention import trained_attention
 from weakdriven.training.neftune import EmbeddingNoise
 
 
@@ -153,6 +155,11 @@ class TokenLossTrainer(SummingTrainer):
             refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
         self._step_rows = (-1, 0)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream, with the teacher in the attention that the model is trained in."""
+        with trained_attention(self.teacher) if self.teacher is not None else nullcontext():
+            return super().train(*args, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -93,8 +93,10 @@ class GapWatch:
 
     def grows(self, gap: float) -> bool:
         """Take the gap of one optimizer step; True the first time that it has kept growing."""
+        if self.told:
+            return False
         self.current.append(gap)
-        if self.told or len(self.current) < self.window:
+        if len(self.current) < self.window:
             return False
         self.means.append(mean(self.current))
         noise = 5 * stdev(self.current) / math.sqrt(self.window)
