@@ -272,7 +272,7 @@ def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[s
     files: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in results:
         for point, trained in one["methods"].items() if one["study"] == study else ():
-            if point not in SHARED and "like" not in trained:  # answers that `also` added are of a point, and none
+            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
                 files.setdefault((one["student"], point), []).append(one)
     for (_, point), own in files.items():
         for one in in_order(trained_methods(own)):
