@@ -29,16 +29,16 @@ from common import append, measure
 from data_rows import make_questions, math_rows
 from joint_loss import memory_kib
 
-from weakdriven.data.overlap import Held, deduplicate
+from weakdriven.build.build import Build, build, verify_block
+from weakdriven.data.overlap.find import Held, deduplicate
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import open_source
+from weakdriven.data.rows.sources import open_source
 from weakdriven.data.tokenize import write_tokens
-from weakdriven.eval.workers import shared_pool
-from weakdriven.files import write_jsonl
+from weakdriven.eval.graders.verify import Checks, verifier
+from weakdriven.eval.graders.workers import shared_pool
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
-from weakdriven.pipeline.build import Build, build, verify_block
-from weakdriven.pipeline.verify import Checks, verifier
-from weakdriven.rundir import Progress
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.files import write_jsonl
 
 ITEMS = 2000
 HELD = {"gsm8k": 1319, "svamp": 1000, "reclor": 500}

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.overlap.find import HeldItem
 
 WORDS = 40
 VOCABULARY = [f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for number in range(50_000)]

@@ -26,10 +26,10 @@ from common import append
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import read_rows
-from weakdriven.generate import Completion, Engine, Request, Sampling, generate, graphs, request_seed
-from weakdriven.generate.local import LocalEngine, as_completion, fitting_batch
-from weakdriven.generate.server import ServerEngine
+from weakdriven.data.rows.sources import read_rows
+from weakdriven.eval.generate import Completion, Engine, Request, Sampling, generate, graphs, request_seed
+from weakdriven.eval.generate.local import LocalEngine, as_completion, fitting_batch
+from weakdriven.eval.generate.server import ServerEngine
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
 
 SHAPES = {

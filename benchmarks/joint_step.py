@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from weakdriven.models.adapters import add_adapter, share_frozen, twin
 from weakdriven.models.head import causal_lm
-from weakdriven.models.layers import use_liger
-from weakdriven.models.pair import WeakStrongPair
+from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
+from weakdriven.wmss.pair import WeakStrongPair
 
 PEAK = 790e12
 SIZES: dict[str, dict[str, Any]] = {

@@ -33,21 +33,21 @@ from common import append
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, TrainerCallback
 
-from weakdriven.losses.distil import TopLogits
+from weakdriven.config.baselines import DpoSettings, SsbSettings
+from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, Recipe
+from weakdriven.config.settings import TrainSettings
+from weakdriven.methods.dpo_spin.trainer import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
+from weakdriven.methods.neftune import EmbeddingNoise
+from weakdriven.methods.ssb.loss import TopLogits
+from weakdriven.methods.ssb.trainer import STORED, stored, train_student
+from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
 from weakdriven.models.adapters import add_adapter
-from weakdriven.models.layers import fast_layers, use_liger
+from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
-from weakdriven.recipe import DataSettings, JointSettings, LoraSettings, Recipe
-from weakdriven.recipe_baselines import DpoSettings, SsbSettings
-from weakdriven.rundir import Progress
-from weakdriven.settings import TrainSettings
-from weakdriven.training.joint import train_joint
+from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
-from weakdriven.training.neftune import EmbeddingNoise
-from weakdriven.training.preference import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
-from weakdriven.training.ssb import STORED, stored, train_student
-from weakdriven.training.supervised import Phase, fit, train_supervised
-from weakdriven.training.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
+from weakdriven.training.sft import Phase, fit, train_supervised
+from weakdriven.wmss.trainer import train_joint
 
 QWEN2 = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
 QWEN3 = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}

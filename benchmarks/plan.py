@@ -22,23 +22,23 @@ import torch
 from common import append
 from datasets import Dataset
 from joint_step import VARIANTS
-from methods import Clock, TimedPhase
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
+from methods import Clock, TimedPhase
+from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.models.adapters import add_adapter, twin
-from weakdriven.models.layers import fast_layers, use_liger
+from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
-from weakdriven.pipeline.shapes import shape_of
-from weakdriven.plan.devices import DEVICES, GIB, Machine
-from weakdriven.plan.memory import Step, training_memory
-from weakdriven.plan.shape import Shape
-from weakdriven.plan.speed import step_seconds
-from weakdriven.recipe import DataSettings, JointSettings, LoraSettings, Recipe
-from weakdriven.rundir import Progress
-from weakdriven.settings import TrainSettings
-from weakdriven.training.joint import train_joint
+from weakdriven.planning.devices import DEVICES, GIB, Machine
+from weakdriven.planning.memory import Step, training_memory
+from weakdriven.planning.model_shape import shape_of
+from weakdriven.planning.shape import Shape
+from weakdriven.planning.speed import step_seconds
+from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
-from weakdriven.training.supervised import train_supervised
+from weakdriven.training.sft import train_supervised
+from weakdriven.wmss.trainer import train_joint
 
 HERE = Path(__file__).parent
 RESULTS, DOCS = HERE / "results.csv", HERE.parent / "docs" / "plan.md"

@@ -21,8 +21,10 @@ from common import append, measure
 from playwright.sync_api import sync_playwright
 from pyarrow import parquet
 
-from weakdriven.pipeline.token_view import SCHEMA
-from weakdriven.report import examples, plots, run_figures, write_report
+from weakdriven.diagnose.token_view import SCHEMA
+from weakdriven.report import plots, write_report
+from weakdriven.report.run import examples
+from weakdriven.report.run import figures as run_figures
 
 STAGES = ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"]
 MODELS = {"base": 0.1, "sft": 0.5, "baseline-sft": 0.55, "round-1": 0.6}

@@ -9,8 +9,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from weakdriven.plan.devices import DEVICES, MEASURED, NETWORK, NODE, REACHED
-from weakdriven.plan.speed import sharded_traffic
+from weakdriven.planning.devices import DEVICES, MEASURED, NETWORK, NODE, REACHED
+from weakdriven.planning.speed import sharded_traffic
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "scale-model.md"

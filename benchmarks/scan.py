@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from trl.kernels import ChunkedLogProbFunction
 
-from weakdriven.models.layers import use_liger
-from weakdriven.models.scan import plan_batches, row_lengths, scan, score_dataset
+from weakdriven.models.liger import use_liger
+from weakdriven.wmss.entropy import plan_batches, row_lengths, scan, score_dataset
 
 Score = Callable[[Any, Tensor], Any]
 

@@ -18,7 +18,7 @@ import torch
 from common import append, measure
 from joint_loss import memory_kib
 
-from weakdriven.selection import draw_active, selection_counters, selection_probabilities
+from weakdriven.wmss.selection import draw_active, selection_counters, selection_probabilities
 
 SEED = 42
 WEIGHTS = {"consolidation": 0.1, "difficulty": 0.8, "repair": 0.1}

@@ -119,9 +119,9 @@ def soak_demo(
     Args:
         minutes: No further round is begun after as many.
     """
+    from weakdriven.config.file import load_recipe
     from weakdriven.pipeline.run import run_recipe
-    from weakdriven.recipe_file import load_recipe
-    from weakdriven.rundir import Progress
+    from weakdriven.runs.directory import Progress
 
     notes, seconds = [], []
     with own_temporary_folder() as folder:
@@ -139,9 +139,9 @@ def soak_demo(
 
 def soak_training(steps: int, every: int = 100, tell: Callable[[str], None] = print) -> tuple[list[Note], list[float]]:
     """One joint training of two models; notes at each `every`th step and the seconds between them."""
+    from weakdriven.config.file import load_recipe
     from weakdriven.pipeline.run import run_recipe
-    from weakdriven.recipe_file import load_recipe
-    from weakdriven.rundir import Progress
+    from weakdriven.runs.directory import Progress
 
     notes, seconds = [], []
 

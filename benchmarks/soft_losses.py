@@ -18,8 +18,8 @@ from common import append, measure
 from torch import Tensor
 
 from weakdriven.losses import adjusted_logit_loss, noised_cross_entropy, topk_distillation
-from weakdriven.losses.scaled_ce import scaled_cross_entropy
-from weakdriven.losses.undial import adjusted_logit_loss_reference
+from weakdriven.methods.scaled_ce import scaled_cross_entropy
+from weakdriven.methods.undial.loss import adjusted_logit_loss_reference
 
 K, TEMPERATURE = 20, 1.5
 

@@ -1,6 +1,6 @@
 """Build the demo's base model: a small Qwen3 with its own tokenizer, pretrained on synthetic plain text.
 
-    python scripts/build_demo_model.py [--output src/weakdriven/demo/model] [--device cuda]
+    python scripts/build_demo_model.py [--output src/weakdriven/models/embedded] [--device cuda]
 
 The text is what a base model would have read before anyone asked it a question: number facts, stories that keep a
 running count, and (a few percent) short question-and-answer notes. It never holds the numbers and operations of a
@@ -19,7 +19,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from weakdriven.demo.problems import LEVELS, Problem, demo_problems, random_problem
+from weakdriven.data.demo import LEVELS, Problem, demo_problems, random_problem
 
 HERE = Path(__file__).parent
 END, TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -146,7 +146,7 @@ def pretrain(model: Qwen3ForCausalLM, stream: Iterator[torch.Tensor], steps: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE.parent / "src/weakdriven/demo/model")
+    parser.add_argument("--output", type=Path, default=HERE.parent / "src/weakdriven/models/embedded")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--documents", type=int, default=300_000)
     parser.add_argument("--notes", type=float, default=0.04, help="share of question notes among the documents")

@@ -13,12 +13,12 @@ import yaml
 from fuzz_values import JSON, NASTY, SCALAR, TEXT, changed_tree, cut_and_mended, cut_bytes, dumped
 from hypothesis import strategies as st
 
-from weakdriven.data.files import read_each
-from weakdriven.data.sources import open_source
-from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import apply_override, dump_recipe, load_recipe, parse_recipe, shipped_recipes
-from weakdriven.settings import Settings
-from weakdriven.sweep_grid import as_overrides, axes_of, points_of
+from weakdriven.config.file import apply_override, dump_recipe, load_recipe, parse_recipe, shipped_recipes
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import Settings
+from weakdriven.config.sweep import as_overrides, axes_of, points_of
+from weakdriven.data.rows.files import read_each
+from weakdriven.data.rows.sources import open_source
 
 
 def place(name: str) -> Path:

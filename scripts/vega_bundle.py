@@ -9,7 +9,7 @@ import vl_convert
 
 from weakdriven.report.figure import VEGA_LITE
 
-TARGET = Path(__file__).parent.parent / "src/weakdriven/templates/vega.js"
+TARGET = Path(__file__).parent.parent / "src/weakdriven/report/templates/vega.js"
 
 
 def bundle() -> str:

@@ -16,9 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
-from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import Planned, Progress
+from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import Recipe
+from weakdriven.runs.directory import Planned, Progress
 
 SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weakdriven.cli_verify import check_stages
-from weakdriven.files import file_digest
+from weakdriven.commands.verify import check_stages
+from weakdriven.runs.files import file_digest
 
 TINY = [
     *("data.limit=64", "eval.limit=8", "eval.max_new_tokens=16", "eval.batch_size=4", "baselines=[]"),

@@ -71,9 +71,9 @@ def clock_back(_: dict[str, Any]) -> None:
 
 
 def prepare(fault: dict[str, Any] | None) -> None:
-    import weakdriven.scores
+    import weakdriven.wmss.score_files
 
-    weakdriven.scores.FLUSH_SECONDS = 0.0  # a part for each batch, so that there is one to damage
+    weakdriven.wmss.score_files.FLUSH_SECONDS = 0.0  # a part for each batch, so that there is one to damage
     if fault is None:
         return
     where = {"nan": at_step, "memory": at_step, "clock": clock_back}
@@ -88,7 +88,7 @@ def run(order: dict[str, Any]) -> None:
     code = 1
     try:
         prepare(order.get("fault"))
-        from weakdriven.cli import main
+        from weakdriven.commands.app import main
 
         sys.argv = ["weakdriven", *order["argv"]]
         main()
@@ -107,7 +107,7 @@ def run(order: dict[str, Any]) -> None:
 
 def serve() -> None:
     import weakdriven.pipeline.run
-    import weakdriven.progress  # noqa: F401
+    import weakdriven.runs.progress  # noqa: F401
 
     for line in sys.stdin:
         order = json.loads(line)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from weakdriven.data.prompts import give_chat_template
-from weakdriven.data.sources import load_examples
+from weakdriven.data.rows.sources import load_examples
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 

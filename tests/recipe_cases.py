@@ -3,8 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
-from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import apply_override, parse_recipe
+from weakdriven.config.file import apply_override, parse_recipe
+from weakdriven.config.recipe import Recipe
 
 MINIMAL = {"model": "some/model", "data": {"path": "rows.jsonl"}}
 

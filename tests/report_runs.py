@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from run_files import put, put_active, put_scores
-from weakdriven.files import write_json
-from weakdriven.rundir import PLAN_FILE
+from weakdriven.runs.directory import PLAN_FILE
+from weakdriven.runs.files import write_json
 
 EVIL = "<script>alert(1)</script>"
 RECIPE = """name: demo

@@ -6,10 +6,10 @@ import torch
 from helpers import demo_examples
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import tokenize
-from weakdriven.generate.requests import Completion
+from weakdriven.eval.generate.requests import Completion
 from weakdriven.models.branch import open_branch
 from weakdriven.models.load import load_tokenizer
-from weakdriven.pipeline.stages import Stages
+from weakdriven.stages.stages import Stages
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from loss_cases import CUDA, Problem, Watch, problem
-from weakdriven.losses import distil, tiled_loss
+from weakdriven.losses import tiled_loss
 from weakdriven.losses import tiles as tiling
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.methods.ssb import loss as distil
 
 STRONG, WEAK = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0]
 EYE, FIRST = torch.eye(4), torch.tensor([0])

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weakdriven.losses import mixed_cross_entropy, token_entropy
-    from weakdriven.models.mixture import MixtureConfig, MixtureForCausalLM
-    from weakdriven.models.pair import WeakStrongPair
-    from weakdriven.models.scan import score_dataset
-    from weakdriven.selection import draw_active, selection_probabilities
-    from weakdriven.training.joint import WDJTConfig, WDJTTrainer
+    from weakdriven.wmss.entropy import score_dataset
+    from weakdriven.wmss.mixture import MixtureConfig, MixtureForCausalLM
+    from weakdriven.wmss.pair import WeakStrongPair
+    from weakdriven.wmss.selection import draw_active, selection_probabilities
+    from weakdriven.wmss.trainer import WDJTConfig, WDJTTrainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,15 +25,15 @@ __all__ = [
     "token_entropy",
 ]
 _HOMES = {
-    "MixtureConfig": "weakdriven.models.mixture",
-    "MixtureForCausalLM": "weakdriven.models.mixture",
-    "WDJTConfig": "weakdriven.training.joint",
-    "WDJTTrainer": "weakdriven.training.joint",
-    "WeakStrongPair": "weakdriven.models.pair",
-    "draw_active": "weakdriven.selection",
+    "MixtureConfig": "weakdriven.wmss.mixture",
+    "MixtureForCausalLM": "weakdriven.wmss.mixture",
+    "WDJTConfig": "weakdriven.wmss.trainer",
+    "WDJTTrainer": "weakdriven.wmss.trainer",
+    "WeakStrongPair": "weakdriven.wmss.pair",
+    "draw_active": "weakdriven.wmss.selection",
     "mixed_cross_entropy": "weakdriven.losses",
-    "score_dataset": "weakdriven.models.scan",
-    "selection_probabilities": "weakdriven.selection",
+    "score_dataset": "weakdriven.wmss.entropy",
+    "selection_probabilities": "weakdriven.wmss.selection",
     "token_entropy": "weakdriven.losses",
 }
 

@@ -2,7 +2,7 @@
 
 import errno
 
-from weakdriven.masking import masked
+from weakdriven.runs.redact import masked
 
 WRITE_FAILURES = ("No space left on device", "inline_container", "PytorchStreamWriter")
 """How safetensors (from Rust) and torch.save tell of a full disk: without an errno."""

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from weakdriven.data.clean import NGRAM_SHARE, asked_texts, clean, index_items, worst_overlap
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.overlap.decontaminate import NGRAM_SHARE, asked_texts, clean, index_items, worst_overlap
+from weakdriven.data.overlap.find import HeldItem
 
 
 def example(text, gold=None, *, system=None, options=None, id="r"):

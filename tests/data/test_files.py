@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers import write_rows
-from weakdriven.data import json_array
-from weakdriven.data.files import count_rows, find_file, read_rows
-from weakdriven.data.json_array import JsonArray
-from weakdriven.data.sources import Example, as_example, load_examples
+from weakdriven.data.rows import json_array
+from weakdriven.data.rows.files import count_rows, find_file, read_rows
+from weakdriven.data.rows.json_array import JsonArray
+from weakdriven.data.rows.sources import Example, as_example, load_examples
 from weakdriven.errors import UserError
 
 GOOD = {"question": "1+1?", "solution": "2"}

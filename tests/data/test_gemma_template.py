@@ -4,7 +4,7 @@ import pytest
 
 from helpers import embedded_tokenizer, gemma_tokenizer
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
-from weakdriven.data.sources import Example
+from weakdriven.data.rows.sources import Example
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 

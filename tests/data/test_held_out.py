@@ -3,10 +3,10 @@
 import pytest
 
 from weakdriven.data.example import Example
-from weakdriven.data.held_out import HeldOut, Hit, keep_out
-from weakdriven.data.overlap import HeldItem
+from weakdriven.data.overlap.find import HeldItem
+from weakdriven.data.overlap.held_out import HeldOut, Hit, keep_out
 from weakdriven.data.questions import code_question, logic_question, math_question
-from weakdriven.data.sources import load_examples
+from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import load_items
 

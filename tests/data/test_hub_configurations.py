@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import write_rows
-from weakdriven.data.files import count_rows, hub_rows, read_each, read_rows
-from weakdriven.data.sources import load_examples
+from weakdriven.data.rows import source_key as keys
+from weakdriven.data.rows.files import count_rows, hub_rows, read_each, read_rows
+from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
-from weakdriven.pipeline import data_key as keys
 
 ROW = {"question": "1+1?", "solution": "2"}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weakdriven.data.example import Example
-from weakdriven.data.layouts import as_example, detect, layout_name
+from weakdriven.data.rows.layouts import as_example, detect, layout_name
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import as_item
 

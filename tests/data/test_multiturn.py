@@ -6,8 +6,8 @@ import json
 import pytest
 
 from helpers import demo_examples, embedded_tokenizer, gemma_tokenizer
-from weakdriven.data.layouts import as_example
 from weakdriven.data.prompts import Renderer
+from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, unlearned_warning, write_tokens
 from weakdriven.data.turns import split_turns
 from weakdriven.errors import UserError

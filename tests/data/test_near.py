@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weakdriven.data import near
-from weakdriven.data.near import NearRuns, NearSets, runs_of
+from weakdriven.data.overlap import near_duplicates as near
+from weakdriven.data.overlap.near_duplicates import NearRuns, NearSets, runs_of
 
 THRESHOLDS = (0.07, 0.29, 0.5, 0.55, 0.7, 0.8, 0.9, 1.0)
 word_sets = st.lists(st.tuples(st.sampled_from(["", "3 4"]), st.sets(st.sampled_from("abcdefghijkl"))), max_size=30)

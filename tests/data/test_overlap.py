@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weakdriven.data import overlap
-from weakdriven.data.fingerprint import fingerprint
-from weakdriven.data.near import NearSets
-from weakdriven.data.overlap import RULES, Held, HeldItem, Overlap, Repeat, Rules, deduplicate
+from weakdriven.data.overlap import find as overlap
+from weakdriven.data.overlap.find import RULES, Held, HeldItem, Overlap, Repeat, Rules, deduplicate
+from weakdriven.data.overlap.fingerprint import fingerprint
+from weakdriven.data.overlap.near_duplicates import NearSets
 from weakdriven.errors import UserError
 
 texts_of_few = st.lists(st.sampled_from(["a", "b", "c", "x1"]), max_size=11).map(" ".join)

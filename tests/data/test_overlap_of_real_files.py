@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weakdriven.data.overlap import KINDS, RULES, Held, HeldItem, deduplicate
+from weakdriven.data.overlap.find import KINDS, RULES, Held, HeldItem, deduplicate
 from weakdriven.data.questions import bare, code_question, logic_question, math_question
-from weakdriven.data.sources import read_rows
+from weakdriven.data.rows.sources import read_rows
 from weakdriven.eval.benchmarks import load_items
 
 DATA = os.environ.get("WEAKDRIVEN_DATA")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from helpers import embedded_tokenizer, write_rows
-from weakdriven.cli import main
+from weakdriven.commands.app import main
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.show import LONGEST, Look, look, print_look

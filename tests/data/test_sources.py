@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from helpers import write_rows
-from weakdriven.data.sources import Example, load_examples, open_source, read_rows
+from weakdriven.data.rows.sources import Example, load_examples, open_source, read_rows
 from weakdriven.errors import UserError
 
 ASK = [{"role": "user", "content": "1+1?"}]

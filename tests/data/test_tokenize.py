@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from helpers import demo_examples, embedded_tokenizer
+from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import Example
+from weakdriven.data.rows.sources import Example
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import Item
+from weakdriven.eval.generate.local import LocalEngine
 from weakdriven.eval.run import evaluate, prepare_task
-from weakdriven.files import read_jsonl
-from weakdriven.generate.local import LocalEngine
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import SAMPLES, Progress
+from weakdriven.runs.directory import SAMPLES, Progress
+from weakdriven.runs.files import read_jsonl
 
 TOKENIZER = embedded_tokenizer()
 RENDERER = Renderer(TOKENIZER, "math", "plain")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from helpers import embedded_tokenizer, gemma_tokenizer
+from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.example import DOMAINS, Example
-from weakdriven.data.layouts import as_example
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
+from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
 from weakdriven.data.turns import split_turns
 from weakdriven.errors import UserError
@@ -21,7 +22,6 @@ from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import as_item
 from weakdriven.eval.run import prepare_task
 from weakdriven.models.load import load_tokenizer
-from weakdriven.recipe import EvalSettings
 
 FOLDER = os.environ.get("WEAKDRIVEN_MODELS")
 REAL = {"smollm2-135m": None, "qwen2.5-coder-0.5b": None, "gemma-3-270m": "gemma"}

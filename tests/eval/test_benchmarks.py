@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from helpers import write_rows
+from weakdriven.config.recipe import Benchmark
 from weakdriven.errors import UserError
 from weakdriven.eval import benchmarks
 from weakdriven.eval.benchmarks import (
@@ -21,7 +22,6 @@ from weakdriven.eval.benchmarks import (
     missing_libraries,
     unknown_benchmark,
 )
-from weakdriven.recipe import Benchmark
 
 CHOICE = {"id": "r", "context": "c", "question": "q", "options": ["1", "2", "3", "4"], "answer": "B"}
 CODE = {"id": "c", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(f): ...", "test_style": "check"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from weakdriven.data.demo import demo_rows
 from weakdriven.data.prompts import Renderer
-from weakdriven.demo.problems import demo_rows
 from weakdriven.errors import UserError
 from weakdriven.eval import harness
 from weakdriven.eval.harness import cross_check, load_harness_model, refuse_other_prompts, summary, write_task

@@ -10,7 +10,7 @@ import pytest
 
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, as_item
-from weakdriven.eval.grading import grade
+from weakdriven.eval.graders.grading import grade
 from weakdriven.eval.hub_rows import PUBLISHED, Hub, called_function, our_fields, read_hub, unpack_tests
 
 

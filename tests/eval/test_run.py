@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 
 from helpers import embedded_tokenizer
+from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
+from weakdriven.eval.generate import Completion
 from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh, regrade_folder
-from weakdriven.files import read_json, read_jsonl
-from weakdriven.generate import Completion
-from weakdriven.progress import TerminalProgress
-from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import Planned, Progress
+from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.files import read_json, read_jsonl
+from weakdriven.runs.progress import TerminalProgress
 
 GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
 

@@ -9,14 +9,14 @@ from peft import LoraConfig
 
 from fault_cases import STAGES, TINY, Case, cases, damaged, record, results, struck_runs, without
 from helpers import tiny_model
-from weakdriven.cli_verify import check_stages, verify
+from weakdriven.commands.verify import check_stages, verify
+from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
-from weakdriven.files import write_json
-from weakdriven.integrity import FILES, MANIFEST, inventory
 from weakdriven.models.adapters import add_adapter, load_adapter, load_merged
 from weakdriven.pipeline.run import run_recipe
-from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import Progress, work_folder
+from weakdriven.runs.directory import Progress, work_folder
+from weakdriven.runs.files import write_json
+from weakdriven.runs.manifest import FILES, MANIFEST, inventory
 
 RESULT = {
     "data": "tokens.arrow",

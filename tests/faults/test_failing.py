@@ -12,14 +12,14 @@ import chat_server
 from chat_server import DROP
 from fault_cases import STAGES, TINY, Case, cases, damaged, one_sentence, record, results, struck_runs, without
 from helpers import embedded_tokenizer, write_rows
+from weakdriven.config.file import load_recipe
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
+from weakdriven.eval.generate.server import Retries, ServerEngine
 from weakdriven.eval.run import evaluate, prepare_task
-from weakdriven.files import read_json
-from weakdriven.generate.server import Retries, ServerEngine
 from weakdriven.pipeline.run import run_recipe
-from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import Progress, work_folder
+from weakdriven.runs.directory import Progress, work_folder
+from weakdriven.runs.files import read_json
 from weakdriven.training.checkpoints import last_complete_checkpoint
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fault_cases import STAGES, Case, Forks, cases, damaged, one_sentence, record, results, struck_runs, without
-from weakdriven.rundir import work_folder
+from weakdriven.runs.directory import work_folder
 
 EVENTS = {"data": 13, "sft": 150, "entropy": 38, "selection": 10, "joint": 100, "eval": 25}
 """Times that a stage opens or renames a file of its own, at least: a fault strikes at one of them, drawn at random."""

@@ -13,16 +13,18 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import run_small
-from weakdriven import cli, cli_verify
-from weakdriven.disk import SMALL_FILES, disk_need, held, refuse_full_disk
+from weakdriven.commands import app as cli
+from weakdriven.commands import verify as cli_verify
 from weakdriven.errors import UserError, is_out_of_memory
-from weakdriven.files import append_jsonl, salvage_jsonl, write_json
-from weakdriven.integrity import inventory, refuse_damage, refuse_damaged_model, rewriting
-from weakdriven.pipeline import preflight
-from weakdriven.processes import Ended, ended_together
-from weakdriven.rundir import Progress
-from weakdriven.stopping import Stopped, asked, stop_here, stoppable
-from weakdriven.training import callbacks, supervised
+from weakdriven.planning import preflight
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.disk import SMALL_FILES, disk_need, held, refuse_full_disk
+from weakdriven.runs.files import append_jsonl, salvage_jsonl, write_json
+from weakdriven.runs.manifest import inventory, refuse_damage, refuse_damaged_model, rewriting
+from weakdriven.runs.processes import Ended, ended_together
+from weakdriven.runs.signals import Stopped, asked, stop_here, stoppable
+from weakdriven.training import callbacks
+from weakdriven.training import sft as supervised
 from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
 
 
@@ -97,7 +99,7 @@ def test_an_interrupt_tells_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_later_signal_ends_at_once():
-    code = "import os, signal, time, weakdriven.stopping as s\ns.MOMENT = 0.1\nwith s.stoppable():\n"
+    code = "import os, signal, time, weakdriven.runs.signals as s\ns.MOMENT = 0.1\nwith s.stoppable():\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     assert subprocess.run([sys.executable, "-c", code + "    print('still here')\n"]).returncode == -signal.SIGTERM
 

@@ -12,7 +12,7 @@ from helpers import FAMILIES, padded_batch, tiny_model, token_rows, weights
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import add_adapter, merged, refuse_adapter, share_frozen, twin
-from weakdriven.models.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights, save_pair
+from weakdriven.wmss.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights, save_pair
 
 BATCH = padded_batch(token_rows(5))
 TARGETS = ["q_proj", "v_proj", "down_proj"]

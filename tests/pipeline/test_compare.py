@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from conftest import Recorder, small_recipe
-from weakdriven.cli import main
+from weakdriven.commands.app import main
 from weakdriven.errors import UserError
-from weakdriven.files import read_json, read_jsonl
-from weakdriven.pipeline.bind import bind
+from weakdriven.methods.token_loss import Variant
 from weakdriven.pipeline.compare import compare_methods, needs
-from weakdriven.pipeline.stages import Stages
-from weakdriven.report.comparison import write_comparison
-from weakdriven.rundir import Run
-from weakdriven.training.token_loss import Variant
+from weakdriven.report.compare.table import write_comparison
+from weakdriven.runs.directory import Run
+from weakdriven.runs.files import read_json, read_jsonl
+from weakdriven.stages.checks import bind
+from weakdriven.stages.stages import Stages
 
 ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]
 # eight problems learned by heart, so that M1 writes right and wrong completions of them

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3ForCondi
 
 from conftest import run_small
 from multimodal_cases import IDS, write_multimodal
-from weakdriven.models.wrap import wrap_text_model
+from weakdriven.models.gemma3.wrap import wrap_text_model
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import SMALL
-from weakdriven.rundir import work_folder
+from weakdriven.runs.directory import work_folder
 
 KILL_WHEN = [
     ("data", "manifest.json"),
@@ -31,7 +31,9 @@ KILL_WHEN = [
 """The run is killed as soon as a stage is finished, or has such a file to go on from; the next try runs further."""
 
 
-FLUSH_EACH_BATCH = "import weakdriven.scores as s; s.FLUSH_SECONDS = 0; from weakdriven.cli import main; main()"
+FLUSH_EACH_BATCH = (
+    "import weakdriven.wmss.score_files as s; s.FLUSH_SECONDS = 0; from weakdriven.commands.app import main; main()"
+)
 
 
 def start(root: Path) -> subprocess.Popen:

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 
 from conftest import Recorder
 from run_files import put
-from weakdriven.cli import app
-from weakdriven.cli_sweep import print_sweep
+from weakdriven.commands.app import app
+from weakdriven.commands.sweep import print_sweep
+from weakdriven.config.file import load_recipe
+from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.errors import UserError
-from weakdriven.files import read_json
 from weakdriven.pipeline.run import is_finished
 from weakdriven.pipeline.sweep import recipes_of, sweep_recipe
-from weakdriven.recipe_file import load_recipe
-from weakdriven.report.sweep import failures, sweep_figures, write_sweep
-from weakdriven.rundir import runs_in
-from weakdriven.sweep_grid import axes_of, points_of
+from weakdriven.report.sweep.files import failures, sweep_figures, write_sweep
+from weakdriven.runs.directory import runs_in
+from weakdriven.runs.files import read_json
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=8"]
 GRID = "joint.strong_weight=0.3..0.7:3"

@@ -12,10 +12,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from chromium import CHROMIUM, needs_chromium
 from report_runs import EVIL, finish
 from run_files import put
-from weakdriven.pipeline.diagnose import diagnose_run
+from weakdriven.diagnose.diagnose import diagnose_run
 from weakdriven.report import write_report
-from weakdriven.report.compare_page import write_compare
-from weakdriven.rundir import Progress
+from weakdriven.report.compare.page import write_compare
+from weakdriven.runs.directory import Progress
 
 pytestmark = needs_chromium
 SCREENSHOTS = os.environ.get("WEAKDRIVEN_SCREENSHOTS")

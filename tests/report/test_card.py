@@ -12,11 +12,11 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from run_files import put
-from weakdriven.cli import app
+from weakdriven.commands.app import app
 from weakdriven.report import load_run
 from weakdriven.report.card import MARK, escaped, result_stages, write_cards
 from weakdriven.report.card_facts import hub_id, licence, public_name, without_paths
-from weakdriven.report.verdict import verdict
+from weakdriven.report.run.verdict import verdict
 
 EVIL = "<script>alert(1)</script>"
 KEY = "ab12"

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from report_runs import EVIL, finish, specs, start, write_plan
 from run_files import put
-from weakdriven.cli import app
+from weakdriven.commands.app import app
 from weakdriven.errors import UserError
-from weakdriven.files import read_json, write_json
-from weakdriven.report.compare_page import apart, headline, write_compare
-from weakdriven.report.runs_compared import runs_compared
+from weakdriven.report.compare.page import apart, headline, write_compare
+from weakdriven.report.compare.runs import runs_compared
+from weakdriven.runs.files import read_json, write_json
 
 
 @pytest.fixture

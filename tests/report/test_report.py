@@ -11,13 +11,13 @@ import pytest
 
 from report_runs import EVIL, PLAN, RECIPE, finish, manifest, own_part, points, scores, specs, start, write_plan
 from run_files import put, put_active, put_scores
-from weakdriven.files import read_json, write_json
 from weakdriven.report import accuracy_rows, load_run, write_report
-from weakdriven.report.answers import sample_items
-from weakdriven.report.costs import cost_words, selection_cost
-from weakdriven.report.examples import BARS, SCATTER_POINTS, odds_bars
 from weakdriven.report.plots import CURVE_POINTS
-from weakdriven.rundir import PLAN_FILE, work_folder
+from weakdriven.report.run.answers import sample_items
+from weakdriven.report.run.costs import cost_words, selection_cost
+from weakdriven.report.run.examples import BARS, SCATTER_POINTS, odds_bars
+from weakdriven.runs.directory import PLAN_FILE, work_folder
+from weakdriven.runs.files import read_json, write_json
 
 
 def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from weakdriven.report.figure import write_figures
-from weakdriven.report.sweep import as_markdown, tables
-from weakdriven.report.sweep_figures import figures_of
-from weakdriven.report.sweep_table import as_cells
+from weakdriven.report.sweep.figures import figures_of
+from weakdriven.report.sweep.files import as_markdown, tables
+from weakdriven.report.sweep.table import as_cells
 
 
 def row(point, model, role, score=None, *, shared=False, seeds=("42", "43"), **more):

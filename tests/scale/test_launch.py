@@ -19,12 +19,12 @@ from test_whole_runs import CUT, same_training
 from typer.testing import CliRunner
 
 from conftest import SMALL, run_small
-from weakdriven.cli import app
+from weakdriven.commands.app import app
+from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
-from weakdriven.launcher import find_config, launch, launch_command, read_config, shipped_configs, supervised
-from weakdriven.recipe_file import load_recipe
-from weakdriven.stopping import EXIT_CODE
-from weakdriven.training.sharding import refuse_plugin
+from weakdriven.runs.launcher import find_config, launch, launch_command, read_config, shipped_configs, supervised
+from weakdriven.runs.signals import EXIT_CODE
+from weakdriven.training.fsdp import refuse_plugin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = list(shipped_configs())
@@ -136,7 +136,7 @@ def test_signals_reach_what_was_started_and_nothing_stays(sent, tmp_path):
         f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(3)))\n"
     )
     child += f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\ntime.sleep(60)\n"
-    parent = "import os, sys\nfrom weakdriven.launcher import supervised\n"
+    parent = "import os, sys\nfrom weakdriven.runs.launcher import supervised\n"
     parent += f"sys.exit(supervised([sys.executable, '-c', {child!r}], dict(os.environ)))\n"
     process = subprocess.Popen([sys.executable, "-c", parent])
     deadline = time.monotonic() + 60

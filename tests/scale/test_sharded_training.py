@@ -14,7 +14,7 @@ from trained_shards import FSDP, run
 
 from weakdriven.errors import UserError
 from weakdriven.training import zero3
-from weakdriven.training.sharding import refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch
 
 SCRIPT = str(Path(__file__).with_name("trained_shards.py"))
 CASES = {
@@ -175,7 +175,7 @@ def test_what_zero3_would_train_in_another_way_is_refused():
 
 def test_deepspeed_that_is_not_installed_is_told_how_to_be(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setattr("weakdriven.launcher.find_spec", lambda name: None)
+    monkeypatch.setattr("weakdriven.runs.launcher.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install --no-build-isolation 'weakdriven\[deepspeed\]'"):
         refuse_sharding_of_launch()
 

@@ -13,12 +13,12 @@ from launching import launch, weakdriven
 from safetensors.torch import load_file
 
 from conftest import SMALL, Recorder, run_small, small_recipe
+from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
-from weakdriven.launcher import find_config, read_config
-from weakdriven.pipeline.bind import refuse_processes
 from weakdriven.pipeline.run import all_stages, carry_out
-from weakdriven.recipe_file import load_recipe
-from weakdriven.rundir import work_folder
+from weakdriven.runs.directory import work_folder
+from weakdriven.runs.launcher import find_config, read_config
+from weakdriven.stages.checks import refuse_processes
 from weakdriven.training.checkpoints import last_complete_checkpoint
 
 TRAINED = ("sft", "round-1/strong")
@@ -146,9 +146,9 @@ def test_a_command_for_one_process_refuses_a_launcher(monkeypatch):
 FAILS = """
 import sys
 from pathlib import Path
-import weakdriven.pipeline.stages as stages
+import weakdriven.stages.stages as stages
 from weakdriven.errors import UserError
-from weakdriven.cli import main
+from weakdriven.commands.app import main
 
 def write_tokens(*inputs, **options):
     raise UserError("The first process found a bad row.")
@@ -174,7 +174,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from weakdriven.cli import main
+from weakdriven.commands.app import main
 from weakdriven.training.callbacks import PhaseCallback
 
 told = Path(sys.argv.pop(1))

@@ -15,7 +15,7 @@ from test_whole_runs import CUT, TRAINED, same_training
 from trained_shards import run
 
 from conftest import SMALL, run_small
-from weakdriven.launcher import launch_command, shipped_configs, supervised
+from weakdriven.runs.launcher import launch_command, shipped_configs, supervised
 
 pytestmark = pytest.mark.deepspeed
 ROUNDING = 5e-5

@@ -15,8 +15,8 @@ from transformers import PrinterCallback, TrainerCallback
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.models.sharded import gathered_weights, is_sharded
-from weakdriven.processes import leave
-from weakdriven.training.sharding import ShardedCheckpoints
+from weakdriven.runs.processes import leave
+from weakdriven.training.fsdp import ShardedCheckpoints
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
 FSDP |= {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}

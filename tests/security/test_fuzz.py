@@ -13,12 +13,12 @@ import fuzz
 
 from report_runs import finish
 from run_files import put
-from weakdriven.data.sources import load_examples
+from weakdriven.config.sweep import axes_of
+from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
 from weakdriven.report import write_report
 from weakdriven.report.read import load_run
-from weakdriven.rundir import DIAGNOSIS_VERSION
-from weakdriven.sweep_grid import axes_of
+from weakdriven.runs.directory import DIAGNOSIS_VERSION
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)

@@ -10,13 +10,13 @@ import pytest
 from conftest import Recorder, small_recipe
 from report_runs import EVIL, PLAN, finish, manifest, own_part, write_plan
 from run_files import put
-from weakdriven.explain import explain_example
-from weakdriven.files import read_jsonl
+from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.report import write_report
 from weakdriven.report.read import load_run
-from weakdriven.rundir import EXAMPLES, ITEMS, SAMPLES
-from weakdriven.sweep_grid import axes_of, points_of
+from weakdriven.report.selection_explained import explain_example
+from weakdriven.runs.directory import EXAMPLES, ITEMS, SAMPLES
+from weakdriven.runs.files import read_jsonl
 
 IDS = [
     "../../outside",

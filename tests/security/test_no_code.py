@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from conftest import Recorder, small_recipe
-from weakdriven.data.files import hub_rows
+from weakdriven.data.rows.files import hub_rows
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import load_adapter, load_merged
 from weakdriven.models.load import check_model, load_model, load_tokenizer, locate_model, positions

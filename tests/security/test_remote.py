@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from weakdriven.data import remote
-from weakdriven.data.files import count_rows, read_rows
-from weakdriven.data.remote import cache_folder, fetch
+from weakdriven.data.rows import remote
+from weakdriven.data.rows.files import count_rows, read_rows
+from weakdriven.data.rows.remote import cache_folder, fetch
+from weakdriven.data.rows.source_key import data_key
 from weakdriven.errors import UserError
-from weakdriven.pipeline.data_key import data_key
 
 ROWS = [{"id": str(i), "prompt": f"{i}+1?", "completion": str(i + 1)} for i in range(3)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

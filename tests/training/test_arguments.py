@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from weakdriven.recipe import DataSettings, Recipe
-from weakdriven.settings import TrainSettings
+from weakdriven.config.recipe import DataSettings, Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

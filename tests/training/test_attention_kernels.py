@@ -12,7 +12,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from weakdriven.training.attention import trained_attention, without_cudnn_attention, without_padding_masks
-from weakdriven.training.supervised import fit
+from weakdriven.training.sft import fit
 
 
 class Look(TrainerCallback):

@@ -5,12 +5,12 @@ import torch
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven.config.recipe import DataSettings, Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.recipe import DataSettings, Recipe
-from weakdriven.rundir import Progress
-from weakdriven.settings import TrainSettings
+from weakdriven.runs.directory import Progress
 from weakdriven.training.optimizer import check_optimizer, optimizer_class
-from weakdriven.training.supervised import Phase, train_supervised
+from weakdriven.training.sft import Phase, train_supervised
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="bf16")
 SMALL = {"batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": False}

@@ -8,13 +8,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from weakdriven.config.recipe import DataSettings, JointSettings, Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.recipe import DataSettings, JointSettings, Recipe
-from weakdriven.rundir import Progress, work_folder
-from weakdriven.settings import TrainSettings
-from weakdriven.training.joint import train_joint
+from weakdriven.runs.directory import Progress, work_folder
+from weakdriven.training.sft import Phase, save_model, train_supervised
 from weakdriven.training.snapshots import publish_snapshots, snapshot_steps
-from weakdriven.training.supervised import Phase, save_model, train_supervised
+from weakdriven.wmss.trainer import train_joint
 
 ROWS = token_rows(24)
 SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
-from weakdriven.files import read_jsonl
-from weakdriven.recipe import DataSettings, JointSettings, Recipe
-from weakdriven.rundir import METRICS, Progress
-from weakdriven.settings import TrainSettings
+from weakdriven.config.recipe import DataSettings, JointSettings, Recipe
+from weakdriven.config.settings import TrainSettings
+from weakdriven.runs.directory import METRICS, Progress
+from weakdriven.runs.files import read_jsonl
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import checkpoints
-from weakdriven.training.joint import train_joint
-from weakdriven.training.supervised import Phase, save_model, train_supervised
+from weakdriven.training.sft import Phase, save_model, train_supervised
+from weakdriven.wmss.trainer import train_joint
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 ROWS = token_rows(10)

@@ -126,7 +126,7 @@ def give_chat_template(
     """Set the asked-for chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
     if template in SHIPPED_TEMPLATES:
         refuse_missing_marks(tokenizer, template, model, setting)
-        tokenizer.chat_template = (resources.files("weakdriven") / "templates" / f"{template}.jinja").read_text()
+        tokenizer.chat_template = (resources.files("weakdriven.data") / f"{template}.jinja").read_text()
     elif template is not None:
         try:
             tokenizer.chat_template = Path(template).expanduser().read_text(encoding="utf-8")

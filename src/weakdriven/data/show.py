@@ -9,7 +9,7 @@ from rich.text import Text
 
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.sources import Source
+from weakdriven.data.rows.sources import Source
 from weakdriven.data.tokenize import IGNORE, token_row
 from weakdriven.data.turns import split_turns
 from weakdriven.errors import UserError

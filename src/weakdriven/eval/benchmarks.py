@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from weakdriven.data.demo import TEST_ITEMS
 from weakdriven.data.example import refuse_broken_text
-from weakdriven.data.files import EMBEDDED, read_rows
 from weakdriven.data.questions import LETTERS, user_message
-from weakdriven.demo.problems import TEST_ITEMS
+from weakdriven.data.rows.files import EMBEDDED, read_rows
 from weakdriven.errors import UserError
-from weakdriven.eval.grading import Kind, check_golds
+from weakdriven.eval.graders.grading import Kind, check_golds
 from weakdriven.eval.hub_rows import Hub, our_fields, read_hub
 
 Row = dict[str, Any]

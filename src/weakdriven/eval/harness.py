@@ -19,7 +19,7 @@ import yaml
 from transformers import AutoTokenizer, GenerationConfig
 
 from weakdriven.errors import UserError
-from weakdriven.files import write_json, write_jsonl
+from weakdriven.runs.files import write_json, write_jsonl
 
 LM_EVAL = "0.4.13"
 INSTALL = 'pip install "weakdriven[harness]"'

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weakdriven.data.files import read_rows
 from weakdriven.data.questions import LETTERS
+from weakdriven.data.rows.files import read_rows
 from weakdriven.errors import UserError
 
 Row = dict[str, Any]

@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
-from weakdriven.eval.grading import grade_many
-from weakdriven.eval.sandbox import interpreter, isolation, no_isolation
+from weakdriven.eval.generate import Engine, Sampling
+from weakdriven.eval.generate.samples import Ask, Row, by_key, collect
+from weakdriven.eval.graders.grading import grade_many
+from weakdriven.eval.sandbox.run import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
-from weakdriven.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
-from weakdriven.generate import Engine, Sampling
-from weakdriven.generate.samples import Ask, Row, by_key, collect
-from weakdriven.integrity import refuse_damage, rewriting
-from weakdriven.machine import cores
-from weakdriven.processes import agree, gathered, index, leads, share
-from weakdriven.recipe import EvalSettings
-from weakdriven.rundir import BENCHMARK_SCORES, ITEMS, SAMPLES, Planned, Progress
+from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Planned, Progress
+from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
+from weakdriven.runs.machine import cores
+from weakdriven.runs.manifest import refuse_damage, rewriting
+from weakdriven.runs.processes import agree, gathered, index, leads, share
 
 BLOCK = 256
 """Samples graded between two notes of how far it has come."""

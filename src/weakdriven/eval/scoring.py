@@ -9,7 +9,7 @@ import numpy as np
 
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS
-from weakdriven.eval.passk import (
+from weakdriven.eval.statistics import (
     Comparison,
     bootstrap_interval,
     mcnemar,
@@ -18,8 +18,8 @@ from weakdriven.eval.passk import (
     pass_at_k,
     wilson_interval,
 )
-from weakdriven.files import read_json, read_jsonl
-from weakdriven.rundir import BENCHMARK_SCORES, SAMPLES
+from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES
+from weakdriven.runs.files import read_json, read_jsonl
 
 Sample = dict[str, Any]
 

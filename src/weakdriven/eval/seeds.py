@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weakdriven.eval.passk import CONFIDENCE, DRAWS, batches
+from weakdriven.eval.statistics import CONFIDENCE, DRAWS, batches
 
 Scores: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Benchmark -> share of right samples, (S, P); the same seeds in each."""

@@ -1,9 +1,9 @@
-from weakdriven.losses.distil import top_logits, topk_distillation
 from weakdriven.losses.entropy import token_entropy
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy, mixed_cross_entropy_reference
-from weakdriven.losses.scaled_ce import scaled_cross_entropy
-from weakdriven.losses.undial import adjusted_logit_loss, noised_cross_entropy
+from weakdriven.methods.scaled_ce import scaled_cross_entropy
+from weakdriven.methods.ssb.loss import top_logits, topk_distillation
+from weakdriven.methods.undial.loss import adjusted_logit_loss, noised_cross_entropy
 
 __all__ = [
     "Head",

@@ -47,7 +47,7 @@ def row_function(triton: bool) -> Callable[..., Tensor]:
     """`mix_rows` of `losses/mix_rows.py`, or the kernel with the same contract."""
     if not triton:
         return mix_rows
-    from weakdriven.kernels.mixed_ce import mix_rows as triton_rows
+    from weakdriven.losses.triton.mixed_ce import mix_rows as triton_rows
 
     return triton_rows
 

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.integrity import refuse_damaged_model
 from weakdriven.models.load import DTYPES, load_model
 from weakdriven.models.trust import refuse_pickles
+from weakdriven.runs.manifest import refuse_damaged_model
 
 ADAPTER = "default"
 """The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""

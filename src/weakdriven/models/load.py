@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from weakdriven.errors import UserError
-from weakdriven.files import digest, file_digest
-from weakdriven.integrity import refuse_damaged_model
+from weakdriven.models.gemma3.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
-from weakdriven.models.mixture import MixtureConfig, MixtureForCausalLM
-from weakdriven.models.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
+from weakdriven.runs.files import digest, file_digest
+from weakdriven.runs.manifest import refuse_damaged_model
+from weakdriven.wmss.mixture import MixtureConfig, MixtureForCausalLM
 
 EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
@@ -32,7 +32,7 @@ DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.flo
 def locate_model(source: str) -> Path:
     """Local folder of a model: the embedded one, a folder, or a Hub snapshot (downloaded once)."""
     if source == EMBEDDED:
-        return Path(str(resources.files("weakdriven"))) / "demo" / "model"
+        return Path(str(resources.files("weakdriven.models"))) / "embedded"
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from weakdriven.processes import leads
+from weakdriven.runs.processes import leads
 
 
 def in_zero3(weight: Any) -> bool:

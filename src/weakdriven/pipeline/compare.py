@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import Baseline, Recipe
 from weakdriven.errors import UserError, explain
-from weakdriven.files import read_json, write_json
-from weakdriven.machine import hardware, library_versions
-from weakdriven.pipeline.merge import merged
+from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
 from weakdriven.pipeline.run import carry_out, evaluate_models, is_finished, method_models, planned_for
-from weakdriven.pipeline.side_by_side import LOCKS, outcome, shown, side_by_side
-from weakdriven.pipeline.stages import Stages
-from weakdriven.recipe import Baseline, Recipe
-from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
-from weakdriven.report.comparison import COMPARE_FILE, REFERENCE, write_comparison
-from weakdriven.rundir import RUN_FILE, Progress
+from weakdriven.report.compare.table import COMPARE_FILE, REFERENCE, write_comparison
+from weakdriven.runs.directory import RUN_FILE, Progress
+from weakdriven.runs.files import read_json, write_json
+from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.stages.merge import merged
+from weakdriven.stages.stages import Stages
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 

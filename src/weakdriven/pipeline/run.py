@@ -9,25 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from weakdriven.config.file import dump_recipe
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
-from weakdriven.files import read_json, write_json, write_text
-from weakdriven.mirror import Mirror
+from weakdriven.methods.table import BASELINES
+from weakdriven.methods.wmss import first_strong, pair_of, select, wmss
 from weakdriven.models.load import EMBEDDED
-from weakdriven.pipeline.baselines import BASELINES
-from weakdriven.pipeline.bind import bind
-from weakdriven.pipeline.merge import merged
-from weakdriven.pipeline.preflight import check_room, ran_out
-from weakdriven.pipeline.rehearsal import rehearse
-from weakdriven.pipeline.stages import Model, Stages
-from weakdriven.pipeline.wmss import first_strong, pair_of, select, wmss
-from weakdriven.processes import agree, all_processes, led, raise_together
-from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import dump_recipe
+from weakdriven.planning.preflight import check_room, ran_out
+from weakdriven.planning.rehearsal import rehearse
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.read import current_stages
-from weakdriven.rundir import (
+from weakdriven.runs.directory import (
     NOT_RUN,
     PLAN_FILE,
     RECIPE_FILE,
@@ -40,7 +35,12 @@ from weakdriven.rundir import (
     Stage,
     claimed,
 )
-from weakdriven.settings import TrainSettings
+from weakdriven.runs.files import read_json, write_json, write_text
+from weakdriven.runs.processes import agree, all_processes, led, raise_together
+from weakdriven.stages.checks import bind
+from weakdriven.stages.merge import merged
+from weakdriven.stages.remote_copy import Mirror
+from weakdriven.stages.stages import Model, Stages
 from weakdriven.training.snapshots import snapshot_steps
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.sweep import Axis, Point, as_overrides, axes_of, points_of
 from weakdriven.errors import UserError
-from weakdriven.machine import hardware, library_versions
+from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
 from weakdriven.pipeline.run import all_stages, carry_out, is_finished, planned_for
-from weakdriven.pipeline.side_by_side import LOCKS, outcome, shown, side_by_side
-from weakdriven.pipeline.stages import Stages
-from weakdriven.recipe import Recipe
-from weakdriven.recipe_file import load_recipe
 from weakdriven.report import write_report
-from weakdriven.report.sweep import SWEEP, read_sweep, write_sweep
-from weakdriven.rundir import RUN_FILE, Progress
-from weakdriven.sweep_grid import Axis, Point, as_overrides, axes_of, points_of
+from weakdriven.report.sweep.files import SWEEP, read_sweep, write_sweep
+from weakdriven.runs.directory import RUN_FILE, Progress
+from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.stages.stages import Stages
 
 
 def sweep_recipe(

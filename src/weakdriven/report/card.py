@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from weakdriven.files import write_text
 from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, front_matter, licence, public_name, without_paths
+from weakdriven.report.format import WAITING, duration, in_prose, mapping, model_name, number, percent, plain
 from weakdriven.report.read import load_run
-from weakdriven.report.training_set import training_set
-from weakdriven.report.verdict import effort, verdict
-from weakdriven.report.words import WAITING, duration, in_prose, mapping, model_name, number, percent, plain
-from weakdriven.yaml_text import load_yaml
+from weakdriven.report.run.training_set import training_set
+from weakdriven.report.run.verdict import effort, verdict
+from weakdriven.runs.files import write_text
+from weakdriven.runs.yaml import load_yaml
 
 CARD, NO_BASE = "README.md", "a base model that was not recorded"
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"

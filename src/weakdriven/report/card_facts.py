@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
-from weakdriven.report.words import mapping
-from weakdriven.yaml_text import load_yaml
+from weakdriven.report.format import mapping
+from weakdriven.runs.yaml import load_yaml
 
 TAGS = ["weakdriven", "wmss", "trl"]
 ADAPTER_FILE = "adapter_config.json"

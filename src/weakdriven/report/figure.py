@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weakdriven.files import write_text
+from weakdriven.runs.files import write_text
 
 VEGA_LITE = "6.4"
 """Version of Vega-Lite that pages and files are drawn with; `scripts/vega_bundle.py` writes the script of the pages."""

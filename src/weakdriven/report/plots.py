@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.words import number
+from weakdriven.report.format import number
 
 Spec = dict[str, Any]
 CURVE_POINTS = 400

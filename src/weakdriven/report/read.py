@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.integrity import MANIFEST
-from weakdriven.report.columns import Columns, read_columns
-from weakdriven.report.examples import add_questions, odds_bars, sample_points
-from weakdriven.report.tokens import token_view
-from weakdriven.report.words import (
+from weakdriven.report.format import (
     LEFTOVER,
     STALE,
     is_place,
@@ -24,7 +20,10 @@ from weakdriven.report.words import (
     stage_of,
     weak_of,
 )
-from weakdriven.rundir import (
+from weakdriven.report.run.columns import Columns, read_columns
+from weakdriven.report.run.examples import add_questions, odds_bars, sample_points
+from weakdriven.report.run.tokens import token_view
+from weakdriven.runs.directory import (
     ACTIVE,
     BENCHMARK_SCORES,
     DIAGNOSIS_VERSION,
@@ -38,6 +37,7 @@ from weakdriven.rundir import (
     SCORES,
     work_folder,
 )
+from weakdriven.runs.manifest import MANIFEST
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:

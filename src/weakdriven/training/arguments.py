@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from trl.trainer.sft_config import SFTConfig
 
-from weakdriven.processes import PATIENCE, divide, refuse_uneven, size
-from weakdriven.recipe import Recipe
-from weakdriven.settings import TrainSettings
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import TrainSettings
+from weakdriven.runs.processes import PATIENCE, divide, refuse_uneven, size
 
 
 def training_order(

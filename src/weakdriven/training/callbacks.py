@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.files import append_jsonl, salvage_jsonl
 from weakdriven.models.adapters import has_adapter
 from weakdriven.models.sharded import local_part
-from weakdriven.processes import all_agree, gathered, size, wait_for_all
-from weakdriven.recipe import Recipe
-from weakdriven.rundir import METRICS, Progress
-from weakdriven.settings import TrainSettings
-from weakdriven.stopping import asked
+from weakdriven.runs.directory import METRICS, Progress
+from weakdriven.runs.files import append_jsonl, salvage_jsonl
+from weakdriven.runs.processes import all_agree, gathered, size, wait_for_all
+from weakdriven.runs.signals import asked
 from weakdriven.training.checkpoints import seal
 
 REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.files import read_json, sync_tree, write_json
-from weakdriven.integrity import FILES, damage, inventory
-from weakdriven.rundir import Progress
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.files import read_json, sync_tree, write_json
+from weakdriven.runs.manifest import FILES, damage, inventory
 
 COMPLETE = "complete"
 """The mark of a checkpoint: its step and the size and hash of each of its files."""

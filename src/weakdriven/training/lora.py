@@ -12,11 +12,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from weakdriven.config.recipe import LoraSettings
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER, ADAPTER_FILE, keeps_base, refuse_adapter
+from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
 from weakdriven.models.load import fingerprint, locate_model, refuse_different_vocabularies
-from weakdriven.models.multimodal import is_multimodal, text_config
-from weakdriven.recipe import LoraSettings
 
 
 def lora_config(lora: LoraSettings) -> LoraConfig:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.settings import TrainSettings
 
 
 def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:

@@ -9,9 +9,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
-from weakdriven.files import PART, link, sync, sync_tree
-from weakdriven.processes import leads
-from weakdriven.rundir import SNAPSHOTS
+from weakdriven.runs.directory import SNAPSHOTS
+from weakdriven.runs.files import PART, link, sync, sync_tree
+from weakdriven.runs.processes import leads
 from weakdriven.training.callbacks import refuse_broken_weights
 
 Keep = Callable[[Path], None]

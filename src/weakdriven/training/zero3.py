@@ -14,10 +14,10 @@ from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from transformers.integrations.deepspeed import propagate_args_to_deepspeed, unset_hf_deepspeed_config
 
 from weakdriven.errors import UserError
-from weakdriven.launcher import refuse_missing_deepspeed
 from weakdriven.models.head import head
-from weakdriven.models.pair import WeakStrongPair
 from weakdriven.models.sharded import is_sharded
+from weakdriven.runs.launcher import refuse_missing_deepspeed
+from weakdriven.wmss.pair import WeakStrongPair
 
 FROM_RECIPE = (
     "train_batch_size",

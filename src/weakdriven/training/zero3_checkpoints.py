@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weakdriven.errors import UserError
-from weakdriven.launcher import refuse_missing_deepspeed
+from weakdriven.runs.launcher import refuse_missing_deepspeed
 
 LATEST = "latest"
 """File of a checkpoint that names the folder of its step."""

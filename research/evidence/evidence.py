@@ -1,0 +1,377 @@
+"""The study of docs/evidence: results in, tables and figures out.
+
+    python research/evidence/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
+    python research/evidence/evidence.py diagnosed RUN --student gemma-3-270m
+    python research/evidence/evidence.py write
+
+`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
+into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table
+between two marks of docs/evidence/README.md, and every figure, from those files alone.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evidence_collect import collect, with_answers
+from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
+from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
+
+from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
+from weakdriven.report.compare.table import brackets, lines
+from weakdriven.report.figure import Figure, write_figures
+from weakdriven.report.format import MISSING, duration
+from weakdriven.runs.files import read_json, write_json, write_text
+
+FOLDER = Path(__file__).parents[2] / "docs/evidence"
+VALIDATION = ("rate", "wmss_rate", "epochs")
+"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
+SAMPLED, SIZES = "sampled", "sizes"
+"""Several answers to an item, other numbers of rows: each point has references of its own."""
+ALONE = "alone"
+"""Asked for what it cost; its scores are of one small benchmark."""
+STUDIES = {
+    "core": "WMSS, its parts and its controls",
+    "variants": "Repaired forms and further controls",
+    "published": "Methods of others",
+    "saturated": "After saturated SFT",
+    "exploratory": "WMSS with one setting changed",
+}
+BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of table -->", re.DOTALL)
+NOTHING = "No results yet."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("write", help="tables and figures from the results")
+    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
+    adding.add_argument("folder", type=Path)
+    adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")
+    adding.add_argument("--student", required=True)
+    adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
+    adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
+    adding.add_argument("--commit", default=None, help="of the code that ran")
+    adding.add_argument("--results", type=Path, default=FOLDER / "results")
+    more = commands.add_parser("also", help="answers of `weakdriven eval run` as one more method of a result file")
+    more.add_argument("file", type=Path)
+    more.add_argument("method", help="what to call it")
+    more.add_argument("like", help="method of the file that it was trained by")
+    more.add_argument("folders", nargs="+", metavar="SEED=FOLDER")
+    looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
+    looking.add_argument("run", type=Path)
+    looking.add_argument("--student", required=True)
+    looking.add_argument("--study", default="", help="that the run is of, where a seed was looked at in several")
+    looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
+    args = parser.parse_args()
+    if args.command == "write":
+        print(*write(FOLDER), sep="\n")
+        return
+    if args.command == "diagnosed":
+        found = diagnosed(args.run, args.student) | {"study": args.study}
+        args.output.mkdir(parents=True, exist_ok=True)
+        parts = [args.student, f"s{found['seed']}", args.study, "held_out" * found["held_out"]]
+        write_json(args.output / f"{'-'.join(filter(None, parts))}.json", found)
+        return
+    if args.command == "also":
+        folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
+        write_json(args.file, with_answers(read_json(args.file), args.method, args.like, folders))
+        return
+    names = dict(pair.split("=", 1) for pair in args.call)
+    args.results.mkdir(parents=True, exist_ok=True)
+    for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
+        path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
+        refuse_loss(path, found["methods"])
+        write_json(path, found | {"commit": args.commit})
+        print(path)
+
+
+def refuse_loss(path: Path, found: dict[str, Any]) -> None:
+    """A file may grow as its runs do; what it has does not change."""
+    for method, one in (read_json(path)["methods"] if path.exists() else {}).items():
+        now = found.get(method, {"seeds": {}})["seeds"]
+        if lost := [seed for seed, answers in one["seeds"].items() if now.get(seed) != answers]:
+            raise SystemExit(
+                f"{path} has answers of {method}, seed {lost[0]}, that these runs do not have, or others; collect them "
+                "with another --part, or remove the file."
+            )
+
+
+def write(folder: Path) -> list[Path]:
+    """Rewrite the page's tables and all figures; returns the files."""
+    page, results = folder / "README.md", read_results(folder / "results")
+    tables = all_tables(results, read_diagnosed(folder / "diagnosed"))
+    write_text(page, with_tables(page.read_text(encoding="utf-8"), tables))
+    before = {old: old.read_bytes() for old in (folder / "figures").glob("*.*")}
+    for old in before:
+        old.unlink()
+    drawn = write_figures(figures(trained_methods(tested(results))), folder / "figures")
+    for vector in drawn[::2]:  # a PNG is not the same on every machine; one of the same figure stays as it was
+        picture = vector.with_suffix(".png")
+        if picture in before and before.get(vector) == vector.read_bytes():
+            picture.write_bytes(before[picture])
+    return [page, *drawn]
+
+
+def with_tables(page: str, tables: dict[str, str]) -> str:
+    """The page with what stands between its marks computed anew."""
+
+    def block(match: re.Match[str]) -> str:
+        if match["name"] not in tables:
+            raise SystemExit(f"README.md asks for a table {match['name']}; there are {', '.join(tables)}.")
+        return f"<!-- table: {match['name']} -->\n{tables[match['name']]}\n<!-- end of table -->"
+
+    return BLOCK.sub(block, page)
+
+
+def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
+    found = trained_methods(tested(results))
+    tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
+    for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
+        tables[study] = score_tables([one for one in found if one.study == study], study)
+    tables |= {SAMPLED: sampled_table(results), SIZES: sizes_table(results)}
+    return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
+
+
+def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
+
+
+def verdict_table(found: list[Trained]) -> str:
+    rows = []
+    for one in verdicts(found):
+        each = "; ".join(
+            f"{student} {points(against.difference)} {brackets(against.interval)}"
+            for student, against in one.by_student.items()
+        )
+        mean = MISSING
+        if one.difference is not None and one.interval is not None:
+            mean = f"{points(one.difference)} {brackets(one.interval)}"
+        chance = MISSING if one.chance is None else f"{one.chance:.3f}"
+        rows.append([one.text, each or MISSING, mean, chance, one.word])
+    return table(["hypothesis", "difference by student", "mean", "p (Holm)", "verdict"], rows)
+
+
+def score_tables(found: list[Trained], study: str) -> str:
+    """One table for each student."""
+    parts = []
+    for student in dict.fromkeys(one.student for one in found):
+        own = [one for one in found if one.student == student]
+        benchmarks = list(own[0].scores)
+        titles = ["method", "seeds", "mean", "without aqua", *benchmarks]
+        titles += [f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
+        parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
+    if figure := difference_figure(found, study):
+        parts += [f"![{figure.title}](figures/{figure.name}.svg)", ""]
+    return "\n".join(parts).strip() or NOTHING
+
+
+def in_order(found: list[Trained]) -> list[Trained]:
+    """What comes before training, the reference, the rest by score."""
+    first = [*STARTS, REFERENCE]
+    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
+    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
+
+
+def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
+    cells = [
+        one.method,
+        str(len(one.seeds)),
+        f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores, draws=DRAWS))}",
+    ]
+    means = [score_of(without_letters(one.scores)), *(one.scores[name].mean() for name in benchmarks)]
+    cells += [f"{100 * value:.1f}" for value in means]
+    against, cut = one.against, f"{100 * one.cut:.0f}%"
+    if against is None:
+        return [*cells, *[MISSING] * 3, cut]
+    chance = MISSING if against.p_seeds is None else f"{against.p_seeds:.3f}"
+    difference = f"{points(against.difference)} {brackets(against.interval)}"
+    return [*cells, difference, f"{against.p_items:.3f}", chance, cut]
+
+
+def without_letters(scores: dict[str, Any]) -> dict[str, Any]:
+    """The benchmarks whose answers are numbers: students this small guess AQuA's letters."""
+    return {name: values_SP for name, values_SP in scores.items() if name != "aqua"}
+
+
+def validation_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in results:
+        if one["study"] not in VALIDATION or not one["methods"]:
+            continue
+        recipe, scores = one["recipe"], {x.method: f"{100 * score_of(x.scores):.1f}" for x in trained_methods([one])}
+        rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
+        told = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
+        usual = [scores.pop(name) for name in (*STARTS, REFERENCE)]
+        scores.pop("sft", None)
+        rows.append([*told, *usual, next(iter(scores.values()), MISSING)])
+    rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
+    return table(["student", "choice of", "learning rate", "epochs of m1", *STARTS, REFERENCE, "wmss"], rows)
+
+
+def cost_table(found: list[Trained]) -> str:
+    """Against two epochs of SFT; a run's times are those of a GPU that others shared, unless it ran alone."""
+    rows = []
+    for one in found:
+        if one.seconds is None:
+            continue
+        ratio = MISSING if one.over_sft is None else f"{one.over_sft:.2f}"
+        cells = [one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio]
+        rows.append([*cells, f"{one.trained_per_second:,.0f}", f"{one.written_per_second:,.0f}"])
+    titles = ["student", "study", "method", "seeds", "time", "over sft", "tokens/s trained", "tokens/s written"]
+    return table(titles, rows)
+
+
+def sampled_table(results: list[dict[str, Any]]) -> str:
+    """pass@1, and the share of items with a right answer among all; at the end WMSS against a cooler reference."""
+    rows, tries = [], 0
+    mixed: dict[str, dict[float, Trained]] = {}
+    for recipe, _, method, one in by_point(results, SAMPLED):
+        tries, temperature = recipe["eval"]["samples"], recipe["eval"]["temperature"]
+        over = sampled_over(one.reference, one.scores) if one.reference else [MISSING, MISSING]
+        rows.append([one.student, f"{temperature:g}", method, str(len(one.seeds)), *sampled_scores(one), *over])
+        if method == "wmss":
+            mixed.setdefault(one.student, {})[temperature] = one
+    for student, each in mixed.items():
+        for (low, cool), (high, hot) in pairwise(sorted(each.items())):
+            if cool.reference and cool.seeds == hot.seeds:
+                told = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
+                rows.append([*told, *sampled_over(cool.reference, hot.scores)])
+    names = ("pass@1", f"pass@{tries}")
+    titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
+    return table(titles, rows)
+
+
+def sampled_scores(one: Trained) -> list[str]:
+    return [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
+
+
+def sampled_over(reference: dict[str, Any], scores: dict[str, Any]) -> list[str]:
+    each, any_right = (reference, scores), (solved(reference), solved(scores))
+    both = [compare_seeds(*pair, draws=DRAWS) for pair in (each, any_right)]
+    return [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
+
+
+def sizes_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for _, point, method, one in by_point(results, SIZES):
+        over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
+        used, scores = point.removeprefix("rows_"), (one.scores, without_letters(one.scores))
+        told = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
+        rows.append([*told, over])
+    rows.sort(key=lambda row: (row[0], int(row[1])))
+    return table(["student", "rows", "method", "seeds", "mean", "without aqua", f"over {REFERENCE}"], rows)
+
+
+def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, str, Trained]]:
+    """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
+    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in results:
+        for point, trained in one["methods"].items() if one["study"] == study else ():
+            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
+                files.setdefault((one["student"], point), []).append(one)
+    for (_, point), own in files.items():
+        for one in in_order(trained_methods(own)):
+            yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one
+
+
+def solved(scores: dict[str, Any]) -> dict[str, Any]:
+    """Which items have a right answer among all, as scores."""
+    return {name: (values_SP > 0).astype(float) for name, values_SP in scores.items()}
+
+
+def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
+    """Tables for each student: its models, and, of training rows, the branches while they were trained jointly."""
+    parts = []
+    for one in seen:
+        rows = "held-out" if one.get("held_out") else "training"
+        told = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
+        study = f", `{one['study']}`" if one.get("study") else ""
+        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({told})", ""]
+        parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
+        if not one.get("held_out"):  # steps are of training rows
+            parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
+    return "\n".join(parts).strip() or NOTHING
+
+
+def file_table(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in results:
+        versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("torch", "transformers", "trl"))
+        failed = "; ".join(
+            f"{method} ({seed}): {shortened(why)}"
+            for method, each in one["failed"].items()
+            for seed, why in each.items()
+        )
+        seeds = sorted({seed for each in one["methods"].values() for seed in each["seeds"]}, key=int)
+        link = f"[{one['file']}](results/{one['file']})"
+        rows.append([link, " ".join(seeds), one["hardware"], str(one["jobs"]), versions, failed or MISSING])
+    return table(["file", "seeds", "hardware", "jobs", "versions", "without a result"], rows)
+
+
+def shortened(why: str) -> str:
+    """A reason without what stands in brackets and after; the file has the whole of it."""
+    return why.partition(" (")[0]
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(lines(titles, rows)) if rows else NOTHING
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def figures(found: list[Trained]) -> list[Figure]:
+    drawn = [difference_figure([one for one in found if one.study == study], study) for study in STUDIES]
+    return [figure for figure in drawn if figure]
+
+
+def difference_figure(found: list[Trained], study: str) -> Figure | None:
+    """Every method's difference to the reference, with its interval and its seeds."""
+    compared = [(one, one.against) for one in found if one.against]
+    if not compared:
+        return None
+    rows = [
+        {"method": one.method, "student": one.student, "points": 100 * against.difference}
+        | dict(zip(("low", "high"), (100 * end for end in against.interval), strict=True))
+        for one, against in compared
+    ]
+    seeds = [
+        {"method": one.method, "student": one.student, "points": 100 * value}
+        for one, against in compared
+        for value in against.by_seed
+    ]
+    order = sorted(
+        {row["method"] for row in rows}, key=lambda name: -np.mean([x["points"] for x in rows if x["method"] == name])
+    )
+    place = {
+        "y": {"field": "method", "type": "nominal", "sort": order, "title": None},
+        "yOffset": {"field": "student", "type": "nominal"},
+        "color": {"field": "student", "type": "nominal"},
+    }
+    across = {"type": "quantitative", "title": f"points over {REFERENCE}"}
+    interval = {"x": {"field": "low", **across}, "x2": {"field": "high"}}
+    value = {"x": {"field": "points", **across}}
+    spec = {
+        "height": {"step": 14},
+        "layer": [
+            {"data": {"values": [{"zero": 0}]}, "mark": "rule", "encoding": {"x": {"field": "zero", **across}}},
+            {"data": {"values": rows}, "mark": {"type": "rule", "strokeWidth": 2}, "encoding": place | interval},
+            {"data": {"values": seeds}, "mark": {"type": "tick", "opacity": 0.5}, "encoding": place | value},
+            {
+                "data": {"values": rows},
+                "mark": {"type": "point", "filled": True, "size": 45},
+                "encoding": place | value,
+            },
+        ],
+    }
+    return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What `weakdriven diagnose` saw of a student: kept as a file of docs/evidence/diagnosed, and shown as tables."""
+
+from pathlib import Path
+from typing import Any
+
+from evidence_collect import without_paths
+
+from weakdriven.report.format import MISSING
+from weakdriven.runs.directory import DIAGNOSTICS
+from weakdriven.runs.files import read_json
+from weakdriven.runs.manifest import MANIFEST
+
+MODELS = {
+    "base": "base",
+    "sft": "m1",
+    "baseline-sft_restart": "sft_restart",
+    "baseline-sft": "sft",
+    "round-1": "wmss",
+    "round-1-weak": "its weak branch",
+}
+"""Models of a run, as the tables of the study call them, in the order of a table."""
+STATISTICS = {
+    "nll": "loss",
+    "entropy": "entropy",
+    "target": "target logit",
+    "background": "background mean",
+    "std": "logit std",
+    "max_probability": "confidence",
+    "top_right": "top right",
+    "calibration_error": "calibration error",
+}
+"""The top token's probability, how often it is the true one, and how far the two are apart over bins; older files lack
+the last two."""
+BRANCHES = {
+    "weak_entropy": "entropy, weak",
+    "strong_entropy": "entropy, strong",
+    "mixed_entropy": "entropy, mixture",
+    "negative_mass_strong": "wrong mass, strong",
+    "negative_mass_mixed": "wrong mass, mixture",
+}
+"""Of a logged step of joint training; the mass is that of all tokens but the true one."""
+SHOWN = 10
+"""Steps of joint training in a table."""
+
+
+def diagnosed(run: Path, student: str) -> dict[str, Any]:
+    """The logits of a run's models, and its joint training step by step, without paths."""
+    logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
+    told = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
+    told["held_out"] = bool(logits["facts"].get("rows"))
+    models = {
+        name: one["statistics"] | {"calibration_error": {"mean": one.get("calibration_error")}}
+        for name, one in logits["models"].items()
+    }
+    facts = {"student": student, **told, "hardware": manifest["hardware"], "versions": manifest["versions"]}
+    return without_paths(facts | {"models": models, "steps": drift["steps"]})
+
+
+def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted(folder.glob("*.json"))]
+
+
+def model_rows(found: dict[str, Any]) -> list[list[str]]:
+    """One line for each model: means over supervised tokens."""
+    return [
+        [called, *(cell(one.get(key, {}).get("mean")) for key in STATISTICS)]
+        for name, called in MODELS.items()
+        if (one := found["models"].get(name))
+    ]
+
+
+def cell(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def branch_rows(found: dict[str, Any]) -> list[list[str]]:
+    """The branches and their mixture on the rows of some steps of the last round."""
+    steps = list(found["steps"].values())[-1]
+    places = sorted({round(place * (len(steps) - 1) / (SHOWN - 1)) for place in range(SHOWN)})
+    return [[str(steps[at]["step"]), *(f"{steps[at][name]:.3f}" for name in BRANCHES)] for at in places]

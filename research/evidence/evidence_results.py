@@ -1,0 +1,261 @@
+"""Result files of the study -> differences, tests and verdicts (docs/evidence/protocol.md)."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evidence_collect import VERSION, shares
+
+from weakdriven.eval.seeds import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
+from weakdriven.report.compare.table import REFERENCE
+from weakdriven.runs.files import read_json
+
+STARTS = ("base", "m1")
+"""Rows that are there in every comparison beside the reference."""
+SHARED = (*STARTS, REFERENCE, "sft")
+"""Methods that stand beside those of a sweep's every point."""
+STUDENTS = ("gemma-3-270m", "smollm2-135m", "qwen2.5-coder-0.5b")
+HYPOTHESES = {
+    ("core", "wmss"): "H1: WMSS",
+    ("core", "wdjt_only"): "H2: WD-JT on all rows",
+    ("variants", "wmss_annealed_matched"): "H3a: WMSS, strong weight 0.5 to 1, matched steps",
+    ("variants", "wmss_anchor_matched"): "H3b: WMSS with the strong anchor, matched steps",
+    ("saturated", "wmss"): "H4: WMSS after saturated SFT",
+}
+"""Study and method of each registered hypothesis (protocol.md); Holm corrects over all of them, run or not."""
+SEEDS = 5
+"""That every hypothesis is to be asked with."""
+GAIN, SAME = 0.01, 0.015
+"""Least difference that is called a gain, and the half-width of what is called no difference."""
+DRAWS = 2000
+"""Of every bootstrap and permutation: the ends of an interval then move by about a twentieth of a point."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All trainings of one method on one student in one study."""
+
+    student: str
+    study: str
+    method: str
+    scores: dict[str, Any]
+    """Benchmark -> share of each item's answers that are right, (S, P)."""
+    reference: dict[str, Any] | None
+    """Of the same files, seed by seed; None for the reference itself and what comes before it."""
+    seeds: list[str]
+    seconds: float | None
+    """Mean over its trainings, as everything that leads to the model takes."""
+    over_sft: float | None
+    """Times what two epochs of SFT took in the same files, so under the same load."""
+    trained_per_second: float | None
+    written_per_second: float
+    """Written while evaluating, with grading and loading in the time."""
+    cut: float
+    """Share of answers that reached the limit of tokens."""
+
+    @cached_property
+    def against(self) -> SeedComparison | None:
+        return compare_seeds(self.reference, self.scores, draws=DRAWS) if self.reference else None
+
+    def drawn_differences(self, group: int) -> Any:
+        """Differences with seeds and items drawn anew, (B,)."""
+        assert self.reference
+        return drawn_scores(
+            {name: self.scores[name] - self.reference[name] for name in self.scores}, draws=DRAWS, group=group
+        )
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    results = [read_json(path) | {"file": path.name} for path in sorted(folder.glob("*.json"))]
+    for one in results:
+        if one["version"] != VERSION:
+            raise SystemExit(f"{one['file']} has version {one['version']}, expected {VERSION}; collect it again.")
+    return results
+
+
+def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
+    """One entry for each student, study and method, over all files that have it."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        for method in result["methods"]:
+            groups.setdefault((result["student"], result["study"], method), []).append(result)
+    return [together(*key, files) for key, files in groups.items()]
+
+
+def together(student: str, study: str, method: str, files: list[dict[str, Any]]) -> Trained:
+    """Over files, each of which compares within itself; seeds of a shared method that several trained count once."""
+    shared, what = method in SHARED, f"{student}, {study}, {method}"
+    refuse_unlike(what, files, ("model", "data", "sft") if shared else ())
+    own, reference = dict[str, list[Any]](), dict[str, list[Any]]()
+    counts, seen = list[int](), list[Any]()
+    for result in files:
+        # points of a sweep share their reference and what comes before it: the same training counts once
+        each = {seed: one for seed, one in result["methods"][method]["seeds"].items() if (seed, one) not in seen}
+        seen += each.items()
+        counts.append(len(each))
+        for seed in each:
+            if seed in own and not shared:
+                names = ", ".join(one["file"] for one in files)
+                raise SystemExit(f"{what}: seed {seed} stands in two of {names}; remove one.")
+            own.setdefault(seed, []).append(scores_in(result, method, [seed]))
+            if method not in (REFERENCE, *STARTS):
+                reference.setdefault(seed, []).append(scores_in(result, REFERENCE, [seed]))
+    scores = averaged(own)
+    answers = [one for _, by_benchmark in seen for one in by_benchmark.values()]
+    tries = next(iter(files[0]["items"].values())).get("samples", 1)
+    asked = tries * len(seen) * sum(fact["count"] for fact in files[0]["items"].values())
+    return Trained(
+        *(student, study, method, scores),
+        reference=averaged(reference) if reference else None,
+        seeds=list(own),
+        **costs_of(method, files, counts),
+        written_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
+        cut=sum(one["cut"] for one in answers) / asked,
+    )
+
+
+def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str]) -> None:
+    """Trainings that are counted together have the same items and, seed and what only rounds aside, the same recipe.
+
+    Methods have their names in the file; which of them the recipe calls its own does not matter.
+
+    Args:
+        sections: Of the recipe; none are all.
+    """
+    first, *others = files
+    for other in others:
+        if other["items"] != first["items"]:
+            raise SystemExit(f"{what}: {first['file']} and {other['file']} ask other items; remove one of them.")
+        one, two = (dict(flat(file["recipe"])) for file in (first, other))
+        for name in one.keys() & two.keys():
+            counted = not sections or name.partition(".")[0] in sections
+            rounds = name.endswith(("micro_batch_size", "gradient_checkpointing"))
+            apart = rounds or name in ("seed", "method", "baselines")
+            if counted and not apart and one[name] != two[name]:
+                raise SystemExit(
+                    f"{what}: {name} is {one[name]} in {first['file']} and {two[name]} in {other['file']}; collect "
+                    "one of them as another --study, or remove it."
+                )
+
+
+def flat(recipe: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    """
+    >>> dict(flat({"seed": 1, "sft": {"epochs": 2}}))
+    {'seed': 1, 'sft.epochs': 2}
+    """
+    for name, value in recipe.items():
+        yield from flat(value, f"{before}{name}.") if isinstance(value, Mapping) else [(f"{before}{name}", value)]
+
+
+def costs_of(method: str, files: list[dict[str, Any]], counts: list[int]) -> dict[str, float | None]:
+    """Files count by the method's trainings in them; one without two epochs of SFT has no part in the ratio to them."""
+    own = [(one["methods"][method]["cost"], count) for one, count in zip(files, counts, strict=True)]
+    if not own[0][0]["seconds"]:
+        return {"seconds": None, "over_sft": None, "trained_per_second": None}
+    seconds, tokens = (sum(cost[what] * count for cost, count in own) for what in ("seconds", "trained_tokens"))
+    sft = [one["methods"].get("sft", {"cost": None})["cost"] for one in files]
+    beside = [(cost["seconds"] * n, two["seconds"] * n) for (cost, n), two in zip(own, sft, strict=True) if two]
+    ratio = sum(mine for mine, _ in beside) / sum(two for _, two in beside) if beside else None
+    return {"seconds": seconds / sum(counts), "over_sft": ratio, "trained_per_second": tokens / seconds}
+
+
+def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:
+    """Benchmark -> (S, P) of one file."""
+    each = result["methods"].get(method, {"seeds": {}})["seeds"]
+    if missing := [seed for seed in seeds if seed not in each]:
+        raise SystemExit(f"{result['file']}: {method} has no seed {missing[0]}, so nothing can be paired with it.")
+    return {
+        name: np.array([shares(each[seed][name]["right"], fact) for seed in seeds])
+        for name, fact in result["items"].items()
+    }
+
+
+def averaged(by_seed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Benchmark -> (S, P), the mean of each seed's trainings."""
+    names = next(iter(by_seed.values()))[0]
+    return {
+        name: np.concatenate([np.mean([one[name] for one in each], axis=0) for each in by_seed.values()])
+        for name in names
+    }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One hypothesis over the students that have it."""
+
+    text: str
+    by_student: dict[str, SeedComparison]
+    difference: float | None
+    interval: tuple[float, float] | None
+    chance: float | None
+    """p-value over seeds, corrected by Holm over all registered hypotheses."""
+    word: str
+
+
+def verdicts(found: list[Trained]) -> list[Verdict]:
+    each = {key: [one for one in found if (one.study, one.method) == key and one.against] for key in HYPOTHESES}
+    adjusted = holm([chance_of(one.against for one in ones if one.against) for ones in each.values()])
+    return [verdict(HYPOTHESES[key], each[key], chance) for key, chance in zip(each, adjusted, strict=True)]
+
+
+def verdict(text: str, ones: list[Trained], chance: float | None) -> Verdict:
+    """Mean of the students' differences and its interval; items are drawn for all alike, seeds for each apart."""
+    by_student = {one.student: one.against for one in ones if one.against}
+    if not by_student:
+        return Verdict(text, {}, None, None, None, "not run")
+    difference = float(np.mean([one.difference for one in by_student.values()]))
+    draws = [one.drawn_differences(group) for group, one in enumerate(ones)]
+    interval = percentiles(np.mean(draws, axis=0))
+    return Verdict(text, by_student, difference, interval, chance, judged(by_student, difference, interval, chance))
+
+
+def chance_of(each: Iterable[SeedComparison]) -> float | None:
+    """t-test of the mean over students: seeds vary about their student's own mean, equally in all of them.
+
+    >>> comparison = SeedComparison(0.02, (0, 0), (0.01, 0.02, 0.03), 1.0, None)
+    >>> round(chance_of([comparison]), 4), round(chance_of([comparison] * 2), 4)
+    (0.0742, 0.0081)
+    """
+    groups = [np.array(one.by_seed) for one in each]
+    freedom = sum(len(values_S) - 1 for values_S in groups)
+    if not groups or freedom < 1:
+        return None
+    variance = sum(float(((values_S - values_S.mean()) ** 2).sum()) for values_S in groups) / freedom
+    error = math.sqrt(variance * sum(1 / len(values_S) for values_S in groups)) / len(groups)
+    mean = float(np.mean([values_S.mean() for values_S in groups]))
+    return t_chance(mean / error, freedom) if error > 1e-12 else None
+
+
+def holm(chances: list[float | None]) -> list[float | None]:
+    """Holm's correction; what has not been run counts among the tests, as the largest.
+
+    >>> holm([0.01, None, 0.02])
+    [0.03, None, 0.04]
+    """
+    adjusted, highest = list(chances), 0.0
+    order = sorted((chance, place) for place, chance in enumerate(chances) if chance is not None)
+    for rank, (chance, place) in enumerate(order):
+        highest = max(highest, min(1.0, chance * (len(chances) - rank)))
+        adjusted[place] = highest
+    return adjusted
+
+
+def judged(
+    each: Mapping[str, SeedComparison], difference: float, interval: tuple[float, float], chance: float | None
+) -> str:
+    """The word of protocol.md for a result."""
+    if len(each) < len(STUDENTS):
+        return f"open: {len(each)} of {len(STUDENTS)} students"
+    few = {name: len(one.by_seed) for name, one in each.items() if len(one.by_seed) < SEEDS}
+    if few:
+        return "open: " + ", ".join(f"{count} of {SEEDS} seeds of {name}" for name, count in few.items())
+    sign = 1 if difference > 0 else -1
+    agreeing = sum(sign * one.difference > 0 for one in each.values())
+    away = min(sign * end for end in interval) > 0
+    if away and sign * difference >= GAIN and chance is not None and chance < 0.05 and agreeing >= 2:
+        return "gain" if sign > 0 else "loss"
+    return "no difference" if max(map(abs, interval)) <= SAME else "undecided"

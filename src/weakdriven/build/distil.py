@@ -1,0 +1,287 @@
+"""Completions from a teacher for problems whose answers are known: written, verified, several kept of each.
+
+Logic sets get their reasoning this way. Whoever has questions and answers but no solutions makes a set with it too; the
+teacher may then be the model that is trained later (self-distillation).
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weakdriven.config.recipe import EngineSettings
+from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.overlap.fingerprint import fingerprint as text_fingerprint
+from weakdriven.data.prompts import Renderer, with_system_prompt
+from weakdriven.data.structure import with_reasoning
+from weakdriven.errors import UserError
+from weakdriven.eval.engine_pool import Engines
+from weakdriven.eval.generate import Engine, Sampling
+from weakdriven.eval.generate.samples import Ask, Row
+from weakdriven.eval.generate.server import ServerEngine
+from weakdriven.eval.graders.verify import Candidate, Fault, Verify
+from weakdriven.eval.rollouts import Rollout, Rollouts
+from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine
+from weakdriven.models.branch import open_branch
+from weakdriven.models.load import fingerprint, positions
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.files import digest
+
+BLOCK = 4096
+"""Problems that are asked together: memory holds their completions, and so many fill a GPU's batches."""
+API_KEY = "OPENAI_API_KEY"
+UNIT_TESTS = "unit_tests"
+"""Where a problem for a program keeps, in its meta, what the grader takes."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Who writes completions, and how often it is asked."""
+
+    subject: Subject
+    """Its `url` may be any server with the OpenAI chat API; the model is then the name it has there."""
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    samples: int = 4
+    """Most completions of one problem; no more are asked for than are needed to keep `keep`."""
+    keep: int = 1
+    """Right and different completions that are kept of one problem, at most."""
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int = 4096
+    max_prompt_tokens: int = 4096
+    """Problems with longer prompts are dropped, where the teacher's tokenizer is here."""
+
+    def facts(self) -> dict[str, Any]:
+        """What funnel.json says of it."""
+        names = ("samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens")
+        return {"model": self.subject.model, "url": self.subject.url} | {name: getattr(self, name) for name in names}
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.keep <= self.samples:
+            raise UserError(f"keep is {self.keep} of {self.samples} samples; expected 1 to {self.samples}.")
+        if self.samples > 1 and self.temperature == 0:
+            raise UserError(
+                f"temperature is 0, so all {self.samples} samples would be the same; raise it, or ask for one."
+            )
+
+
+class Opened(NamedTuple):
+    """A teacher that can be asked."""
+
+    prompt: Callable[[Example], tuple[Any, Any]]
+    """What the engine gets of a problem, and how that reads."""
+    start: Callable[[Path], AbstractContextManager[Engine]]
+    """Takes the file for a server's log."""
+    sampling: Sampling
+    facts: dict[str, Any]
+    """What decides its completions beside the problems."""
+
+
+def open_teacher(teacher: Teacher, domain: str) -> Opened:
+    """Check that the teacher can be asked; its weights are loaded when the first question is."""
+    subject = teacher.subject
+    sampling = Sampling(teacher.max_new_tokens, (), teacher.temperature, teacher.top_p)
+    facts = {name: getattr(teacher, name) for name in ("temperature", "top_p", "max_new_tokens")}
+    facts |= {"style": subject.style, "seed": subject.seed}
+    if subject.url is not None:
+        server = ServerEngine(subject.url, model=subject.model, api_key=os.environ.get(API_KEY), key_variable=API_KEY)
+
+        def messages(example: Example) -> tuple[Any, Any]:
+            said = with_system_prompt(example.prompt, example.domain or domain, str(subject.style))
+            return said, said
+
+        return Opened(
+            messages, lambda log: nullcontext(server), sampling, facts | {"model": [subject.model, subject.url]}
+        )
+    branch = open_branch(subject.model)
+    renderer = find_renderer(subject, branch)
+    check_engine(subject, teacher.engine, branch)
+    longest = teacher.max_prompt_tokens + teacher.max_new_tokens
+    room = positions(branch.model, trust_remote_code=subject.trust_remote_code)
+    if room is not None and longest > room:
+        raise UserError(
+            f"max_prompt_tokens={teacher.max_prompt_tokens} and max_new_tokens={teacher.max_new_tokens} are {longest} "
+            f"tokens together, and {subject.model} has {room} positions; lower one of them."
+        )
+    shown = renderer.prompt([{"role": "user", "content": "?"}], domain)  # another template asks something else
+    facts |= {"model": digest([fingerprint(branch.folder), fingerprint(branch.model)]), "prompt": shown}
+    facts |= {"precision": subject.precision, "attention": subject.attention, "engine": teacher.engine.engine}
+    return Opened(
+        partial(rendered, renderer, domain),
+        lambda log: open_engine(subject, teacher.engine, branch, renderer, longest=longest, log=log),
+        replace(sampling, stop_ids=tuple(renderer.stop_ids)),
+        facts,
+    )
+
+
+def rendered(renderer: Renderer, domain: str, example: Example) -> tuple[list[int], str]:
+    text = renderer.prompt(example.prompt, example.domain or domain)
+    return renderer.tokenizer(text, add_special_tokens=False)["input_ids"], text  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides on completions."""
+
+    form: Callable[[Example], Example | Fault]
+    """A row as it is to be learned, or what is wrong with its form."""
+    verify: Verify
+    terms: Any = None
+    """What decides beside the problem; a completion that was judged on other terms is judged again."""
+
+    def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
+        """The fault of each completion: cut off, in a wrong form, or wrong."""
+        found: list[Fault | None] = [None] * len(rows)
+        candidates: dict[int, Candidate] = {}
+        for place, row in enumerate(rows):
+            problem = problems[row["id"]]
+            learned = self.form(replace(problem, completion=written(row, style)))
+            if row["finish"] == "length":
+                found[place] = Fault("cut off", f"after {row['tokens']} tokens")
+            elif row["finish"] != "stop":
+                found[place] = Fault("refused", row["finish"])
+            elif isinstance(learned, Fault):
+                found[place] = learned
+            else:
+                candidates[place] = Candidate(learned, problem.meta.get(UNIT_TESTS, {}))
+        for place, fault in zip(candidates, self.verify(list(candidates.values())), strict=True):
+            found[place] = fault
+        return found
+
+
+@dataclass
+class Distilled:
+    """What came of the problems, and of the completions that were written for them."""
+
+    problems: Funnel = field(default_factory=Funnel)
+    completions: Funnel = field(default_factory=Funnel)
+
+
+def distil(
+    examples: Iterable[Example],
+    teacher: Teacher,
+    opened: Opened,
+    judge: Judge,
+    folder: Path,
+    *,
+    total: int,
+    counts: Distilled,
+    progress: Progress,
+) -> Iterator[Example]:
+    """The problems with completions that are right, in their order; `counts` is whole once this is exhausted.
+
+    Args:
+        folder: Keeps all that was written and how it was judged, a folder for each block of problems.
+        total: Number of problems.
+    """
+    engines, examples, done = Engines(), iter(examples), 0
+    start = partial(engines.of, "teacher", lambda: opened.start(folder / "server.log"))
+
+    def note(before: int, new: int) -> None:
+        progress.update(before + new, total * teacher.samples)
+
+    try:
+        for number in range(-(-total // BLOCK)):
+            problems = list(islice(examples, BLOCK))
+            by_id = {problem.id: problem for problem in problems}
+            faults = partial(judge.faults, by_id, style=str(teacher.subject.style))
+            home = folder / f"{number:05d}"
+            terms = {problem.id: digest([judge.terms, problem.gold, problem.meta]) for problem in problems}
+            rollouts = Rollouts(
+                home, start, opened.sampling, faults, terms=terms.__getitem__, seed=teacher.subject.seed
+            )
+            found = right_ones(problems, teacher, opened, rollouts, counts, partial(note, done))
+            done += len(problems) * teacher.samples
+            for problem in problems:
+                yield from completed(problem, found.get(problem.id, []), teacher, judge)
+    finally:
+        engines.close()
+
+
+def right_ones(
+    problems: list[Example],
+    teacher: Teacher,
+    opened: Opened,
+    rollouts: Rollouts,
+    counts: Distilled,
+    on_done: Callable[[int], None],
+) -> dict[str, list[Rollout]]:
+    """Up to `keep` right and different rollouts of each problem; those that lack some are asked again.
+
+    Args:
+        on_done: Given how many of all possible samples are written, or not needed any more.
+    """
+    prompts = {problem.id: opened.prompt(problem) for problem in problems}
+    tries: dict[str, list[Rollout]] = {}
+    for id, (prompt, _) in prompts.items():
+        if opened.sampling.stop_ids and len(prompt) > teacher.max_prompt_tokens:
+            counts.problems.drop("prompt too long", id, f"{len(prompt)} tokens")
+        else:
+            tries[id] = []
+    found: dict[str, list[Rollout]] = {id: [] for id in tries}
+    behind = (len(problems) - len(tries)) * teacher.samples
+    while True:
+        asks = [
+            Ask(id, len(tries[id]) + more, *prompts[id])
+            for id in tries
+            for more in range(min(teacher.keep - len(found[id]), teacher.samples - len(tries[id])))
+        ]
+        if not asks:
+            break
+        for rollout in rollouts.ask(asks, lambda new, behind=behind: on_done(behind + new)):
+            id = rollout.row["id"]
+            tries[id].append(rollout)
+            if count(rollout, found[id], counts.completions, str(teacher.subject.style)):
+                found[id].append(rollout)
+        enough = sum(teacher.samples - len(tries[id]) for id in tries if len(found[id]) == teacher.keep)
+        behind = (len(problems) - len(tries)) * teacher.samples + sum(map(len, tries.values())) + enough
+        on_done(behind)
+    for id, rollouts_of in tries.items():
+        if found[id]:
+            counts.problems.keep()
+        else:
+            reasons = Counter(rollout.fault.reason for rollout in rollouts_of if rollout.fault)
+            detail = ", ".join(f"{reason} {times}" for reason, times in reasons.most_common())
+            counts.problems.drop("no right completion", id, f"{len(rollouts_of)} tries: {detail}")
+    return found
+
+
+def count(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
+    """Whether a rollout is right and says something new."""
+    row, fault = rollout
+    name = f"{row['id']}#s{row['sample']}"
+    if fault is not None:
+        funnel.drop(fault.reason, name, fault.detail)
+        return False
+    same = [other.row["sample"] for other in found if essence(other.row, style) == essence(row, style)]
+    if same:
+        funnel.drop("repeated", name, f"sample {same[0]} is the same")
+        return False
+    funnel.keep()
+    return True
+
+
+def essence(row: Row, style: str) -> bytes:
+    """Letters and digits: two completions that differ in spaces or signs only are one."""
+    return text_fingerprint(written(row, style)).exact
+
+
+def written(row: Row, style: str) -> str:
+    """A completion as one text; servers that set the reasoning apart give it in a field of its own."""
+    return with_reasoning(row.get("reasoning", ""), row["text"].strip(), style)
+
+
+def completed(problem: Example, found: list[Rollout], teacher: Teacher, judge: Judge) -> Iterator[Example]:
+    """The problem with each of its completions."""
+    for row, _ in found:
+        learned = judge.form(replace(problem, completion=written(row, str(teacher.subject.style))))
+        assert isinstance(learned, Example)  # it has been judged
+        id = problem.id if teacher.keep == 1 else f"{problem.id}#s{row['sample']}"
+        meta = {name: value for name, value in problem.meta.items() if name != UNIT_TESTS}
+        yield replace(learned, id=id, meta=meta | {"teacher": teacher.subject.model, "sample": row["sample"]})

@@ -1,0 +1,125 @@
+"""Which rows of a file overlap with held-out items: found block by block in several processes, and kept on disk.
+
+A block's file says which of its rows have to go. One that is there counts, so a build that was killed goes on. The
+processes share nothing but the folder: each takes every n-th block.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from weakdriven.data.example import Example
+from weakdriven.data.overlap.decontaminate import asked_texts, index_items, worst_overlap
+from weakdriven.data.overlap.find import HeldItem, Overlap
+from weakdriven.runs.files import digest, read_json, write_json
+from weakdriven.runs.machine import cores
+
+Row = TypeVar("Row")
+BLOCK = 2048
+VERSION = 2
+"""Raised when other overlaps are found, so that those on disk do not count."""
+ITEMS = "items.json"
+PROCESS = "import sys; from weakdriven.build.overlaps import compare; compare(*sys.argv[1:])"
+
+
+def find_overlaps(
+    rows: Path,
+    total: int,
+    items: Mapping[str, list[HeldItem]],
+    shares: Mapping[str, float],
+    work: Path,
+    *,
+    workers: int | None = None,
+    on_rows: Callable[[int], None] = lambda done: None,
+) -> Iterator[Overlap | None]:
+    """The worst overlap of every row, in their order; see `weakdriven.data.overlap.decontaminate.worst_overlap`.
+
+    Args:
+        rows: A JSONL file of examples that is not going to change.
+        total: How many there are.
+        items: Held-out items by domain.
+        shares: See `weakdriven.data.overlap.decontaminate.NGRAM_SHARE`.
+        work: A folder for what is found; what was found for other rows or items is removed from it.
+        workers: Processes; one for each processor unless given.
+    """
+    file = rows.stat()
+    folder = work / digest([VERSION, items, shares, file.st_size, file.st_mtime_ns])[:16]
+    parts = [part(folder, block) for block in range(-(-total // BLOCK))]
+    if not folder.exists():
+        shutil.rmtree(work, ignore_errors=True)
+        folder.mkdir(parents=True)
+    write_json(folder / ITEMS, {"items": items, "shares": shares}, exact=True)
+    missing = sum(not path.exists() for path in parts)
+    workers = min(workers or cores(), missing)
+    if workers == 1:
+        compare(str(rows), str(folder), "0", "1", on_rows=on_rows)
+    elif workers:
+        compare_in_processes(rows, folder, workers, lambda: on_rows(BLOCK * sum(path.exists() for path in parts)))
+    for block, path in enumerate(parts):
+        found = read_json(path)
+        for place in range(min(BLOCK, total - block * BLOCK)):
+            yield Overlap(*found[str(place)]) if str(place) in found else None
+
+
+def compare_in_processes(rows: Path, folder: Path, workers: int, tell: Callable[[], None]) -> None:
+    """Fresh interpreters instead of `multiprocessing`: scripts without a main guard may build sets, too."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", PROCESS, str(rows), str(folder)]
+    processes = [
+        subprocess.Popen([*command, str(first), str(workers), str(os.getpid())], env=env, start_new_session=True)
+        for first in range(workers)
+    ]
+    try:
+        while any(process.poll() is None for process in processes):
+            time.sleep(0.1)
+            tell()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if codes := [process.returncode for process in processes if process.returncode]:
+        raise RuntimeError(f"A process that compares rows with held-out items ended with exit code {codes[0]}.")
+
+
+def compare(
+    rows: str,
+    folder: str,
+    first: str,
+    step: str,
+    parent: str = "",
+    *,
+    on_rows: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Write the files of every `step`-th block from `first` on that are not there; ends when its parent is gone.
+
+    Text arguments, because this is what a process is started with.
+    """
+    given = read_json(Path(folder) / ITEMS)
+    held = index_items({domain: [HeldItem(*item) for item in some] for domain, some in given["items"].items()})
+    with Path(rows).open(encoding="utf-8") as file:
+        for block, lines in enumerate(blocks(file, BLOCK)):
+            path = part(Path(folder), block)
+            if block % int(step) != int(first) or path.exists():
+                continue
+            if parent and os.getppid() != int(parent):
+                return
+            asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
+            found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
+            write_json(path, {str(place): overlap for place, overlap in found if overlap}, exact=True)
+            on_rows(block * BLOCK + len(lines))
+
+
+def blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    while block := list(islice(rows, size)):
+        yield block
+
+
+def part(folder: Path, block: int) -> Path:
+    return folder / f"{block:06d}.json"

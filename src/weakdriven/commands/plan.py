@@ -1,0 +1,172 @@
+"""`weakdriven plan`: memory, time and disk of a recipe, before it runs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from weakdriven.commands.common import Debug, here, quieten_libraries
+from weakdriven.config.file import load_recipe
+
+if TYPE_CHECKING:
+    from weakdriven.planning.parts import Advice, Cost
+    from weakdriven.planning.planning import Plan
+
+GIB, GB = 2**30, 1e9
+WIDTH = 140
+"""Columns that tables need to stay whole; a narrower terminal breaks lines, a pipe does not."""
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
+    sharding: Annotated[
+        str | None, typer.Option(help="Over several devices: fsdp (the default), zero3, or ddp (with lora).")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run directory, whose tokenised rows are used if there.", callback=here)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a recipe takes before it runs: memory, hours and disk of each stage, from config.json alone."""
+    settings = load_recipe(recipe, overrides)
+    quieten_libraries()
+    from weakdriven.pipeline.run import all_stages
+    from weakdriven.planning.planning import plan_recipe
+
+    root = output or Path("runs") / settings.name
+    found = plan_recipe(settings, root, all_stages, gpus=gpus, sharding=sharding, rows=rows)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        console = Console()
+        print_plan(found, Console(width=max(console.width, WIDTH)))
+
+
+def print_plan(plan: "Plan", console: Console) -> None:
+    """Two tables, what does not fit, the sum, and what was assumed."""
+    device = plan.machine.device
+    print(f"{plan.recipe.name} on {plan.machine}, {device.memory_gib:.1f} GiB each\n")
+    memory = Table(
+        Column("stage", no_wrap=True),
+        "parameters",
+        "trained",
+        "micro",
+        *("weights", "grads", "optim.", "activ.", "loss"),
+    )
+    for name in ("reserve", "GiB"):
+        memory.add_column(name)
+    memory.add_column("largest micro")
+    for cost in grouped(plan.costs):
+        if cost.memory:
+            sizes = [f"{size / GIB:.1f}" for size in cost.memory.parts().values()]
+            total = f"{cost.memory.total / GIB:.1f}" + ("" if cost.memory.total <= device.memory else " !")
+            largest = plan.micro.get(cost.part.name)
+            most = "" if largest is None else str(largest or "none")
+            counts = (count(cost.parameters), count(cost.trained), str(cost.micro_batch or ""))
+            memory.add_row(named(cost, plan), *counts, *sizes, total, most)
+    console.print(memory)
+    time = Table(
+        Column("stage", no_wrap=True), "steps", "tokens", "FLOPs", "hours", "range", "disk GB", "while it runs"
+    )
+    for cost in grouped(plan.costs):
+        time.add_row(
+            named(cost, plan),
+            str(cost.steps or ""),
+            count(cost.tokens),
+            f"{cost.flops:.1e}" if cost.flops else "",
+            hours(cost.seconds),
+            f"{hours(cost.low)} to {hours(cost.high)}" if cost.seconds else "",
+            f"{cost.kept / GB:.2f}",
+            f"+{cost.work / GB:.1f}" if cost.work else "",
+        )
+    console.print(time)
+    for advice in plan.advice:
+        print_advice(advice)
+    low, about, high = plan.seconds
+    kept, most = plan.disk
+    gpu = "" if device.is_cpu else f", {plan.machine.count * about / 3600:,.1f} GPU hours"
+    disk = f"disk {kept / GB:,.1f} GB, at most {most / GB:,.1f} GB while it runs"
+    print(f"Total: {hours(about)} hours ({hours(low)} to {hours(high)}){gpu}; {disk}.")
+    for title, lines in (("Assumed", plan.assumptions), ("Guessed", plan.guesses)):
+        if lines:
+            print(f"{title}:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def grouped(costs: "list[Cost]") -> "list[Cost]":
+    """One of those stages that differ by the model alone: evaluations and scans cost the same for each."""
+    seen, kept = set[tuple[str, ...]](), []
+    for cost in costs:
+        key = group(cost)
+        if key not in seen:
+            kept.append(cost)
+        seen.add(key)
+    return kept
+
+
+def group(cost: "Cost") -> tuple[str, ...]:
+    name = cost.part.name.split("/")
+    if name[0] == "eval":
+        return ("eval", name[-1])
+    return ("entropy",) if name[0] == "entropy" else tuple(name)
+
+
+def same(cost: "Cost", costs: "list[Cost]") -> "list[Cost]":
+    return [other for other in costs if group(other) == group(cost)]
+
+
+def named(cost: "Cost", plan: "Plan") -> str:
+    many = len(same(cost, plan.costs))
+    if many == 1:
+        return cost.part.name
+    return f"{'/'.join((*group(cost)[:1], '*', *group(cost)[1:]))}, each of {many}"
+
+
+def print_advice(advice: "Advice") -> None:
+    needs, has = advice.needs / GIB, advice.has / GIB
+    print(f"{advice.stage} does not fit: about {needs:.1f} GiB of {has:.1f}.", end=" ")
+    if advice.micro_batch:
+        print(f"The largest micro_batch_size that does is {advice.micro_batch}.")
+    else:
+        print("No micro_batch_size does.")
+    for change in advice.changes:
+        verdict = "fits" if change.fits else "not enough alone"
+        saves = f"-{change.saves / GIB:.1f} GiB"
+        print(f"  {change.override:46} {saves:>11}  time x{change.time:.2f}  {change.result}, {verdict}")
+    if advice.together:
+        print(f"  Together these fit: {' '.join(shell(text) for text in advice.together)}")
+    elif not any(change.fits for change in advice.changes):
+        print("  No settings together fit; take more or larger devices (--gpus), or a smaller model.")
+    print()
+
+
+def shell(override: str) -> str:
+    return f"'{override}'" if any(mark in override for mark in " {}[]") else override
+
+
+def count(number: float) -> str:
+    """
+    >>> count(4022468096), count(33030144), count(0)
+    ('4.02B', '33.0M', '')
+    """
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}" if number / size >= 100 else f"{number / size:#.3g}{letter}"
+    return f"{number:.0f}" if number else ""
+
+
+def hours(seconds: float) -> str:
+    """
+    >>> hours(36), hours(36000), hours(0)
+    ('0.01', '10.0', '')
+    """
+    value = seconds / 3600
+    if not seconds:
+        return ""
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.01 else "<0.01"

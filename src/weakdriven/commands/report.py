@@ -1,0 +1,54 @@
+"""`weakdriven report`: pages of one run and of several."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weakdriven.commands.common import Debug, default_command, here
+from weakdriven.commands.hub import write_card_again
+from weakdriven.errors import UserError
+
+report_app = typer.Typer(
+    help="weakdriven report RUN writes report.html of a run again (short for report run RUN).",
+    cls=default_command("run"),
+)
+
+
+@report_app.command("run")
+def report_run(
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
+    figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Write report.html of a run again, finished or not, and the card of the model it trained."""
+    from weakdriven.report import write_report
+    from weakdriven.runs.directory import BENCHMARK_SCORES, RUN_FILE
+
+    if not (run / RUN_FILE).is_file():
+        raise UserError(
+            f"{run} is not a run directory: it has no {RUN_FILE}. Of several runs: weakdriven report compare."
+        )
+    if list(run.glob(f"*/{BENCHMARK_SCORES}")):
+        raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
+    print(write_report(run, figures=figures))
+    write_card_again(run)
+
+
+@report_app.command("compare")
+def report_compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or one folder of compare or of sweep.", callback=here)
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The page; unset: compare.html in the one folder, else here.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="What runs are tested against, as the page names it; unset: an SFT control.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """One page for several runs: leaderboard, significance, cost against gain."""
+    from weakdriven.report.compare.page import write_compare
+
+    print(write_compare(runs, output, against=against))

@@ -1,0 +1,58 @@
+"""`weakdriven verify`: every file of a run read back and compared with what was written down when it was finished."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from weakdriven.commands.common import Debug, here
+from weakdriven.errors import UserError
+from weakdriven.runs.files import read_json
+from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run directory, or one stage of it.", callback=here)],
+    debug: Debug = False,
+) -> None:
+    """Check every file of a run's finished stages against its size and hash; says which stage is damaged."""
+    found = check_stages(run)
+    table = Table("stage", "files", "MiB", "")
+    for stage, files, size, wrong in found:
+        state = "damaged" if wrong else "whole" if files else OLD
+        table.add_row(stage, str(files), f"{size / (1 << 20):.1f}", state)
+    Console().print(table)
+    if damaged := [(stage, wrong) for stage, _, _, wrong in found if wrong]:
+        raise UserError(
+            f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0][1]}. {remedy(run / damaged[0][0])}"
+        )
+    listed = [files for _, files, _, _ in found if files]
+    unlisted = f" Not checked, for want of a list of files: {len(found) - len(listed)}." * (len(listed) < len(found))
+    print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
+
+
+OLD = "no list of files"
+"""Of a stage from before there were any, and of diagnostics, which are made anew where they are not whole."""
+
+
+def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
+    """Of each finished stage: its name, files and bytes that were listed, and what is wrong with it, if anything."""
+    if not run.is_dir():
+        raise UserError(f"There is no folder {run}; give a run directory.")
+    manifests = sorted(path for path in run.glob(f"**/{MANIFEST}") if ".work" not in path.parts)
+    if not manifests:
+        raise UserError(f"{run} holds no finished stage; give the directory of a run that has finished one.")
+    return [_check(path.parent, path.parent.relative_to(run).as_posix()) for path in manifests]
+
+
+def _check(folder: Path, name: str) -> tuple[str, int, int, str]:
+    try:
+        if not isinstance(read_json(folder / MANIFEST), dict):
+            return name, 0, 0, f"{folder / MANIFEST} is no manifest"
+        files = files_of(folder)
+    except UserError as error:
+        return name, 0, 0, str(error).split(f". {remedy(folder)}")[0].rstrip(".")
+    size = sum(fact["bytes"] for fact in files.values())
+    return name, len(files), size, damage(folder, files, contents=True) or ""

@@ -1,0 +1,223 @@
+"""Recipes as files: YAML that may extend another, dotted overrides, mistakes answered, a JSON Schema for editors."""
+
+import difflib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.errors import UserError
+from weakdriven.runs.redact import holds_secret, masked
+from weakdriven.runs.yaml import load_yaml, read_yaml
+
+EXTENDS = "extends"
+"""Key of a recipe file that names the recipe whose settings it starts from."""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name to file of the recipes in the package, by name, so that `x` stands before `x-sft`, which extends it."""
+    folder = Path(str(resources.files("weakdriven.config"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+
+
+def describe(path: Path) -> str:
+    """First comment line of a recipe file that says something."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
+
+
+def extended(path: Path) -> Any:
+    """What a recipe file says that it extends; None if it stands alone."""
+    return _read(path, str(path)).get(EXTENDS)
+
+
+def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides."""
+    path = _find(source, source)
+    tree, bases = _over_its_bases(path, source)
+    tree.setdefault("name", path.stem)
+    for override in overrides or []:
+        apply_override(tree, override)
+    refuse_secrets(tree, source)
+    label = f"{source} ({', '.join(f'which extends {base}' for base in bases)})" if bases else source
+    return parse_recipe(tree, f"{label} with your overrides" if overrides else label)
+
+
+def _find(source: str, label: str, beside: Path | None = None) -> Path:
+    """The file of a recipe given as a name or a path; a relative path is looked up `beside` a folder, if given."""
+    shipped = shipped_recipes()
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        return path if beside is None else beside / path
+    if source not in shipped:
+        near = difflib.get_close_matches(source, shipped, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
+        )
+    return shipped[source]
+
+
+def _read(path: Path, label: str) -> dict[str, Any]:
+    try:
+        tree = read_yaml(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{label}: the recipe file cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{label} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        found = "nothing" if tree is None else f"a {type(tree).__name__}"
+        raise UserError(f"{label}: expected settings as `key: value` lines, found {found}.")
+    return _unshared(tree)
+
+
+def _unshared(value: Any) -> Any:
+    """What an alias repeats stands for itself, so that an override of one place leaves the others alone."""
+    if isinstance(value, dict):
+        return {key: _unshared(each) for key, each in value.items()}
+    return [_unshared(each) for each in value] if isinstance(value, list) else value
+
+
+def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Settings of a file laid over those of what it extends, that over its own base, and so on; and their names."""
+    tree, names, seen = _read(path, source), [source], [path.resolve()]
+    while EXTENDS in tree:
+        base = tree.pop(EXTENDS)
+        if not isinstance(base, str) or not base:
+            raise UserError(
+                f"{names[-1]}: {EXTENDS}: expected the name of a shipped recipe or a .yaml file, found "
+                f"{json.dumps(base, default=str)}."
+            )
+        label = f"{base} (which {names[-1]} extends)"
+        path = _find(base, label, beside=path.parent)
+        if path.resolve() in seen:
+            circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
+            raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
+        below = _read(path, label)
+        below.pop("name", None)  # a name is that of one file
+        tree = _laid_over(below, tree)
+        names.append(base)
+        seen.append(path.resolve())
+    return tree, names[1:]
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Groups of settings are merged; values and lists are replaced, also by null."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = below.get(key)
+        merged[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `key.sub=value` in a settings tree; the value is read as YAML."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"Override {override!r} is not of the form key.sub=value.")
+    *parents, last = key.split(".")
+    for parent in parents:
+        branch = tree[parent] = {} if tree.get(parent) is None else tree[parent]
+        if not isinstance(branch, dict):
+            raise UserError(f"Override {override!r}: {parent} holds a value, not a group of settings.")
+        tree = branch
+    try:
+        value = load_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
+    tree[last] = _number_like(value)
+
+
+def refuse_secrets(value: Any, source: str, place: str = "") -> None:
+    """A recipe is copied into its run, its report and its model card, so that a key in it would be everywhere."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_secrets(item, source, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            refuse_secrets(item, source, place)
+    elif isinstance(value, str) and holds_secret(value):
+        raise UserError(
+            f"{source}: {place} holds what looks like a key or a password ({masked(value)}), which would be written "
+            "into the run; take it out and give it in the environment variable that the service reads."
+        )
+
+
+def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Check a settings tree; every problem is named with its key and what is allowed there."""
+    try:
+        return Recipe.model_validate(_number_like(tree))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(source, problem) for problem in error.errors())) from None
+
+
+def _number_like(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 (no dot) as text; people mean the number."""
+    if isinstance(value, dict):
+        return {key: _number_like(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number_like(item) for item in value]
+    if isinstance(value, str) and value[:1] in "0123456789.+-" and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(source: str, problem: Any) -> str:
+    location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    key = ".".join(location)
+    if location == [EXTENDS]:
+        return f"{source}: {EXTENDS} is a key of recipe files; write it into one, or name that recipe in place of this."
+    if problem["type"] == "extra_forbidden":
+        allowed = [*_settings_at(location[:-1]).model_fields, *([EXTENDS] if len(location) == 1 else [])]
+        near = difflib.get_close_matches(location[-1], allowed, 1)
+        prefix = "".join(part + "." for part in location[:-1])
+        hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
+        return f"{source}: {key} is not a setting. {hint}"
+    if problem["type"] == "missing":
+        return f"{source}: {key} is required but missing."
+    if problem["type"] == "value_error":
+        reason = str(problem["ctx"]["error"])
+        return f"{source}: {key + ': ' if key else ''}{reason}."
+    found = json.dumps(problem["input"], default=str)
+    if problem["type"] == "model_type":
+        return f"{source}: {key}: expected a group of settings, found {found}."
+    return f"{source}: {key}: {problem['msg']}, found {found}."
+
+
+def _settings_at(location: list[str]) -> type[BaseModel]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
+        found = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if found is None:
+            break
+        model = found
+    return model
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def recipe_schema() -> str:
+    """JSON Schema of a recipe file, for editors; one that extends another may leave out what is required."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    described = "A shipped recipe's name, or a .yaml file relative to this one: its settings hold where this has none."
+    schema["properties"] = {EXTENDS: {"description": described, "type": "string"}, **schema["properties"]}
+    data = {"required": schema["$defs"]["DataSettings"].pop("required")}
+    schema["if"] = {"not": {"required": [EXTENDS]}}
+    schema["then"] = {"required": schema.pop("required"), "properties": {"data": data}}
+    return json.dumps(schema, indent=2) + "\n"

@@ -1,0 +1,398 @@
+"""A recipe: strict settings for a whole run."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
+from weakdriven.config.settings import Settings, TrainSettings, refuse_repeats
+
+# fmt: off
+Benchmark = Literal[
+    "arithmetic",
+    "aime2025", "math500", "amc23", "aqua", "gsm8k", "mawps", "svamp",
+    "humaneval_plus", "mbpp_plus", "bigcodebench", "livecodebench",
+    "logiqa2", "reclor",
+]
+Baseline = Literal[
+    "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce",
+    "neftune", "undial", "spin", "dpo", "ssb",
+    "wdjt_only", "wdds_only", "wmss_frozen",
+]
+"""What WMSS is compared with: pipeline/baselines.py."""
+# fmt: on
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
+    "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
+}
+"""The paper's two ways of asking: one greedy answer, and many samples for pass@k."""
+
+
+class DataSettings(Settings):
+    """What the models learn from, and how a row becomes tokens."""
+
+    path: str
+    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
+    `owner/name:configuration`."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    domain: Literal["math", "code", "logic"] = "math"
+    """Chooses the system prompt, together with `style`, for rows that name no domain of their own."""
+    style: Literal["tagged", "tag-free", "plain"] = "tagged"
+    """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
+    max_length: int = Field(default=4096, ge=8)
+    """Tokens of prompt and completion together; longer completions are cut on the right and counted."""
+    long_prompts: Literal["error", "drop"] = "error"
+    """What to do with rows whose prompt leaves no room for a supervised token."""
+    empty_completions: Literal["error", "drop"] = "error"
+    """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
+    held_out: Literal["error", "drop", "allow"] = "error"
+    """What to do with rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
+
+    `drop` leaves them out and counts them; `allow` trains on them."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows."""
+
+
+class SftSettings(TrainSettings):
+    """Phase 1: supervised fine-tuning of the base model into M1."""
+
+    model: str | None = None
+    """A ready M1 (folder or Hub id) with the base model's tokenizer; phase 1 is then skipped."""
+
+
+class SelectionSettings(Settings):
+    """WD-DS: how two entropy columns become an active dataset (paper Sec. 4.2)."""
+
+    enabled: bool = True
+    """Off: joint training uses every example (the paper's "WD-JT only")."""
+    consolidation: float = Field(default=0.1, ge=0)
+    """Weight on entropy that fell from weak to strong. Paper: alpha."""
+    difficulty: float = Field(default=0.8, ge=0)
+    """Weight on the strong model's entropy. Paper: beta."""
+    repair: float = Field(default=0.1, ge=0)
+    """Weight on entropy that rose from weak to strong. Paper: gamma."""
+    formula: Literal["paper", "official"] = "paper"
+    """`paper` is the printed equation; `official` what the authors' code computes (docs/methods.md)."""
+    multiplier: float = Field(default=1.0, gt=0)
+    """Draws per example, with replacement."""
+    dedup: bool = True
+    """Drop repeated draws, as the paper does; the authors' code keeps them."""
+    match_steps: bool = False
+    """Train as many steps as an epoch over all examples has, by going through the active set again and again."""
+    batch_tokens: int = Field(default=32768, ge=1)
+    """Padded tokens in one forward pass of the entropy scan."""
+    reuse: list[str] = Field(default=[])
+    """Other run directories, or score files of theirs: scores of the same model on the same tokens are taken over."""
+
+    _no_repeats = field_validator("reuse")(refuse_repeats)
+
+    @field_validator("reuse", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> "SelectionSettings":
+        if self.consolidation + self.difficulty + self.repair == 0:
+            raise ValueError("consolidation, difficulty and repair are all 0, so nothing could be drawn; raise one")
+        return self
+
+
+class JointSettings(TrainSettings):
+    """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
+
+    enabled: bool = True
+    """Off: plain SFT of the strong model on the active set (the paper's "WD-DS only")."""
+    rounds: int = Field(default=1, ge=1)
+    """Rounds of selection and joint training; round t pairs M_{t-1} with M_t. Paper: K."""
+    strong_weight: float = Field(default=0.5, ge=0, le=1)
+    """Share of the strong model's logits in the mixture. Paper: lambda."""
+    strong_weight_end: float | None = Field(default=None, ge=0, le=1)
+    """What `strong_weight` moves to over the round, such as 1.0; unset, as in the paper: it stays."""
+    strong_weight_schedule: Literal["linear", "cosine"] = "linear"
+    """How `strong_weight` moves to `strong_weight_end`."""
+    strong_anchor: float = Field(default=0.0, ge=0)
+    """Weight of the strong model's own cross-entropy, added to the mixed one; 0 in the paper."""
+    weak_learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate of the weak model; unset: `learning_rate`."""
+    weak: Literal["joint", "frozen"] = "joint"
+    """Whether the weak model is trained beside the strong one or only runs forward."""
+    weak_snapshot: float | None = None
+    """The weak model of round 1 is M1 after this share of its own training, one of `sft.snapshots`; unset: M0.
+    Later rounds are as before: M_{t-1} is the weak model."""
+    save_weak: bool = False
+    """Keep the trained weak model too, in round-N/strong/weak."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
+        return self.enabled and (self.strong_weight < 1 or self.strong_weight_end not in (None, 1))
+
+    def mixing(self) -> dict[str, Any]:
+        """How the logits are mixed, under the names of `WDJTConfig`; what has no effect is left at its default."""
+        end = None if self.strong_weight_end == self.strong_weight else self.strong_weight_end
+        weak_rate = None if self.weak_learning_rate == self.learning_rate else self.weak_learning_rate
+        return {
+            "strong_weight": self.strong_weight,
+            "strong_weight_end": end,
+            "strong_weight_schedule": "linear" if end is None else self.strong_weight_schedule,
+            "strong_anchor": self.strong_anchor,
+            "weak_learning_rate": weak_rate,
+        }
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters over the frozen base, which every model of the run then shares."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each adapted layer's update."""
+    alpha: int = Field(default=32, ge=1)
+    """The update is scaled by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that is dropped while training."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers to adapt: `all-linear` is all but the output head, or names such as [q_proj, v_proj]."""
+    quantize: Literal["4bit"] | None = None
+    """`4bit` holds the frozen base in 4 bits (QLoRA: NF4, computing in bf16); needs CUDA and bitsandbytes."""
+    output: Literal["adapter", "merged"] = "adapter"
+    """Model folders hold adapters; `merged` adds <run>/merged, the last model as an ordinary one. Retrains nothing."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        names = value if isinstance(value, list) else []
+        if value != "all-linear" and not (names and all(isinstance(name, str) and name for name in names)):
+            raise ValueError(f"expected all-linear or a list of names, such as [q_proj, v_proj], found {value}")
+        return value if value == "all-linear" else refuse_repeats(names)
+
+
+class EngineSettings(Settings):
+    """What writes completions; none of it changes what is asked."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """`transformers` generates in this process; `vllm` starts a server for each model."""
+    vllm_python: str | None = None
+    """Python of an environment with vLLM; needed for `engine: vllm`."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
+    batching: Literal["auto", "static", "continuous"] = "auto"
+    """`continuous` is transformers' paged batching, greedy only; `auto` takes it under flash attention."""
+
+
+class EvalSettings(EngineSettings):
+    """Evaluation of every model that the run makes."""
+
+    benchmarks: list[Benchmark] = Field(default=[])
+    """Which benchmarks to run, each on every model."""
+    data_dir: str | None = None
+    """Folder with a file for each benchmark (docs/benchmarks.md); unset, they come from the Hub."""
+    preset: Literal["paper", "passk"] = "paper"
+    """`paper` takes one greedy answer, `passk` 64 samples at temperature 0.7 and top-p 0.95."""
+    samples: int | None = Field(default=None, ge=1)
+    """Answers to each item; overrides the preset, as the next three do."""
+    temperature: float | None = Field(default=None, ge=0)
+    """0 takes the most probable token."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Draw from the most probable tokens that together have this probability."""
+    k: list[int] | None = None
+    """Report pass@k for these; none may be above `samples`."""
+    snapshots: bool = False
+    """Evaluate the models that phases keep on their way (`snapshots` there) as well."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first items of each benchmark."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Overrides the benchmark's own token budget."""
+    max_prompt_tokens: int = Field(default=4096, ge=1)
+    """A longer prompt is an error, because a cut one would be another question."""
+    code_python: str | None = None
+    """Python whose packages generated code may import; unset, this one."""
+    unsafe: bool = False
+    """Run generated code without isolation where none is available: it may then do all that you may do."""
+
+    _no_repeats = field_validator("benchmarks")(refuse_repeats)
+
+    @model_validator(mode="after")
+    def _can_be_reported(self) -> "EvalSettings":
+        asked = self.asking()
+        if too_many := [k for k in asked["k"] if not 1 <= k <= asked["samples"]]:
+            raise ValueError(f"k is {too_many[0]}, but each item has {asked['samples']} samples; raise samples")
+        if self.batching == "continuous" and asked["temperature"] > 0:
+            raise ValueError("batching is continuous, which cannot seed each sample; use static, or temperature 0")
+        if asked["samples"] > 1 and asked["temperature"] == 0:
+            raise ValueError(f"temperature is 0, so all {asked['samples']} samples would be the same; raise it")
+        return self
+
+    def asking(self) -> dict[str, Any]:
+        """Samples, temperature, top-p and k: the preset's, and what overrides it."""
+        own = {name: getattr(self, name) for name in PRESETS["paper"] if getattr(self, name) is not None}
+        asked = PRESETS[self.preset] | own
+        if self.k is None:
+            asked["k"] = sorted({1, *(k for k in PRESETS["passk"]["k"] if k <= asked["samples"])})
+        return asked
+
+
+class Recipe(Settings):
+    """Everything that decides what a run computes."""
+
+    name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run; the file name unless given. A run directory belongs to one name."""
+    method: Literal["wmss", Baseline] = "wmss"
+    """`wmss` is the paper's method; any of `baselines` alone, such as `sft`, is the other choice."""
+    model: str
+    """The base model M0: a folder, a Hub id, or `embedded:base`."""
+    data: DataSettings
+    sft: SftSettings = SftSettings()
+    selection: SelectionSettings = SelectionSettings()
+    joint: JointSettings = JointSettings()
+    dpo: DpoSettings = DpoSettings()
+    spin: SpinSettings = SpinSettings()
+    ssb: SsbSettings = SsbSettings()
+    eval: EvalSettings = EvalSettings()
+    neftune: NeftuneSettings = NeftuneSettings()
+    undial: UndialSettings = UndialSettings()
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
+    baselines: list[Baseline] = Field(default=[])
+    """Controls on the same data, evaluated beside the method.
+
+    `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 goes on with a fresh optimizer, as in WMSS.
+    `sft_active`: M1 on the rows that WMSS trains on. `sft_compute`: SFT for the compute of WMSS. `uniform_active`: WMSS
+    on as many rows drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`,
+    `spin`, `dpo`, `ssb`: see there. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint
+    training, with a frozen weak model."""
+    precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
+    """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
+
+    With `lora` both hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the adapters' products
+    in bf16, `bf16` in fp32."""
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
+    """Attention implementation; unset leaves the choice to transformers."""
+    fast_layers: Literal["auto", "liger", "off"] = "auto"
+    """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, where liger-kernel is
+    installed and knows the model type. Results differ by rounding."""
+    chat_template: str | None = None
+    """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Seeds the order of the data, the draw and every random number."""
+    report_to: list[str] = Field(default=[])
+    """Trackers of transformers' Trainer, such as wandb or tensorboard."""
+
+    _no_repeats = field_validator("baselines", "report_to")(refuse_repeats)
+
+    @field_validator("fast_layers", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+    @model_validator(mode="after")
+    def _switches_leave_something_to_do(self) -> "Recipe":
+        if not self.selection.enabled and not self.joint.enabled:
+            raise ValueError(
+                "selection.enabled and joint.enabled are both false, which leaves only SFT; use method: sft instead"
+            )
+        joint = self.joint
+        if joint.weak == "frozen" and not (joint.strong_weight or joint.strong_weight_end or joint.strong_anchor):
+            raise ValueError("joint.strong_weight 0 with a frozen weak model trains nothing; change one of them")
+        if joint.weak == "frozen" and joint.weak_learning_rate is not None:
+            raise ValueError("joint.weak_learning_rate is set, but joint.weak is frozen; remove one of them")
+        mixing = joint.mixing()
+        for name in ("strong_weight_end", "strong_anchor", "weak_learning_rate"):
+            if not self.mixes and mixing[name] != JointSettings.model_fields[name].default:
+                why = "strong_weight is 1" if joint.enabled else "enabled is false"
+                raise ValueError(f"joint.{name} is set, but joint.{why}, so no logits are mixed; remove one of them")
+        if self.selection.match_steps and not self.selection.enabled:
+            raise ValueError(
+                "selection.match_steps is set, but selection.enabled is false, so every example is used; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _snapshots_are_kept(self) -> "Recipe":
+        share, kept = self.joint.weak_snapshot, self.sft.snapshots
+        if share is not None and self.sft.model:
+            raise ValueError(
+                "joint.weak_snapshot is of phase 1, which is skipped because sft.model gives a ready M1; remove one"
+            )
+        if share is not None and share not in kept:
+            raise ValueError(f"joint.weak_snapshot is {share}, which is not in sft.snapshots {kept}; add it there")
+        phases = (self.sft, self.joint, self.dpo, self.spin, self.ssb)
+        if self.eval.snapshots and not any(phase.snapshots for phase in phases):
+            raise ValueError("eval.snapshots is set, but no phase keeps any; set sft.snapshots or joint.snapshots")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_can_be_compared(self) -> "Recipe":
+        if self.method in self.baselines:
+            raise ValueError(f"method {self.method} stands in baselines too; remove it there")
+        from_base = {"sft", "neftune"} | ({"undial"} if self.undial.mode == "paper_noise" else set())
+        if self.method in from_base and self.sft.model:
+            raise ValueError(
+                f"sft.model gives a ready M1, but method {self.method} trains from the base; remove one of them"
+            )
+        asked = [self.method, *self.baselines]
+        for name in ("sft_active", "uniform_active", "wdds_only"):
+            if name in asked and not self.selection.enabled:
+                raise ValueError(f"{name} needs the active set, but selection.enabled is false; remove one of them")
+        joint = self.joint
+        if "wmss_frozen" in asked and not (joint.strong_weight or joint.strong_weight_end or joint.strong_anchor):
+            raise ValueError("wmss_frozen with joint.strong_weight 0 trains nothing; change one of them")
+        if "scaled_ce" in asked:
+            if joint.strong_weight == 0:
+                raise ValueError("scaled_ce multiplies logits by joint.strong_weight, which is 0; raise it")
+            for name in ("strong_weight_end", "strong_anchor"):
+                if joint.mixing()[name]:
+                    raise ValueError(
+                        f"scaled_ce has one constant joint.strong_weight, but joint.{name} is set; remove one"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_have_seeds(self) -> "Recipe":
+        for name in ("spin", "dpo", "ssb"):
+            sampled = getattr(self, name).rollouts.temperature > 0
+            if self.eval.batching == "continuous" and sampled and name in (self.method, *self.baselines):
+                raise ValueError(
+                    f"eval.batching is continuous, which cannot seed each sample, and {name} draws some; use auto"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _bf16_state_has_bf16_weights(self) -> "Recipe":
+        for name in ("sft", "joint", "dpo", "spin", "ssb"):
+            if getattr(self, name).optimizer != "adamw_bf16":
+                continue
+            if self.lora or name == "ssb":
+                raise ValueError(
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but {'lora' if self.lora else name} trains "
+                    "fp32 adapters; set optimizer: adamw or adamw_8bit"
+                )
+            if self.precision != "bf16":
+                raise ValueError(
+                    f"{name}.optimizer adamw_bf16 is for weights in bf16, but precision is {self.precision}; set "
+                    "precision: bf16, or optimizer: adamw or adamw_8bit"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _four_bits_compute_in_bf16(self) -> "Recipe":
+        if self.lora and self.lora.quantize and self.precision == "fp32":
+            raise ValueError("lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16-mixed")
+        return self
+
+    @property
+    def mixes(self) -> bool:
+        """As of `joint`."""
+        return self.joint.mixes
+
+    @property
+    def samples_rollouts(self) -> bool:
+        """Whether a model of the run is asked for completions of training prompts."""
+        return not {"dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
+
+    @property
+    def budget_epochs(self) -> int:
+        """Epochs that SFT gets so that it sees as many passes as the whole of WMSS."""
+        return self.sft.epochs + self.joint.rounds * self.joint.epochs

@@ -1,0 +1,239 @@
+"""What a sweep goes over: values of settings, or the paper's own sweeps by name, as points with their overrides."""
+
+import difflib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weakdriven.errors import UserError
+from weakdriven.runs.files import digest
+from weakdriven.runs.yaml import load_yaml, read_yaml
+
+MOST_POINTS = 1000
+RESERVED = ("figures", "logs")
+"""Folders of a sweep that hold no point."""
+KEYS = ("axis", "points", "grid", "settings", "start")
+"""Of a sweep's file."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One place on an axis, and the settings that it stands for."""
+
+    name: str
+    value: Any
+    overrides: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that is varied: a setting, or several together under a label."""
+
+    label: str
+    choices: tuple[Choice, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that hold at every point."""
+    start: Any = None
+    """Place of M1 on this axis, if it has one."""
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for choice in self.choices for key in choice.overrides))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recipe of a sweep."""
+
+    name: str
+    """Also of its folder."""
+    values: dict[str, Any]
+    """Axis to the place on it."""
+    overrides: dict[str, Any]
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """Name to file of the sweeps in the package."""
+    folder = Path(str(resources.files("weakdriven.config"))) / "sweeps"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def axes_of(words: list[str]) -> list[Axis]:
+    """What `--grid` asks for, each time it is given: KEY=VALUES, a shipped sweep, or a sweep's .yaml file."""
+    axes = [axis for word in words for axis in _axes_of_word(word)]
+    if not axes:
+        raise UserError("A sweep needs something to vary: give --grid KEY=0.1..0.9:9, KEY=a,b,c or a sweep's name.")
+    for kind, names in {"key": [key for axis in axes for key in axis.keys], "axis": [a.label for a in axes]}.items():
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"--grid: {kind} {twice[0]} stands in two grids; give each once.")
+    return axes
+
+
+def points_of(axes: list[Axis]) -> list[Point]:
+    """Every choice of one axis with every choice of the others."""
+    count = math.prod(len(axis.choices) for axis in axes)
+    if count > MOST_POINTS:
+        raise UserError(
+            f"The grids make {count:,} points, and a sweep takes at most {MOST_POINTS:,}; give fewer values."
+        )
+    points = []
+    for choices in itertools.product(*(axis.choices for axis in axes)):
+        values = {axis.label: choice.value for axis, choice in zip(axes, choices, strict=True)}
+        overrides = {key: value for choice in choices for key, value in choice.overrides.items()}
+        points.append(Point(_folder("__".join(choice.name for choice in choices)), values, overrides))
+    seen = Counter(point.name.casefold() for point in points)  # some disks know no upper case
+    return [
+        Point(f"{one.name}-{digest(one.values)[:8]}", one.values, one.overrides)
+        if seen[one.name.casefold()] > 1
+        else one
+        for one in points
+    ]
+
+
+def as_overrides(settings: dict[str, Any]) -> list[str]:
+    """Settings as `load_recipe` takes them.
+
+    >>> as_overrides({"joint.strong_weight": 0.4, "baselines": ["sft"]})
+    ['joint.strong_weight=0.4', 'baselines=["sft"]']
+    """
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def values_of(text: str, label: str) -> list[Any]:
+    """Values written as `low..high:count` (`:countlog` for even ratios) or with commas.
+
+    >>> values_of("0.1..0.9:5", "x"), values_of("1e-6..1e-4:3log", "x"), values_of("1..4:4", "x")
+    ([0.1, 0.3, 0.5, 0.7, 0.9], [1e-06, 1e-05, 0.0001], [1, 2, 3, 4])
+    >>> values_of("joint,frozen", "x"), values_of("[1, 2],null", "x")
+    (['joint', 'frozen'], [[1, 2], None])
+    """
+    if re.match(r"\s*[-+.]?\d[\d.eE+-]*?\s*\.\.", text):  # ../file is a value
+        return _spaced(text, label)
+    try:
+        values = load_yaml(f"[{text}]")
+    except yaml.YAMLError:
+        raise UserError(f"{label}: {text!r} is not a list of values; write a,b,c or low..high:count.") from None
+    return [_number(value) for value in values]
+
+
+def _spaced(text: str, label: str) -> list[Any]:
+    parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d{1,18})\s*(log)?\s*", text)
+    ends = [_number(end) for end in parts.groups()[:2]] if parts else []
+    if not parts or not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
+        raise UserError(f"{label}: {text!r} is not a range; write low..high:count, such as 0.1..0.9:9.")
+    (low, high), count, ratio = ends, int(parts[3]), bool(parts[4])
+    if count < 2 or low >= high:
+        raise UserError(f"{label}: {text!r} is empty or one value; give low below high and a count from 2.")
+    if count > MOST_POINTS:
+        raise UserError(f"{label}: {text!r} has {count:,} values, and a sweep takes at most {MOST_POINTS:,}.")
+    if ratio and low <= 0:
+        raise UserError(f"{label}: {text!r} has even ratios, which need a low end above 0.")
+    shares = [place / (count - 1) for place in range(count)]
+    exact = [low * (high / low) ** share if ratio else low + (high - low) * share for share in shares]
+    clean = [float(f"{value:.10g}") for value in exact]
+    whole = all(isinstance(end, int) for end in ends) and all(value.is_integer() for value in clean)
+    return [int(value) for value in clean] if whole else clean
+
+
+def _number(value: Any) -> Any:
+    """Text as a number where it is one; YAML 1.1 reads 1e-5 as text."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _axes_of_word(word: str) -> list[Axis]:
+    key, equals, text = word.partition("=")
+    if equals:
+        return [_setting_axis(key.strip(), values_of(text, f"--grid {key.strip()}"), "--grid ")]
+    if Path(word).suffix in (".yaml", ".yml"):
+        return read_sweep_file(Path(word))
+    shipped = shipped_sweeps()
+    if word not in shipped:
+        near = difflib.get_close_matches(word, shipped, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Those are {', '.join(shipped)}."
+        raise UserError(f"--grid {word} is neither KEY=VALUES nor a shipped sweep. {hint}")
+    return read_sweep_file(shipped[word])
+
+
+def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
+    if not all(key.split(".")):
+        raise UserError(f"{source}{key}= names no setting; write key.sub=VALUES.")
+    if key in ("seed", "name"):
+        raise UserError(
+            f"{source}{key}: {'give --seeds instead' if key == 'seed' else 'a name is no setting to vary'}."
+        )
+    if not values:
+        raise UserError(f"{source}{key}: there is no value; give some.")
+    for place, value in enumerate(values):
+        if any(value == other and type(value) is type(other) for other in values[:place]):
+            raise UserError(f"{source}{key}: {json.dumps(value)} stands twice; give each value once.")
+    return Axis(key, tuple(Choice(f"{key}-{_text(value)}", value, {key: value}) for value in values))
+
+
+def read_sweep_file(path: Path) -> list[Axis]:
+    """The axes of a sweep's file: `grid` maps settings to values, or `points` names to settings, under `axis`."""
+    try:
+        tree = read_yaml(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: there is no such file of a sweep; `weakdriven sweep --list` names those shipped."
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as a sweep: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict) or ("grid" in tree) == ("points" in tree) or not set(tree) <= set(KEYS):
+        raise UserError(f"{path}: expected `grid`, or `axis` and `points`, and perhaps `settings` and `start`.")
+    settings = tree.get("settings") or {}
+    if "grid" in tree:
+        ranges = _group(tree["grid"], path, "grid")
+        listed = {key: values_of(one, f"{path}: {key}") if isinstance(one, str) else one for key, one in ranges.items()}
+        if wrong := [key for key, values in listed.items() if not isinstance(values, list)]:
+            raise UserError(f"{path}: grid.{wrong[0]}: expected a list of values or low..high:count.")
+        axes = [_setting_axis(key, values, f"{path}: ") for key, values in listed.items()]
+    else:
+        axes = [_named_axis(str(tree.get("axis", path.stem)), _group(tree["points"], path, "points"), path)]
+    first, *rest = axes
+    return [Axis(first.label, first.choices, _group(settings, path, "settings", empty=True), tree.get("start")), *rest]
+
+
+def _named_axis(label: str, points: dict[Any, Any], path: Path) -> Axis:
+    choices = []
+    for name, overrides in points.items():
+        if str(name) in RESERVED:
+            raise UserError(f"{path}: a point may not be called {name}, which is a folder of every sweep.")
+        named = f"{label}-{name}" if isinstance(name, int | float) else str(name)
+        choices.append(Choice(named, name, _group(overrides, path, f"points.{name}", empty=True)))
+    return Axis(label, tuple(choices))
+
+
+def _group(value: Any, path: Path, place: str, *, empty: bool = False) -> dict[Any, Any]:
+    if (empty and value is None) or (isinstance(value, dict) and (value or empty)):
+        return value or {}
+    raise UserError(f"{path}: {place}: expected `key: value` lines, found {json.dumps(value, default=str)}.")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _folder(name: str) -> str:
+    """A name that every disk takes.
+
+    >>> _folder("joint.strong_weight-0.1"), _folder("model-org/name"), _folder("weak (share)-0.2")
+    ('joint.strong_weight-0.1', 'model-org-name', 'weak-share-0.2')
+    """
+    safe = re.sub(r"-*[^A-Za-z0-9._+-][^A-Za-z0-9._+]*", "-", name).strip("-.") or "point"
+    return safe if len(safe) <= 80 else f"{safe[:70]}-{digest(name)[:8]}"

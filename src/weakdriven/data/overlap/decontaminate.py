@@ -1,0 +1,130 @@
+"""Examples that may be trained on: none that overlaps with a held-out item, and each problem once."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.overlap.find import KINDS, REMOVED, RULES, Held, HeldItem, Overlap, Rules, deduplicate
+from weakdriven.data.overlap.fingerprint import answer_key
+from weakdriven.data.questions import LETTERS, bare, split_options
+
+REPEATS = RULES | {"math": Rules(signs=True), "logic": replace(RULES["logic"], ordered=0.8)}
+"""By domain of the set: when two of its problems with one answer are one. Formulas that differ in a sign are two, and
+so are puzzles that say other things in the same words."""
+
+NGRAM_SHARE = {"math": 0.0, "code": 0.0, "logic": 0.2}
+"""By domain of the held-out items: how much of an item's runs of words a row has to hold, to go for the kind `ngram`.
+
+Above 0, one run is not enough. Logic needs that: its questions end in stock phrases, such as "which one of the
+following is most strongly supported by the information above". Of LogiQA 2.0's development rows 159 share a run with
+its test items, and all but 6 of them less than a fifth of the item's runs.
+"""
+
+
+def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
+    """One index for each domain of held-out items, because what counts as overlap depends on it."""
+    return {domain: Held(some, replace(RULES[domain], short_items=True)) for domain, some in items.items()}
+
+
+def clean(
+    examples: Iterable[Example], overlaps: Iterable[Overlap | None], domain: str, funnel: Funnel
+) -> Iterator[Example]:
+    """The examples to keep, in their order and with unique ids; `funnel` counts all of them once it is exhausted.
+
+    Memory grows with the words of the examples that are kept, not with their completions.
+
+    Args:
+        overlaps: For each example what `worst_overlap` says of it.
+        domain: Of the set.
+    """
+    compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
+    ids: set[str] = set()
+    numbers = Counter[str]()
+
+    def not_held() -> Iterator[Example]:
+        for example, overlap in zip(examples, overlaps, strict=True):
+            if overlap is None:
+                compared.append(example.id)
+                yield example
+            else:
+                detail = f"item {overlap.id}, score {overlap.score:.2f}"
+                funnel.drop(f"overlap {overlap.kind} with {overlap.benchmark}", example.id, detail)
+
+    for example, repeat in deduplicate(not_held(), with_options, key=answer_of, rules=REPEATS[domain]):
+        if repeat is not None:
+            detail = f"repeats {compared[repeat.row]}, score {repeat.score:.2f}"
+            funnel.drop(f"duplicate {repeat.kind}", example.id, detail)
+            continue
+        funnel.keep()
+        id = unused(example.id, ids, numbers)
+        ids.add(id)
+        yield example if id == example.id else replace(example, id=id)
+
+
+def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mapping[str, float]) -> Overlap | None:
+    """The strongest kind of overlap for which a row has to go, or None.
+
+    Args:
+        texts: See `asked_texts`.
+    """
+    found = [
+        overlap
+        for text in texts
+        for domain, index in held.items()
+        for overlap in index.find(text)
+        if overlap.kind in REMOVED and (overlap.kind != "ngram" or overlap.score >= shares[domain])
+    ]
+    return min(found, key=lambda overlap: (KINDS.index(overlap.kind), -overlap.score), default=None)
+
+
+def asked_texts(example: Example) -> list[str]:
+    """What is compared with held-out items: each turn that is not the assistant's, and all of them as one text.
+
+    A question may be in a system prompt or in the second of several turns, or go over two of them.
+    """
+    turns = [turn["content"] for turn in example.prompt if turn["role"] != "assistant"]
+    texts = map(bare, [*turns, "\n".join(turns)] if len(turns) > 1 else turns)
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def with_options(example: Example) -> str:
+    """What the user asks, with the options in an order of their own: many questions have the same few words."""
+    asked, options = asked_with_options(example)
+    return "\n".join([asked, *sorted(options)])
+
+
+def answer_of(example: Example) -> str:
+    """What repeats have in common to the letter: the answer, as an option's text where there are options.
+
+    And system prompts, because the problem may be there and the user says no more than "Solve it."
+    """
+    gold, options = (example.gold or "").strip(), asked_with_options(example)[1]
+    place = LETTERS.find(gold.upper()) if len(gold) == 1 else -1
+    if 0 <= place < len(options):
+        gold = options[place]
+    system = [turn["content"] for turn in example.prompt if turn["role"] == "system"]
+    return "\n".join([answer_key(gold), *system] if gold or system else [])
+
+
+def asked_with_options(example: Example) -> tuple[str, list[str]]:
+    asked, written = split_options("\n".join(turn["content"] for turn in example.prompt if turn["role"] == "user"))
+    options = example.meta.get("options")
+    return asked, [str(option) for option in options] if isinstance(options, list) and options else written
+
+
+def unused(id: str, ids: set[str], numbers: Counter[str]) -> str:
+    """An id that is not among these.
+
+    Args:
+        numbers: The last number that each id was given; changed here, so that none is tried twice.
+
+    >>> unused("7", {"7", "7#2"}, Counter())
+    '7#3'
+    """
+    free = id
+    while free in ids:
+        numbers[id] = max(numbers[id], 1) + 1
+        free = f"{id}#{numbers[id]}"
+    return free

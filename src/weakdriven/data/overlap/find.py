@@ -1,0 +1,239 @@
+"""Training rows that are held-out items, or each other, in the same or nearly the same words.
+
+Kinds of overlap, strongest first:
+
+- `exact`: the same letters and digits in the same order, whatever the case, spaces and punctuation;
+- `near`: not exact, the same numbers, and a Jaccard similarity of the word sets of at least `Rules.near`;
+- `ngram`: a shared run of `Rules.ngram` words, or with `Rules.short_items` all words of an item that has fewer;
+- `template`: not exact, the same text but for its numbers.
+
+`data/fingerprint.py` says what a word and a number are, `data/near.py` how near pairs are found.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, islice
+from typing import Literal, NamedTuple, TypeVar
+
+from weakdriven.data.overlap.fingerprint import Fingerprint, fingerprint, grams
+from weakdriven.data.overlap.near_duplicates import NearRuns, NearSets
+from weakdriven.errors import UserError
+
+Kind = Literal["exact", "near", "ngram", "template"]
+KINDS: tuple[Kind, ...] = ("exact", "near", "ngram", "template")
+REMOVED: tuple[Kind, ...] = ("exact", "near", "ngram")
+"""Kinds for which a training row has to go unless its owner decides otherwise; new numbers are a new problem."""
+LEARN_FROM = 10_000
+"""Rows from which `deduplicate` learns which words are rare."""
+SHORT = 4
+"""Fewest words and numbers together of a short item that is looked for in longer texts: "What is x?" is everywhere."""
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When two texts overlap."""
+
+    near: float = 0.7
+    """Smallest Jaccard similarity of the word sets."""
+    same_numbers: bool = True
+    """Near texts hold the same numbers, each as often."""
+    ngram: int = 13
+    """Words in a shared run."""
+    signs: bool = False
+    """Exact and near texts hold the same + - * / ^ = < > ! brackets and decimal points, and near ones their numbers in
+    the same order. For repeats in a set of formulas; needs `same_numbers`."""
+    ordered: float = 0.0
+    """Smallest share of the runs of 5 words of either text that near repeats have in common; 0: in any order. For
+    repeats in a set of puzzles, where many have the same few words."""
+    short_items: bool = False
+    """A text overlaps with an item that is shorter than `ngram` words if it holds all of it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.near <= 1:
+            raise UserError(f"near is {self.near}; expected a similarity above 0 and at most 1, such as 0.7.")
+        if self.ngram < 1:
+            raise UserError(f"ngram is {self.ngram}; expected a number of words from 1 on, such as 13.")
+        if not 0 <= self.ordered <= 1:
+            raise UserError(f"ordered is {self.ordered}; expected a share from 0 to 1, such as 0.8.")
+        if self.signs and not self.same_numbers:
+            raise UserError(
+                "signs is true and same_numbers is false; signs are compared with the numbers, so set both."
+            )
+
+    def fingerprint(self, text: str) -> Fingerprint:
+        return fingerprint(text, signs=self.signs)
+
+    def key(self, print_: Fingerprint) -> str:
+        """What near texts must have in common to the letter."""
+        return print_.numbers if self.same_numbers else ""
+
+
+RULES = {"math": Rules(), "logic": Rules(near=0.8, same_numbers=False), "code": Rules(ngram=10)}
+"""By domain of the held-out items; builds look for short items, too (`data/clean.py`)."""
+
+
+class HeldItem(NamedTuple):
+    """A text that must not be trained on; an item may come several times with different texts."""
+
+    benchmark: str
+    id: str
+    text: str
+
+
+class Overlap(NamedTuple):
+    """What a training text shares with a held-out item."""
+
+    kind: Kind
+    benchmark: str
+    id: str
+    score: float
+    """Jaccard similarity (near), share of the item's runs of words that are in the text (ngram), or 1."""
+
+
+class Repeat(NamedTuple):
+    """The earlier row that a row repeats."""
+
+    kind: Kind
+    row: int
+    """Its number in the input, counting from 0."""
+    score: float
+
+
+class Held:
+    """An index of held-out items: built once, asked for every training row.
+
+    Texts should be bare (`weakdriven.data.questions.bare`), on both sides: else every question overlaps with every
+    other in the words that we add.
+
+    >>> held = Held([HeldItem("gsm8k", "7", "Ann has 3 red pens and buys 4 more. How many pens?")])
+    >>> held.find("Ann has 3 RED pens, and buys 4 more: how many pens?")
+    [Overlap(kind='exact', benchmark='gsm8k', id='7', score=1.0)]
+    >>> held.find("Ann has 4 pens and buys 3 more. How many?")
+    [Overlap(kind='near', benchmark='gsm8k', id='7', score=0.9090909090909091)]
+    >>> held.find("Ann has 30 red pens and buys 14 more. How many pens?")
+    [Overlap(kind='template', benchmark='gsm8k', id='7', score=1.0)]
+    """
+
+    def __init__(self, items: Iterable[HeldItem], rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self._names: list[tuple[str, str]] = []
+        self._same: dict[tuple[Kind, bytes], list[int]] = {}
+        self._runs: list[int] = []
+        self._by_run: dict[str, list[int]] = {}
+        self._short: dict[str, list[tuple[int, list[str], int]]] = {}
+        """A word of a short item -> where in the item it stands, the item's words, its number."""
+        prints = []
+        for benchmark, id, text in items:
+            print_ = self.rules.fingerprint(text)
+            if print_.words:
+                self._names.append((benchmark, id))
+                prints.append(print_)
+        self.near_sets = NearSets(self.rules.near, (print_.words for print_ in prints))
+        for print_ in prints:
+            self._add(print_)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def find(self, text: str) -> list[Overlap]:
+        """Everything that a text shares with the items, strongest kind first, one entry for each kind and item."""
+        print_ = self.rules.fingerprint(text)
+        if not print_.words:
+            return []
+        exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
+        near = dict(self.near_sets.find(self.rules.key(print_), print_.words))
+        template = dict.fromkeys(self._same.get(("template", print_.template), ()), 1.0)
+        found: dict[tuple[Kind, str, str], float] = {}
+        exact_names = {self._names[item] for item in exact}
+        shared = self._shared_grams(print_.words)
+        for kind, scores in zip(KINDS, (exact, near, shared, template), strict=True):
+            for item, score in scores.items():
+                what = (kind, *self._names[item])
+                if kind in ("exact", "ngram") or what[1:] not in exact_names:
+                    found[what] = max(score, found.get(what, 0.0))
+        return [Overlap(*what, score) for what, score in found.items()]
+
+    def contained(self, text: str) -> Overlap | None:
+        """The first item that is the text, or all of whose runs of words are in it; cheaper than `find`."""
+        print_ = self.rules.fingerprint(text)
+        if not print_.words:
+            return None
+        for item in self._same.get(("exact", print_.exact), ()):
+            return Overlap("exact", *self._names[item], 1.0)
+        for item, share in self._shared_grams(print_.words).items():
+            if share == 1.0:
+                return Overlap("ngram", *self._names[item], 1.0)
+        return None
+
+    def _add(self, print_: Fingerprint) -> None:
+        item = self.near_sets.add(self.rules.key(print_), print_.words)
+        self._same.setdefault(("exact", print_.exact), []).append(item)
+        self._same.setdefault(("template", print_.template), []).append(item)
+        runs = grams(print_.words, self.rules.ngram)
+        for run in runs:
+            self._by_run.setdefault(run, []).append(item)
+        self._runs.append(len(runs))
+        short = not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT
+        if short and self.rules.short_items:
+            word = max(print_.words, key=len)  # long words are rare, so few places are looked at
+            self._short.setdefault(word, []).append((print_.words.index(word), print_.words, item))
+
+    def _shared_grams(self, words: list[str]) -> dict[int, float]:
+        """Item -> share of its runs of words that are among these words, in the order of the items."""
+        shared: dict[int, int] = {}
+        for run in grams(words, self.rules.ngram):
+            for item in self._by_run.get(run, ()):
+                shared[item] = shared.get(item, 0) + 1
+        shares = {item: shared[item] / self._runs[item] for item in shared}
+        for place, word in enumerate(words) if self._short else ():
+            for before, run, item in self._short.get(word, ()):
+                if before <= place and words[place - before : place - before + len(run)] == run:
+                    shares[item] = 1.0
+        return dict(sorted(shares.items()))
+
+
+def deduplicate(
+    rows: Iterable[Row],
+    text: Callable[[Row], str] = str,
+    *,
+    key: Callable[[Row], str] = lambda row: "",
+    rules: Rules | None = None,
+) -> Iterator[tuple[Row, Repeat | None]]:
+    """Every row in its order, with the kept row that it repeats exactly or nearly, or None if it is to be kept.
+
+    The first of several like rows is kept, and rows are compared with kept rows only, so a chain of small changes is
+    not followed further than one step. Reads ahead by `LEARN_FROM` rows; memory grows with the rows that are kept.
+
+    Args:
+        text: What of a row is compared. Questions with options need theirs here: many have the same few words.
+        key: Rows with different keys never repeat each other: their answers, say.
+
+    >>> [row for row, repeat in deduplicate(["2 red cats", "one dog", "2 RED cats!"]) if repeat is None]
+    ['2 red cats', 'one dog']
+    >>> list(deduplicate(["2 red cats", "Cats, red, 2"]))
+    [('2 red cats', None), ('Cats, red, 2', Repeat(kind='near', row=0, score=1.0))]
+    """
+    rules = rules or Rules()
+    rows = iter(rows)
+    first = list(islice(rows, LEARN_FROM))
+    seen = (rules.fingerprint(text(row)).words for row in first)
+    near_sets = NearRuns(rules.near, rules.ordered, seen) if rules.ordered else NearSets(rules.near, seen)
+    kept_exact: dict[bytes, int] = {}
+    kept: list[int] = []
+    for number, row in enumerate(chain(first, rows)):
+        print_ = rules.fingerprint(text(row))
+        apart = key(row)
+        same = print_.exact + (blake2b(apart.encode(errors="surrogatepass"), digest_size=8).digest() if apart else b"")
+        near_key = f"{apart}\n{rules.key(print_)}" if apart else rules.key(print_)
+        repeat = None
+        if same in kept_exact:
+            repeat = Repeat("exact", kept_exact[same], 1.0)
+        elif near := near_sets.find(near_key, print_.words):
+            repeat = Repeat("near", kept[near[0][0]], near[0][1])
+        elif print_.words:
+            kept_exact[same] = number
+            near_sets.add(near_key, print_.words)
+            kept.append(number)
+        yield row, repeat

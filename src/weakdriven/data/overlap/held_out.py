@@ -1,0 +1,83 @@
+"""Training rows that ask a question of a benchmark: left out or an error, because scores on it would mean nothing.
+
+A question is found here if all of it is in the row, whatever is written around it and whatever its case, spaces and
+punctuation. `weakdriven data build` finds nearly the same ones too, and parts of them (`data/clean.py`).
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from weakdriven.data.example import Example
+from weakdriven.data.overlap.decontaminate import asked_texts
+from weakdriven.data.overlap.find import Held, HeldItem, Rules
+from weakdriven.data.overlap.fingerprint import fingerprint
+from weakdriven.data.questions import bare
+from weakdriven.errors import UserError
+
+NAMED = 5
+"""Rows that an error names."""
+VERSION = b"2"
+"""Raised when other rows are found, so that runs that were compared before are compared again."""
+
+
+class Hit(NamedTuple):
+    row: str
+    benchmark: str
+    item: str
+
+
+class HeldOut:
+    """Questions that must not be trained on.
+
+    >>> held = HeldOut([HeldItem("gsm8k", "7", "Ann has 3 pens. How many?")])
+    >>> held.find(Example("a", [{"role": "user", "content": "ANN has 3 pens; how many"}], "3"))
+    Hit(row='a', benchmark='gsm8k', item='7')
+    >>> held.find(Example("b", [{"role": "user", "content": "Think. Ann has 3 pens. How many? Explain."}], "3"))
+    Hit(row='b', benchmark='gsm8k', item='7')
+    """
+
+    def __init__(self, items: Iterable[HeldItem]) -> None:
+        bare_items = [item._replace(text=bare(item.text)) for item in items]
+        self._prints = {fingerprint(item.text).exact for item in bare_items}
+        self._held = Held(bare_items, Rules(short_items=True))
+
+    @property
+    def key(self) -> str:
+        """Changes with the questions."""
+        return blake2b(VERSION + b"".join(sorted(self._prints)), digest_size=8).hexdigest()
+
+    def find(self, example: Example) -> Hit | None:
+        """The item that is in a turn of the user or the system, or in all of them together."""
+        for text in asked_texts(example):
+            if found := self._held.contained(text):
+                return Hit(example.id, found.benchmark, found.id)
+        return None
+
+
+def keep_out(examples: Iterable[Example], held: HeldOut, found: list[Hit], *, drop: bool) -> Iterator[Example]:
+    """The examples that ask none of the questions; those that do are appended to `found`, and an error unless dropped.
+
+    After the first one that is an error the others are only counted, so that an hour of tokenising is not lost on them.
+    """
+    rows = 0
+    for example in examples:
+        rows += 1
+        if example.completion.strip() and (hit := held.find(example)):  # what has no completion is not learned anyway
+            found.append(hit)
+        elif drop or not found:
+            yield example
+    if found and drop and len(found) == rows:
+        raise UserError(f"Nothing is left to learn from: {told(found, rows)} Use other rows.")
+    if found and not drop:
+        raise UserError(
+            f"{told(found, rows)} Scores on these items would mean nothing. Make the training set with weakdriven data "
+            "build, which leaves such rows and nearly equal ones out; or set data.held_out to drop, which leaves out "
+            "these, or to allow, which trains on them."
+        )
+
+
+def told(found: list[Hit], rows: int) -> str:
+    named = ", ".join(f"{hit.row!r} ({hit.item} of {hit.benchmark})" for hit in found[:NAMED])
+    more = " and more" if len(found) > NAMED else ""
+    return f"{len(found)} of {rows} training rows ask a question of a benchmark in eval.benchmarks: {named}{more}."

@@ -1,0 +1,231 @@
+"""Layouts that training rows come in -> Example. `detect` says which one, `as_example` reads a row."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_text
+from weakdriven.data.questions import LETTERS, user_message
+from weakdriven.data.rows.conversations import (
+    as_messages,
+    carries_info,
+    from_history,
+    from_sharegpt,
+    info_of,
+    with_system,
+)
+from weakdriven.errors import UserError
+
+Row = dict[str, Any]
+GOLD_FIELDS = ("answer", "gold", "reference_answer")
+EXPECTED = (
+    "messages, prompt and completion, question and solution, prompt with entry_point and solution (code), "
+    "conversations (ShareGPT), or instruction and output (Alpaca)"
+)
+PARTS = {
+    "AM-DeepSeek-R1-Distilled": ("messages",),
+    "messages": ("messages",),
+    "ShareGPT": ("conversations", "system"),
+    "code": ("prompt", "entry_point", "test", "instruct_prompt", "solution", "completion"),
+    "prompt/completion": ("prompt", "completion", "all_turns", "meta"),
+    "question/solution": ("question", "context", "options", "starter_code", "tests", "solution"),
+    "Alpaca": ("instruction", "input", "system", "history", "output"),
+}
+"""Fields that each layout reads; all layouts also know id, domain, source and an answer."""
+TAKEN = {
+    "code": {"prompt", "solution", "completion", "instruct_prompt"},
+    "question/solution": {"question", "solution"},
+}
+"""Fields of these layouts that end in the prompt or the completion; the others stay in meta, for a grader."""
+REPLIES = {
+    "code": ("solution", "completion"),
+    "prompt/completion": ("completion",),
+    "question/solution": ("solution",),
+    "Alpaca": ("output",),
+}
+
+
+class Layout(NamedTuple):
+    """What `detect` found in the first rows of a source."""
+
+    name: str
+    fields: tuple[str, ...]
+    """Those of its fields that are read."""
+
+    def refuse_other(self, row: Row, where: str) -> None:
+        """One source has one layout: a row in another is a mistake in whatever wrote the file."""
+        found = layout_name(row)
+        if found is None:
+            raise unknown_layout(row, where)
+        if found != self.name and not {found, self.name} <= {"messages", "AM-DeepSeek-R1-Distilled"}:
+            raise UserError(
+                f"{where} is the first in another layout: found {found} (fields {', '.join(row)}), and the rows before "
+                f"it are {self.name}; put rows of different layouts into different files."
+            )
+
+
+def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = True) -> Layout:
+    """The layout of a source, from its first rows; rows of several layouts, or of none, are an error.
+
+    >>> detect([{"instruction": "Add.", "input": "1, 2", "output": "3"}])
+    Layout(name='Alpaca', fields=('instruction', 'input', 'output'))
+    """
+    first: Layout | None = None
+    present: dict[str, None] = {}
+    rationales = False
+    for number, row in enumerate(rows, start=1):
+        rationales |= bool(rationale(row)[0])
+        if first is None:
+            first = Layout(layout_name(row) or "", ())
+        first.refuse_other(row, f"{path}, row {number}")
+        present |= dict.fromkeys(row)
+    if first is None:
+        raise UserError(f"{path}: there is no row to train on.")
+    replies = REPLIES.get(first.name, ())
+    if needs_completion and replies and not rationales and not any(field in present for field in replies):
+        raise UserError(
+            f"{path}: there is no completion to learn from: found the fields {', '.join(present)}, which are "
+            f"{first.name} without {' or '.join(replies)}; add it."
+        )
+    known = (*PARTS[first.name], "id", *GOLD_FIELDS, "domain", "source")
+    return Layout(first.name, tuple(field for field in known if field in present))
+
+
+def layout_name(row: Row) -> str | None:
+    """The layout that the fields of a row show; the first of several. Null columns may be those of other rows."""
+    filled = {name: value for name, value in row.items() if value is not None}
+    return _named(filled) or _named(row)
+
+
+def _named(row: Row) -> str | None:
+    if "messages" in row:
+        return "AM-DeepSeek-R1-Distilled" if carries_info(row["messages"]) else "messages"
+    if "conversations" in row:
+        return "ShareGPT"
+    if "prompt" in row:
+        names = row.get("entry_point")
+        return "code" if names and all(isinstance(one, str) for one in (row["prompt"], names)) else "prompt/completion"
+    if "question" in row:
+        return "question/solution"
+    return "Alpaca" if "instruction" in row else None
+
+
+def unknown_layout(row: Row, where: str) -> UserError:
+    return UserError(f"{where}: found the fields {', '.join(map(str, row)) or 'none'}; expected {EXPECTED}.")
+
+
+def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:
+    """Read one row in whichever of the known layouts it has.
+
+    Args:
+        number: Counts from 1 and stands in for a missing id.
+        domain: Of rows that name none: math, code or logic.
+    """
+    where = f"{path}, row {number}"
+    if (name := layout_name(row)) is None:
+        raise unknown_layout(row, where)
+    used = {"id", *GOLD_FIELDS, *(TAKEN[name] if name in TAKEN else PARTS[name])}
+    if row.get("domain") in (*DOMAINS, "", None):
+        domain = row.get("domain") or domain
+        used.add("domain")
+    prompt, replies = _prompt_and_replies(name, row, domain, where)
+    if not any(message["content"].strip() for message in prompt if message["role"] != "system"):
+        raise UserError(f"{where}: the prompt is empty; every row needs one.")
+    if len(replies) > 1 or any(reply["role"] != "assistant" for reply in replies):
+        raise UserError(f"{where}: the completion has to be one message of the assistant; found {len(replies)} others.")
+    info = info_of(row.get("messages"))
+    source = row.get("source") or info.get("source")
+    if isinstance(row.get("source"), str | None):
+        used.add("source")
+    meta = {key: value for key, value in row.items() if key not in used}
+    if name == "prompt/completion" and row.get("meta") is not None:
+        meta = (row["meta"] if isinstance(row["meta"], dict) else {"meta": row["meta"]}) | meta
+    if "test_case" in info:
+        meta["test_case"] = info["test_case"]
+    golds = [rationale(row)[1], *(row.get(key) for key in GOLD_FIELDS), info.get("reference_answer")]
+    gold = next((gold for gold in golds if gold is not None and str(gold).strip()), None)
+    example = Example(
+        id=str(number if row.get("id") is None else row["id"]).encode(errors="backslashreplace").decode(),
+        prompt=prompt,
+        completion=replies[0]["content"] if replies else "",
+        gold=None if gold is None else str(gold),
+        domain=domain,
+        source=source if isinstance(source, str) else "",
+        meta=meta,
+        all_turns=_learns_all_turns(name, row, prompt),
+    )
+    return _with_every_reply(example, where, needs_completion)
+
+
+def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[list[Message], list[Message]]:
+    if name in ("messages", "AM-DeepSeek-R1-Distilled", "ShareGPT"):
+        if name == "ShareGPT":
+            turns = with_system(row.get("system"), from_sharegpt(row["conversations"], where), where)
+        else:
+            turns = as_messages(row["messages"], where)
+        replies = turns[-1:] if turns and turns[-1]["role"] == "assistant" else []
+        return turns[: len(turns) - len(replies)], replies
+    if name == "prompt/completion":
+        prompt = as_messages(row["prompt"], where, role="user")
+    elif name == "Alpaca":
+        asked = _text(row, "instruction", where)
+        given = _text(row, "input", where) if row.get("input") else ""
+        asked = f"{asked}\n\n{given}" if given.strip() else asked
+        turns = [*from_history(row.get("history"), where), {"role": "user", "content": asked}]
+        prompt = with_system(row.get("system"), turns, where)
+    elif name == "question/solution" and not isinstance(row["question"], str):
+        prompt = as_messages(row["question"], where, role="user")
+    else:
+        refuse_wrong_options(row.get("options"), where)
+        asked = user_message(row, domain)
+        refuse_broken_text(asked, where)
+        prompt = [{"role": "user", "content": asked}]
+    reply = next((row[field] for field in REPLIES[name] if row.get(field)), None) or rationale(row)[0]
+    return prompt, as_messages(reply, where, role="assistant") if reply else []
+
+
+def rationale(row: Row) -> tuple[str, str | None]:
+    """Solution and final answer of a row as openai/gsm8k has them, both in `answer`.
+
+    >>> rationale({"question": "1+1?", "answer": "It is 2.\\n#### 2"})
+    ('It is 2.', '2')
+    """
+    text, mark, final = row["answer"].rpartition("\n####") if isinstance(row.get("answer"), str) else ("", "", "")
+    return (text.strip(), final.strip().replace(",", "")) if mark else ("", None)
+
+
+def refuse_wrong_options(options: Any, where: str) -> None:
+    """Options are lettered, so they are a list of no more texts than there are letters."""
+    good = options is None or (
+        isinstance(options, list)
+        and len(options) <= len(LETTERS)
+        and all(isinstance(option, str | int | float) and str(option).strip() for option in options)
+    )
+    if not good:
+        raise UserError(
+            f"{where}: expected options as a list of texts, {len(LETTERS)} at most, found {options!r:.100}."
+        )
+
+
+def _text(row: Row, field: str, where: str) -> str:
+    messages = as_messages(row[field], f"{where}, {field}", role="user")
+    if len(messages) != 1:
+        raise UserError(f"{where}, {field}: expected a text, found {len(messages)} messages.")
+    return messages[0]["content"]
+
+
+def _learns_all_turns(name: str, row: Row, prompt: list[Message]) -> bool:
+    """In a conversation every reply is learned; what stands in a field called prompt is not, unless the row says so."""
+    asked_for = row.get("all_turns") is True if name == "prompt/completion" else True
+    return asked_for and any(message["role"] == "assistant" for message in prompt)
+
+
+def _with_every_reply(example: Example, where: str, needs_completion: bool) -> Example:
+    """Checked for blank replies; where those are allowed, one makes the whole completion empty."""
+    if all(reply.strip() for reply in example.replies()):
+        return example
+    if needs_completion:
+        raise UserError(
+            f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "
+            "data.empty_completions=drop."
+        )
+    return Example(**{**vars(example), "completion": "", "all_turns": False})

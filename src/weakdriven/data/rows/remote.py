@@ -1,0 +1,217 @@
+"""Data files at an address (s3://, gs://, https://, hf:// and whatever else fsspec knows): fetched once, then local.
+
+The cache is by content, as the Hub's is: `blobs/<sha256><ending>` are files, `refs/<hash of the address>.json` say
+which one an address gave last, and by what mark (ETag, checksum or time) the other side would tell of a newer one. So
+a file that moves keeps its content, its name here and with it the keys of all that was made from it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx2 as httpx
+
+from weakdriven.errors import UserError
+from weakdriven.runs.redact import GONE, masked
+
+logger = logging.getLogger(__name__)
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+LOGIN = re.compile(r"[^/]+://[^/@:]*:([^/@]+)@")
+COPY = "copy the file to this machine"
+DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+DRIVERS |= {"sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"}
+MARKS = ("ETag", "etag", "md5Hash", "md5", "checksum", "sha256", "mtime", "LastModified", "last_modified", "updated")
+"""What file systems call the mark of a file's content, or the time of its last change."""
+BLOCK = 1 << 20
+_fetched: dict[str, Path] = {}
+
+
+def is_remote(path: str) -> bool:
+    """
+    >>> is_remote("s3://bucket/train.jsonl"), is_remote("owner/name"), is_remote("embedded:arithmetic")
+    (True, False, False)
+    """
+    return ADDRESS.match(path) is not None
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weakdriven" / "data"
+
+
+def fetch(address: str) -> Path:
+    """The local file with what an address holds; asked once in a process, and copied only if it is new."""
+    if (known := _fetched.get(address)) is None or not known.is_file():
+        known = _fetched[address] = _fetch(address)
+    return known
+
+
+def _fetch(address: str) -> Path:
+    system, place = open_system(address)
+    ref = cache_folder() / "refs" / f"{hashlib.sha256(address.encode()).hexdigest()}.json"
+    old = _read_ref(ref)
+    cached = cache_folder() / "blobs" / str(old.get("blob", ""))
+    have = bool(old) and cached.is_file() and cached.stat().st_size == old.get("size")
+    try:
+        found = system.info(place)
+    except FileNotFoundError:
+        raise UserError(f"{masked(address)}: there is no such file; check the address.") from None
+    except Exception as error:  # of the network, the service or its login: every driver has its own
+        if have:
+            logger.warning("%s cannot be reached; the copy fetched before is used.", masked(address))
+            return cached
+        raise unreachable(address, error) from None
+    if found.get("type") == "directory":
+        raise UserError(f"{masked(address)} is a folder; give one data file.")
+    mark = next((f"{name} {found[name]}" for name in MARKS if found.get(name)), None)
+    if have and mark is not None and (mark, found.get("size")) == (old.get("mark"), old.get("reported_size")):
+        return cached
+    blob = _copy(system, place, address, found.get("size"))
+    facts = {"address": masked(address).partition("?")[0], "blob": blob.name, "size": blob.stat().st_size}
+    facts |= {"mark": mark, "reported_size": found.get("size")}
+    _write(ref, json.dumps(facts, indent=1).encode())
+    return blob
+
+
+def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
+    """The file system of an address, and the place in it.
+
+    Args:
+        instead: What else a user can do where it cannot be reached.
+    """
+    import fsspec.core
+
+    scheme = address.partition("://")[0].lower()
+    if scheme in ("http", "https"):
+        return _Web(), address
+    try:
+        return fsspec.core.url_to_fs(address)
+    except ImportError:
+        package = DRIVERS.get(scheme, f"fsspec's driver for {scheme}")
+        raise UserError(
+            f"{masked(address)} needs {package}, which is not installed here; pip install {DRIVERS.get(scheme, 'it')}, "
+            f"or {instead}."
+        ) from None
+    except Exception as error:
+        raise unreachable(address, error, instead) from None
+
+
+class _Web:
+    """Files over HTTP; fsspec's own driver for them needs a package that nothing else here does."""
+
+    def info(self, address: str) -> dict[str, Any]:
+        answer = httpx.head(address, follow_redirects=True, timeout=30)
+        if answer.status_code in (405, 501):  # a server that does not answer HEAD
+            return {}
+        _refuse_status(answer)
+        size = answer.headers.get("Content-Length", "")
+        packed = answer.headers.get("Content-Encoding", "identity") != "identity"
+        marks = {name: answer.headers.get(header) for name, header in (("ETag", "ETag"), ("mtime", "Last-Modified"))}
+        return {**marks, "size": int(size) if size.isdecimal() and not packed else None}
+
+    @contextmanager
+    def open(self, address: str, mode: str) -> Iterator["_Body"]:
+        with httpx.stream("GET", address, follow_redirects=True, timeout=60) as answer:
+            _refuse_status(answer)
+            yield _Body(answer.iter_bytes(BLOCK))
+
+
+class _Body:
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self.blocks = blocks
+
+    def read(self, _: int) -> bytes:
+        return next(self.blocks, b"")
+
+
+def _refuse_status(answer: httpx.Response) -> None:
+    if answer.status_code in (404, 410):
+        raise FileNotFoundError(answer.status_code)
+    if answer.status_code >= 400:
+        raise ConnectionError(f"the server answers {answer.status_code} {answer.reason_phrase}")
+
+
+def unreachable(address: str, error: Exception, instead: str = COPY) -> UserError:
+    why = reason(address, error)
+    return UserError(
+        f"{masked(address)} cannot be read ({why}); check the address, the network and the login, or {instead}."
+    )
+
+
+def reason(address: str, error: Exception) -> str:
+    """What a driver says went wrong, in one line, without the secrets of the address.
+
+    >>> reason("s3://me:pa55@bucket/x", ValueError("no bucket me:pa55@bucket"))
+    'ValueError: no bucket me:…@bucket'
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    why = masked(f"{type(error).__name__}: {lines[0]}").replace(address, masked(address))
+    if login := LOGIN.match(address):
+        for password in (login[1], unquote(login[1])):
+            why = why.replace(password, GONE)
+    return why[:300]
+
+
+def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
+    """The blob, hashed while it is copied and put in place whole."""
+    folder = cache_folder() / "blobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    digester, count = hashlib.sha256(), 0
+    handle, part = tempfile.mkstemp(suffix=".part", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            try:
+                with system.open(place, "rb") as source:
+                    while block := source.read(BLOCK):
+                        digester.update(block)
+                        count += len(block)
+                        file.write(block)
+            except FileNotFoundError:
+                raise UserError(f"{masked(address)}: the file has gone while it was fetched; check it.") from None
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno is not None:  # a full disk is ours
+                    raise
+                raise unreachable(address, error) from None
+            file.flush()
+            os.fsync(file.fileno())
+        if size is not None and count != size:
+            raise UserError(f"{masked(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
+        blob = folder / (digester.hexdigest() + ending(place))
+        os.replace(part, blob)
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return blob
+
+
+def ending(place: str) -> str:
+    """What a reader goes by, and nothing else of a name that somebody else chose.
+
+    >>> ending("bucket/train.jsonl.gz"), ending("x/rows.parquet?version=3"), ending("x/..."), ending("x/a.b/c")
+    ('.jsonl.gz', '.parquet', '', '')
+    """
+    found = re.search(r"(?:\.(?:jsonl|json))?\.(?:jsonl|json|gz|zst|parquet)$", place.partition("?")[0].lower())
+    return found[0] if found else ""
+
+
+def _read_ref(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    good = isinstance(found, dict) and re.fullmatch(r"[0-9a-f]{64}[.a-z]{0,12}", str(found.get("blob")))
+    return found if good else {}
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(suffix=".part", dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(part, path)

@@ -1,0 +1,80 @@
+"""A data source: its rows (`data/files.py`) in the layout that its first ones show (`data/layouts.py`) -> Examples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from weakdriven.data.example import Example, Message, refuse_broken_text
+from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, read_rows
+from weakdriven.data.rows.layouts import Layout, as_example, detect
+from weakdriven.errors import UserError
+
+__all__ = ["EMBEDDED", "Example", "Message", "Source", "as_example", "load_examples", "open_source", "read_rows"]
+__all__ += ["refuse_broken_text"]
+FIRST_ROWS = 20
+"""How many rows are looked at to tell the layout."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Examples that are read anew each time they are walked over; only their ids are kept in memory."""
+
+    path: str
+    split: str
+    limit: int | None
+    domain: str
+    empty_completions: str
+    layout: Layout
+
+    def __iter__(self) -> Iterator[Example]:
+        seen: set[str] = set()
+        for number, row in enumerate(islice(read_rows(self.path, self.split), self.limit), start=1):
+            self.layout.refuse_other(row, f"{self.path}, row {number}")
+            example = self._example(row, number)
+            if example.id in seen:
+                raise UserError(
+                    f"{self.path}: id {example.id!r} stands in rows {self._row_of(example.id)} and {number}; "
+                    "ids must be unique."
+                )
+            seen.add(example.id)
+            yield example
+
+    def count(self) -> int:
+        """How many examples there are, if all can be read."""
+        rows = count_rows(self.path, self.split)
+        return rows if self.limit is None else min(rows, self.limit)
+
+    def _example(self, row: Row, number: int) -> Example:
+        needs_completion = self.empty_completions != "drop"
+        return as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
+
+    def _row_of(self, id: str) -> int:
+        rows = enumerate(read_rows(self.path, self.split), start=1)
+        return next(number for number, row in rows if self._example(row, number).id == id)
+
+
+def open_source(
+    path: str,
+    split: str = "train",
+    limit: int | None = None,
+    *,
+    domain: str = "",
+    empty_completions: str = "error",
+) -> Source:
+    """Detect the layout of a source; no row after the first few is read yet.
+
+    Args:
+        domain: Of rows that name none: math, code or logic.
+        empty_completions: `drop` keeps rows without a completion as examples whose completion is empty, for whoever
+            counts them; else they are an error.
+    """
+    first = islice(read_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS))
+    layout = detect(first, path, needs_completion=empty_completions != "drop")
+    return Source(path, split, limit, domain, empty_completions, layout)
+
+
+def load_examples(
+    path: str, split: str = "train", limit: int | None = None, *, domain: str = "", empty_completions: str = "error"
+) -> list[Example]:
+    """All examples of a source; an empty source or a repeated id is an error."""
+    return list(open_source(path, split, limit, domain=domain, empty_completions=empty_completions))

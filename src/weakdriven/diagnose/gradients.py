@@ -1,0 +1,290 @@
+"""What mixing a weak and a strong model does to the gradient on each token: the paper's mechanistic analysis, measured.
+
+T = tokens, R = rows of a tile, D / E = strong / weak width, V = vocabulary, K = hard negatives that are named.
+
+Margin of a token k: m_k = z[y] - z[k], for the true token y. Hard negatives are what the paper calls the set H: every k
+other than y whose weak margin is smaller than the strong one, strictly. As in the losses, heads of different length are
+compared over their common rows.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weakdriven.diagnose.logits import check_rows, precise, tiles
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head, as_head, first_rows
+
+COPIES = 9
+"""Tensors like a tile of logits that are held at once, at most."""
+
+
+class PairStatistics(NamedTuple):
+    """One float64 value per token; NaN where a logit is not finite or there is nothing to divide by."""
+
+    hard_negatives_T: Tensor
+    """How many tokens k have m_k(weak) < m_k(strong)."""
+    uniform_margin_T: Tensor
+    """1 where no weak margin exceeds the strong one: then mixing can only lower P(y) (Theorem 1)."""
+    amplified_T: Tensor
+    """How many hard negatives have P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too."""
+    net_amplified_T: Tensor
+    """How many have strong_weight * P_mix(k) >= P_strong(k): more gradient on the strong model than SFT gives."""
+    hardest_amplified_T: Tensor
+    """1 where the hard negative with the largest P_mix is amplified, 0 where not, NaN without a hard negative."""
+    hard_mass_strong_T: Tensor
+    """Probability of all hard negatives under the strong model."""
+    hard_mass_mixed_T: Tensor
+    negative_mass_weak_T: Tensor
+    """1 - P_weak(y), as accurate where P_weak(y) is almost 1."""
+    negative_mass_strong_T: Tensor
+    negative_mass_mixed_T: Tensor
+    sft_gradient_T: Tensor
+    """Norm of P_strong - onehot(y): what plain SFT sends to the strong logits."""
+    mixed_gradient_T: Tensor
+    """Norm of P_mix - onehot(y); the strong logits receive strong_weight times it, the weak ones the rest."""
+    strong_relative_T: Tensor
+    """Norm of the gradient on the strong logits over that of SFT."""
+    weak_relative_T: Tensor
+    """Norm of the gradient on the weak logits over that of SFT on the strong ones."""
+    curvature_T: Tensor
+    """Frobenius norm of the loss's Hessian diag(P) - P P' by the mixed logits; goes to 0 as the mixture gets sure."""
+    cross_curvature_T: Tensor
+    """strong_weight * (1 - strong_weight) times it: how much one model's move changes the other's gradient."""
+    disagreement_T: Tensor
+    """Total variation of P_weak and P_strong: the share of probability that they place differently, in [0, 1]."""
+
+
+class HardNegatives(NamedTuple):
+    """The hard negatives of each token that get the most gradient, most first; id -1 and NaN where there are fewer."""
+
+    ids_TK: Tensor
+    weak_TK: Tensor
+    """P_weak(k)."""
+    strong_TK: Tensor
+    mixed_TK: Tensor
+    gradient_TK: Tensor
+    """By the strong logit of k: strong_weight * P_mix(k). SFT would send P_strong(k)."""
+
+
+class _Softmax(NamedTuple):
+    """A softmax in parts that stay accurate where the true token has almost all of it."""
+
+    top_R1: Tensor
+    total_R: Tensor
+    """Sum of exp(z - top)."""
+    negative_R: Tensor
+    """Probability of all tokens but the true one."""
+    squares_R: Tensor
+    """Sum of their squared probabilities."""
+    cubes_R: Tensor
+    nll_R: Tensor
+
+    def probability(self, z: Tensor) -> Tensor:
+        return (z - self.top_R1).exp() / self.total_R[:, None].to(z.dtype)
+
+    @property
+    def gradient_R(self) -> Tensor:
+        """Norm of P - onehot(y)."""
+        return (self.squares_R + self.negative_R.square()).sqrt()
+
+    @property
+    def curvature_R(self) -> Tensor:
+        target = 1 - self.negative_R
+        squares, cubes = self.squares_R + target**2, self.cubes_R + target**3
+        return (squares - 2 * cubes + squares**2).clamp_min(0).sqrt()
+
+
+@torch.no_grad()
+def pair_statistics(
+    strong_TD: Tensor,
+    strong_head_VD: Tensor | Head,
+    weak_TE: Tensor,
+    weak_head_VE: Tensor | Head,
+    target_T: Tensor,
+    *,
+    strong_weight: float,
+) -> PairStatistics:
+    """What mixing does on each token, from both models' hidden states.
+
+    Args:
+        strong_weight: Share of the strong logits, in [0, 1]. Paper: lambda.
+
+    >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
+    >>> found = pair_statistics(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
+    >>> found.hard_negatives_T.item(), round(found.negative_mass_mixed_T.item(), 6)
+    (3.0, 0.211294)
+    """
+    strong, weak = common_heads(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight)
+    columns = tiles(len(strong.weight_VD), COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD)
+    parts = [
+        rows_pair(strong.logits(strong_RD), weak.logits(weak_RE), target_R, strong_weight)
+        for strong_RD, weak_RE, target_R in columns
+    ]
+    if not parts:
+        return PairStatistics(*torch.empty(len(PairStatistics._fields), 0, dtype=torch.float64).unbind())
+    return PairStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float) -> PairStatistics:
+    place_R1 = target_R[:, None]
+    mixed_RV = mix(strong_RV, weak_RV, strong_weight)
+    # m_k(strong) - m_k(weak), so that hard negatives are where it is positive; at the target it is zero
+    shrink_RV = margin_shrinkage(strong_RV, weak_RV, place_R1)
+    hard_RV = shrink_RV > 0
+    uniform = shrink_RV.amin(-1) >= 0
+    weak, strong, mixed = (_softmax(z_RV, place_R1) for z_RV in (weak_RV, strong_RV, mixed_RV))
+    needed_R1 = (mixed.nll_R - strong.nll_R)[:, None].to(shrink_RV.dtype)
+    gained_RV = shrink_RV.mul_(1 - strong_weight)  # log of P_mix(k) / P_strong(k), less that of the target
+    amplified_RV = hard_RV & (gained_RV >= needed_R1)
+    lost = -math.log(strong_weight) if strong_weight else math.inf
+    net_RV = hard_RV & (gained_RV >= needed_R1 + lost)
+    hard = hard_RV.sum(-1).double()
+    hardest_R1 = mixed_RV.masked_fill(~hard_RV, -math.inf).argmax(-1, keepdim=True)
+    hardest = amplified_RV.gather(1, hardest_R1)[:, 0].double().masked_fill(hard == 0, torch.nan)
+    amplified, net = amplified_RV.sum(-1).double(), net_RV.sum(-1).double()
+    del gained_RV, shrink_RV, amplified_RV, net_RV
+    strong_p_RV, mixed_p_RV = strong.probability(strong_RV), mixed.probability(mixed_RV)
+    masses = [p_RV.mul(hard_RV).sum(-1, dtype=torch.float64) for p_RV in (strong_p_RV, mixed_p_RV)]
+    disagreement = (weak.probability(weak_RV) - strong_p_RV).abs_().sum(-1, dtype=torch.float64) / 2
+    sft_gradient, mixed_gradient = strong.gradient_R, mixed.gradient_R
+    relative = torch.where(sft_gradient > 0, mixed_gradient / sft_gradient, torch.nan)
+    found = PairStatistics(
+        hard_negatives_T=hard,
+        uniform_margin_T=uniform.double(),
+        amplified_T=amplified,
+        net_amplified_T=net,
+        hardest_amplified_T=hardest,
+        hard_mass_strong_T=masses[0],
+        hard_mass_mixed_T=masses[1],
+        negative_mass_weak_T=weak.negative_R,
+        negative_mass_strong_T=strong.negative_R,
+        negative_mass_mixed_T=mixed.negative_R,
+        sft_gradient_T=sft_gradient,
+        mixed_gradient_T=mixed_gradient,
+        strong_relative_T=strong_weight * relative,
+        weak_relative_T=(1 - strong_weight) * relative,
+        curvature_T=mixed.curvature_R,
+        cross_curvature_T=strong_weight * (1 - strong_weight) * mixed.curvature_R,
+        disagreement_T=disagreement,
+    )
+    broken = ~(weak_RV.isfinite().all(-1) & strong_RV.isfinite().all(-1))
+    return PairStatistics(*(column.masked_fill(broken, torch.nan) for column in found))
+
+
+@torch.no_grad()
+def top_hard_negatives(
+    strong_TD: Tensor,
+    strong_head_VD: Tensor | Head,
+    weak_TE: Tensor,
+    weak_head_VE: Tensor | Head,
+    target_T: Tensor,
+    *,
+    strong_weight: float,
+    count: int = 8,
+) -> HardNegatives:
+    """The hard negatives that mixing pushes down most on each token.
+
+    >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, -3, -3, 1.0]])
+    >>> found = top_hard_negatives(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
+    >>> found.ids_TK.tolist(), round((found.mixed_TK / found.strong_TK)[0, 0].item(), 3)
+    ([[3, -1, -1, -1]], 7.359)
+    """
+    strong, weak = common_heads(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight)
+    vocabulary = len(strong.weight_VD)
+    none_TK = torch.empty(0, min(count, vocabulary))
+    parts = [HardNegatives(none_TK.long(), none_TK, none_TK, none_TK, none_TK)]
+    for strong_RD, weak_RE, target_R in tiles(vocabulary, COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD):
+        top = _rows_top(strong.logits(strong_RD), weak.logits(weak_RE), target_R, strong_weight, count)
+        parts.append(HardNegatives(*(x.cpu() for x in top)))
+    return HardNegatives(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float, count: int) -> HardNegatives:
+    place_R1 = target_R[:, None]
+    mixed_RV = mix(strong_RV, weak_RV, strong_weight)
+    hard_RV = margin_shrinkage(strong_RV, weak_RV, place_R1) > 0
+    values_RK, ids_RK = mixed_RV.masked_fill(~hard_RV, -math.inf).topk(min(count, mixed_RV.shape[1]), dim=-1)
+    none_RK = values_RK == -math.inf
+
+    def probability(z_RV: Tensor) -> Tensor:
+        return _softmax(z_RV, place_R1).probability(z_RV.gather(1, ids_RK)).masked_fill(none_RK, torch.nan)
+
+    weak_RK, strong_RK, mixed_RK = probability(weak_RV), probability(strong_RV), probability(mixed_RV)
+    return HardNegatives(ids_RK.masked_fill(none_RK, -1), weak_RK, strong_RK, mixed_RK, strong_weight * mixed_RK)
+
+
+def common_heads(
+    strong_TD: Tensor,
+    strong_head_VD: Tensor | Head,
+    weak_TE: Tensor,
+    weak_head_VE: Tensor | Head,
+    target_T: Tensor,
+    strong_weight: float,
+) -> tuple[Head, Head]:
+    """Both heads over the rows that they share, in float32 or better."""
+    if not 0 <= strong_weight <= 1:
+        raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
+    strong, weak = as_head(strong_head_VD), as_head(weak_head_VE)
+    rows = min(len(strong.weight_VD), len(weak.weight_VD))
+    strong, weak = precise(first_rows(strong, rows)), precise(first_rows(weak, rows))
+    check_rows(strong_TD, strong, target_T)
+    check_rows(weak_TE, weak, target_T)
+    return strong, weak
+
+
+def mix(strong_RV: Tensor, weak_RV: Tensor, strong_weight: float) -> Tensor:
+    return (strong_RV * strong_weight).add_(weak_RV, alpha=1 - strong_weight)
+
+
+def margin_shrinkage(strong_RV: Tensor, weak_RV: Tensor, place_R1: Tensor) -> Tensor:
+    """m_k(strong) - m_k(weak) of every k."""
+    difference_RV = weak_RV - strong_RV
+    return difference_RV.sub_(difference_RV.gather(1, place_R1))
+
+
+def _softmax(z_RV: Tensor, place_R1: Tensor) -> _Softmax:
+    top_R1 = z_RV.amax(-1, keepdim=True)
+    others_RV = (z_RV - top_R1).exp_()
+    target = others_RV.gather(1, place_R1)[:, 0].double()
+    others_RV.scatter_(1, place_R1, 0.0)
+    sums = [others_RV.sum(-1, dtype=torch.float64)]
+    sums += [power.sum(-1, dtype=torch.float64) for power in (others_RV.square(), others_RV.pow(3))]
+    total = sums[0] + target
+    far = (top_R1 - z_RV.gather(1, place_R1))[:, 0].double() + total.log()
+    nll = torch.where(target > 0, (sums[0] / target).log1p(), far)  # accurate near 0, and defined at any distance
+    return _Softmax(top_R1, total, sums[0] / total, sums[1] / total**2, sums[2] / total**3, nll)
+
+
+def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
+    """How much more sharply the strong model answers, by the paper's proxy: squared ratio of centered norms (alpha).
+
+    >>> round(sensitivity_ratio(1240.10, 1191.33), 6)
+    1.083551
+    """
+    return (strong_norm / weak_norm) ** 2 if weak_norm else math.nan
+
+
+def crossover(ratio: float) -> float:
+    """The strong_weight at which both models do the same share of a step. Paper: lambda_cross.
+
+    >>> round(crossover(sensitivity_ratio(1240.10, 1191.33)), 6)
+    0.489971
+    """
+    return 1 / (1 + math.sqrt(ratio))
+
+
+def step_share(strong_weight: float, ratio: float) -> float:
+    """Share of a step's fall of the mixed loss that the strong model brings, to first order (paper: E_strong).
+
+    >>> round(step_share(crossover(4.0), 4.0), 12), step_share(1.0, 4.0)
+    (0.5, 1.0)
+    """
+    return strong_weight**2 * ratio / effective_rate(strong_weight, ratio)
+
+
+def effective_rate(strong_weight: float, ratio: float) -> float:
+    """How fast the mixed loss falls, in units of the weak model alone. Paper: S(lambda)."""
+    return (1 - strong_weight) ** 2 + ratio * strong_weight**2

@@ -1,0 +1,80 @@
+"""Rows of another source for a diagnosis, such as ones that were held out: tokenised as the run's own rows were."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from weakdriven.config.recipe import DataSettings
+from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.rows.sources import open_source
+from weakdriven.data.tokenize import VERSION as TOKENS_VERSION
+from weakdriven.data.tokenize import load_tokens, write_tokens
+from weakdriven.diagnose.forward_pass import Sample, draw_sample
+from weakdriven.diagnose.run_models import RunModels
+from weakdriven.errors import UserError
+from weakdriven.models.load import load_tokenizer
+from weakdriven.runs.directory import EXAMPLES, TOKENS
+from weakdriven.runs.files import append_jsonl, digest
+
+
+@dataclass(frozen=True)
+class OtherRows:
+    """A source, and what decides the tokens of its rows."""
+
+    path: str
+    split: str
+    renderer: Renderer
+    data: DataSettings
+
+    def settings(self) -> dict[str, Any]:
+        how = self.data.model_dump(mode="json", include={"domain", "style", "max_length"})
+        told = {"rows": self.path, "split": self.split, "tokens": TOKENS_VERSION}
+        return how | told | {"chat_template": digest(self.renderer.tokenizer.chat_template)}
+
+    def draw(
+        self, count: int, seed: int, work: Path, out: Path, on_row: Callable[[int, int], None]
+    ) -> tuple[Sample, list[str]]:
+        """Some rows, and notes on those that cannot be drawn; `out` gets all of them as examples, for the report."""
+        try:
+            source = open_source(self.path, self.split, domain=self.data.domain, empty_completions="drop")
+            total = source.count()
+            with TemporaryDirectory(dir=work) as folder:
+                counters = write_tokens(
+                    source,
+                    self.renderer,
+                    Path(folder) / TOKENS,
+                    max_length=self.data.max_length,
+                    long_prompts="drop",
+                    on_row=lambda done: on_row(done, total),
+                    on_kept=lambda kept: append_jsonl(out / EXAMPLES, (one.as_row() for one in kept)),
+                )
+                sample = draw_sample(load_tokens(Path(folder) / TOKENS), count, seed)  # stays mapped
+        except (UserError, OSError, ValueError, KeyError) as error:
+            raise UserError(f"--rows {self.path}: {error}") from error
+        long, empty = counters["dropped_long_prompts"], counters["dropped_empty_completions"]
+        told = (
+            f"{long:,} with a prompt of data.max_length={self.data.max_length} tokens, {empty:,} without a completion"
+        )
+        notes = [f"Of {total:,} rows of {self.path} some are left out: {told}."] if long or empty else []
+        return sample, notes
+
+
+def find_other_rows(path: str, split: str, found: RunModels) -> OtherRows:
+    """With the chat template that the run's models were saved with; the recipe's file may be gone or another."""
+    if not path:
+        raise UserError("--rows is empty; name a file or a dataset, or leave it out to look at training examples.")
+    recipe = found.recipe
+    own = [model for model in found.models.values() if model.folder.is_relative_to(found.root)]
+    for model in [*own, *found.models.values()]:
+        try:
+            tokenizer = load_tokenizer(model.folder, trust_remote_code=recipe.trust_remote_code)
+        except UserError:  # a weak model that was kept has none of its own
+            continue
+        if model not in own or not tokenizer.chat_template:
+            give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+        renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+        renderer.check()
+        return OtherRows(path, split, renderer, recipe.data)
+    raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer to read them with.")

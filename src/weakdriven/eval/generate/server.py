@@ -1,0 +1,285 @@
+"""Completions over HTTP: token ids to a vLLM server, or chat messages to any server that speaks the OpenAI API.
+
+vLLM needs other versions of transformers than we do, so it lives in an environment of its own and is never imported.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import httpx2
+
+from weakdriven.errors import UserError
+from weakdriven.eval.generate.endpoints import (
+    Again,
+    Failed,
+    chat_body,
+    chat_completion,
+    ids_body,
+    ids_completion,
+    read,
+    refused_parameter,
+)
+from weakdriven.eval.generate.requests import Completion, OnDone, Request, Sampling
+
+logger = logging.getLogger(__name__)
+START_TRIES, START_SECONDS = 4, 10.0
+
+Put = Callable[[int, Completion], None]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server says of its model."""
+
+    name: str
+    folder: str
+    """Where the server loaded it from; empty if it does not say."""
+    max_length: int | None
+    """Most tokens of a prompt and its completion together."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often, and after how many seconds, a request is sent again that the server could not take."""
+
+    tries: int = 8
+    first: float = 1.0
+    longest: float = 60.0
+    longest_asked: float = 600.0
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def seconds(self, failures: int, asked: float = 0.0) -> float:
+        """Doubles with each failure, less a random part so that clients do not return all at once.
+
+        Args:
+            asked: What the server asks for (Retry-After).
+        """
+        own = min(self.longest, self.first * 2 ** (failures - 1)) * random.SystemRandom().uniform(0.5, 1)
+        return max(own, min(asked, self.longest_asked))
+
+
+class ServerEngine:
+    """Completes requests through a running server, many at a time; what a request holds decides the endpoint.
+
+    Args:
+        url: Address of the server, with or without `/v1`; another version in it (`/v1beta/openai`) is kept.
+        model: Name under which the server has the model; needed only if it serves several. With a name, chats are
+            sent without a look at the server's list of models, which hosted servers may not have.
+        concurrency: Requests in flight; the server puts them together into batches.
+        timeout: Seconds that one completion may take.
+        api_key: What the server was started with as `--api-key`, or the key of an account.
+        key_variable: Environment variable that the key is read from, which errors name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        concurrency: int = 64,
+        timeout: float = 3600.0,
+        api_key: str | None = None,
+        key_variable: str = "VLLM_API_KEY",
+        retries: Retries | None = None,
+    ):
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        versioned = re.search(r"[^/]/v\d[^/]*(/|$)", self.url) is not None
+        self._base = self.url if versioned else f"{self.url}/v1"
+        self.model, self.concurrency, self.timeout = model, concurrency, timeout
+        self.key_variable = key_variable
+        self.retries = retries or Retries()
+        self._without: set[str] = set()
+        self._told: set[str] = set()
+        # a proxy set for the internet is no way to a server on this machine
+        local = re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url) is not None
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        verify = self.url.lower().startswith("https:")  # else no time is spent on certificates
+        self._options: dict[str, Any] = {"trust_env": not local, "headers": headers, "verify": verify}
+
+    def served(self) -> Served:
+        """The model behind the address; an error at once if there is none, or if it is not clear which."""
+        cards = {str(card.get("id")): card for card in self._list_models()}
+        if not cards:
+            raise UserError(f"The server at {self.url} serves no model; start it with one.")
+        if self.model is None and len(cards) > 1:
+            raise UserError(
+                f"The server at {self.url} serves several models ({_some(cards)}); name one with --served-name."
+            )
+        if self.model is not None and self.model not in cards:
+            raise UserError(f"The server at {self.url} has no model {self.model}; it serves {_some(cards)}.")
+        name = self.model or next(iter(cards))
+        return Served(name, str(cards[name].get("root") or ""), cards[name].get("max_model_len"))
+
+    def _list_models(self) -> list[dict[str, Any]]:
+        failure = ""
+        with httpx2.Client(timeout=START_SECONDS, **self._options) as client:
+            for tried in range(START_TRIES):
+                if tried:
+                    time.sleep(self.retries.seconds(tried) / 2)
+                try:
+                    return list(read(client.get(f"{self._base}/models"))["data"])
+                except (Again, httpx2.RequestError) as error:
+                    failure = _words(error)
+                except Failed as error:
+                    raise UserError(
+                        f"The server at {self.url} does not list its models: {error}{self._advice(error)}."
+                    ) from None
+                except (KeyError, TypeError, httpx2.InvalidURL):
+                    raise UserError(
+                        f"{self.url} does not answer as an OpenAI-compatible server; give the address of one, "
+                        "such as http://localhost:8000."
+                    ) from None
+        raise UserError(
+            f"There is no server to be reached at {self.url} ({failure}); start it, or correct the address, and run "
+            "the same command again."
+        )
+
+    def complete(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
+        """Complete every request; what arrived before an error has been reported."""
+        name, tokenised = self.model, [request for request in requests if not request.is_chat]
+        if name is None or tokenised:
+            served = self.served()
+            name = served.name
+            _check_length(served, tokenised, sampling, self.url)
+        kept = 0
+        with closing(_arrivals(lambda put: self._send_all(name, requests, sampling, put))) as arrivals:
+            try:
+                for done in arrivals:
+                    on_done(done)
+                    kept += len(done)
+            except Failed as error:
+                raise UserError(
+                    f"The server at {self.url} {error}{self._advice(error)}. {kept} of {len(requests)} completions are "
+                    "kept; when this is mended, the same command goes on where it stopped."
+                ) from error
+
+    async def _send_all(self, model: str, requests: Sequence[Request], sampling: Sampling, put: Put) -> None:
+        waiting = iter(enumerate(requests))
+        # an idle connection is dropped before the server (after 5 seconds) drops it under a request
+        limits = httpx2.Limits(max_connections=self.concurrency, keepalive_expiry=2.0)
+        timeout = httpx2.Timeout(self.timeout, connect=30.0)
+
+        async with httpx2.AsyncClient(timeout=timeout, limits=limits, **self._options) as client:
+
+            async def work() -> None:
+                for i, request in waiting:
+                    put(i, await self._send(client, model, request, sampling))
+
+            workers = [asyncio.ensure_future(work()) for _ in range(min(self.concurrency, len(requests)))]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _send(self, client: httpx2.AsyncClient, model: str, request: Request, sampling: Sampling) -> Completion:
+        failures = 0
+        while True:
+            try:
+                if not request.is_chat:
+                    body = ids_body(model, request, sampling)
+                    return ids_completion(await client.post(f"{self._base}/completions", json=body), body)
+                body = chat_body(model, request, sampling, self._without)
+                response = await client.post(f"{self._base}/chat/completions", json=body)
+                if refused := refused_parameter(response, body):
+                    self._go_without(refused)
+                    continue
+                completion = chat_completion(response, body)
+                if completion.finish not in ("stop", "length"):
+                    self._tell_once(
+                        f"The server at {self.url} ended a completion with {completion.finish}, not with stop or "
+                        "length; it is kept as such, and so are others like it."
+                    )
+                return completion
+            except (Again, httpx2.RequestError) as error:
+                failures += 1
+                if failures == self.retries.tries:
+                    raise Failed(f"failed {failures} times in a row (last: {_words(error)})") from error
+                await self.retries.sleep(self.retries.seconds(failures, getattr(error, "seconds", 0.0)))
+
+    def _go_without(self, parameter: str) -> None:
+        self._without.add(parameter)
+        if parameter != "max_tokens":  # which goes on as max_completion_tokens
+            self._tell_once(f"The server at {self.url} does not take {parameter}, which is left out from here on.")
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            logger.warning(sentence)
+
+    def _advice(self, error: Failed) -> str:
+        if error.status in (401, 403):
+            return f"; give a key that it accepts in the environment variable {self.key_variable}"
+        if error.status == 404:
+            named = f" {self.model}" if self.model else ""
+            return f"; correct the name of the model{named} or the address"
+        return ""
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, Again) else f"{type(error).__name__} {error}".strip()
+
+
+def _some(names: Iterable[str]) -> str:
+    """A few of many names; hosted servers list hundreds."""
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _check_length(served: Served, requests: Sequence[Request], sampling: Sampling, url: str) -> None:
+    longest = max((len(request.ids) for request in requests), default=0)
+    needed, limit = longest + sampling.max_new_tokens, served.max_length
+    if requests and limit is not None and needed > limit:
+        shorter = f", or set max_new_tokens to {limit - longest} or less" if longest < limit else ""
+        raise UserError(
+            f"The longest prompt has {longest} tokens and max_new_tokens is {sampling.max_new_tokens}, together "
+            f"{needed}; the server at {url} takes {limit}. Start it with --max-model-len {needed}{shorter}."
+        )
+
+
+def _arrivals(start: Callable[[Put], Any]) -> Generator[dict[int, Completion], None, None]:
+    """Run a coroutine in a thread and yield what it puts, in the calling thread; closing cancels it.
+
+    A thread, so that it also works where an event loop is running already, as in notebooks.
+    """
+    arrived: SimpleQueue[tuple[int, Completion] | BaseException | None] = SimpleQueue()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(start(lambda i, completion: arrived.put((i, completion))))
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(task)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=run, name="completions", daemon=True)
+    try:
+        thread.start()
+        while True:
+            items = [arrived.get()]
+            while not arrived.empty():
+                items.append(arrived.get())
+            if done := dict(item for item in items if isinstance(item, tuple)):
+                yield done
+            if isinstance(items[-1], BaseException):
+                raise items[-1]
+            if items[-1] is None:
+                return
+    finally:
+        with suppress(RuntimeError):  # the loop is closed: all is done
+            loop.call_soon_threadsafe(task.cancel)
+        if thread.is_alive():
+            thread.join(timeout=10)

@@ -1,0 +1,338 @@
+r"""Which letter a completion chooses among the options of a question.
+
+A completion is read from its last correction ("Wait, no: ...") backwards. In each piece the most explicit kind of
+statement counts: a box or "the answer is", then "C is correct" or "I choose C", then "so C", then a letter that stands
+alone, then an option's own words; among statements of one kind the last one counts.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from weakdriven.eval.graders.answers import (
+    BAD_GOLD,
+    FAILED,
+    TIMEOUT,
+    UNFINISHED,
+    VERIFIED,
+    Graded,
+    after_thinking,
+    boxes,
+)
+from weakdriven.eval.graders.latex import TEXT_COMMAND
+from weakdriven.eval.graders.workers import ask
+
+LETTERS = "ABCDE"
+NO_CHOICE, OTHER_LETTER, AMBIGUOUS, LETTER = "no choice", "another letter", "ambiguous", "letter"
+NO_SUCH_OPTION, OPTION_TEXT, OPTION_VALUE = "no such option", "option text", "option value"
+
+
+@dataclass(frozen=True)
+class Statement:
+    start: int
+    end: int
+    letters: frozenset[str]
+    reason: str = LETTER
+
+
+# How a letter may be dressed: (C), **C**, "C", $\text{C}$, option C. Bounded: runs of signs must not cost squares.
+OPEN = r"(?:[\s(\[\"'“*_$`]|\\[(\[]|\\(?:text|textbf|mathrm|mathbf|boldsymbol)\s*\{|\{|<answer>){0,12}"
+CLOSE = r"(?:[)\]\"'”*_$`}]){0,12}"
+NAMED = r"(?i:(?:(?:option|choice|letter|answer|statement)\s*:?\s*)?)"
+SMALL = r"(?<=\()[a-e](?=\))|(?<=\*)[a-e](?=\*)|[a-e](?=[\s*)]*(?:[.!]|$))"
+ONE = rf"(?:{OPEN}{NAMED}{OPEN}(?P<letter>[A-Z]|{SMALL}){CLOSE}(?![\w'’+=^/\\-]))"
+# What leads to a letter.
+HEDGE = (
+    r"(?i:\s*,?\s*(?:clearly|definitely|most likely|likely|probably|therefore|thus|then|indeed|simply|actually|in fact|"
+    r"still|now|either|both)\b)*,?"
+)
+BE = r"(?i:(?:is|must be|should be|would be|will be|has to be|=|:|-|–|→)\s*:?)"
+BEST = r"(?i:\b(?:correct|right|best|final) (?:option|choice|one|letter|conclusion|statement)\b)"
+RIGHT = (
+    r"(?i:(?:the\s+|a\s+)?(?:only\s+|most\s+|best\s+)*"
+    r"(?:correct|right|true|best|answer|one|accurate|valid|logical|strongest)\b)"
+)
+CHOOSE = r"(?i:\b(?:i|we|i'll|i'd|would|will|to)\s+(?:choose|pick|select|go with|opt for|say))"
+SO = (
+    r"(?i:\b(?:so|thus|therefore|hence|leaving|leaves|left with|it's|it is|that's|that is|must be|only)\b\s*,?"
+    r"(?:\s*(?:it is|it's|it must be|we have|that leaves|i choose|only))?)"
+)
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.MULTILINE)
+
+
+ANSWERS = [
+    pattern(
+        rf"(?i:\b(?:answer|solution|ans)s?\b)(?P<gap>(?:(?!answer)[^.\n:=?!]){{0,60}}?){OPEN}{CLOSE}{BE}{HEDGE}{ONE}"
+    ),
+    pattern(rf"(?i:\b(?:answer|ans)\b\.?)(?P<gap>){ONE}"),
+    pattern(rf"{BEST}(?P<gap>[^.\n:=?!]{{0,40}}?){OPEN}{CLOSE}{BE}{HEDGE}{ONE}"),
+    pattern(rf"(?P<gap>)<answer>{ONE}\s*</answer>"),
+]
+VERDICTS = [
+    pattern(rf"(?P<gap>){ONE}\s*,?\s*(?i:is|must be|should be|would be|will be|has to be){HEDGE}\s+{RIGHT}"),
+    pattern(rf"(?P<gap>){ONE}\s*[:–-]\s*(?i:correct|right)\b"),
+    pattern(rf"{CHOOSE}(?P<gap>){ONE}"),
+    pattern(rf"(?i:\bnot\b){ONE}\s*,?\s*(?i:but)(?P<gap>)(?i:\s+rather)?{ONE.replace('letter>', 'second>')}"),
+]
+CONCLUSIONS = [
+    pattern(rf"{SO}(?P<gap>){ONE}\s*(?=[.,;!\n]|$|(?i:is|follows|remains|works|fits|holds)\b)"),
+    pattern(rf"(?i:\bonly\b)(?P<gap>){ONE}\s+(?=[a-z])"),
+]
+ALONE = pattern(rf"^[ \t]*(?:#+\s*|[-•>]\s*)?(?P<gap>){ONE}\s*[.!]?\s*$")
+OPENING = pattern(rf"^\s*(?P<gap>){ONE}(?:\s*[.:,)–-]|\s+(?=because|since|as\b|due|follows))")
+MENTION = pattern(rf"(?i:\b(?:option|choice))\s*(?P<gap>){ONE}")
+LINE_LETTER = pattern(r"^[ \t]*(?:[-*•]\s*)?\(?\**([A-E])\s*[).:]")
+CORRECTION = re.compile(
+    r"(?i)\b(?:wait|actually|correction|on second thought|hold on|scratch that|i made (?:a|an) (?:mistake|error)|"
+    r"let me (?:re|correct|double)\w*|sorry|my mistake)\b|(?<=[.!?\n] )no[,:]|\brather\b,"
+)
+NEGATION = re.compile(
+    r"(?i)\b(?:not|cannot|never|neither|nor|wrong|incorrect|false|if|eliminate[sd]?|ruled? out|rules out)\b|n['’]t\b"
+)
+DENIED = re.compile(
+    r"(?i)[\s)*\"']*[,:]?\s*(?:wrong|incorrect|false|no|"
+    r"(?:is|are|was|were|would be|can be|seems|looks)\s+(?:also\s+|clearly\s+)?"
+    r"(?:not|wrong|incorrect|false|out|ruled|eliminated|impossible|irrelevant)|"
+    r"(?:can|could|must|need|should|would|will|does|do|is) (?:not|never)|cannot|(?:can|is|does|wo|would)n?['’]t)\b"
+)
+ANOTHER = re.compile(
+    rf"\s*(?:,\s*(?:and|or)|,|\bor\b|\band\b|/|&|\bas well as\b|(?=\()){ONE.replace('letter', 'another')}"
+    r"(?!\s+(?:is|are|was|would|can|does|has|states|says|fails|be)\b)"
+)
+AFTER_ARTICLE = re.compile(
+    r"\s+(?!(?:because|since|as|and|or|but|which|with|due|given|for|not|is|so|based|that|by|follows|here|too|must|would|"
+    r"was)\b)[a-z]"
+)
+RUN = re.compile(r"[^\w\\{}]{20,}")  # rulers and blank pages, which would cost the patterns seconds
+WORDLESS = re.compile(r"(?i)(?:[\W_]|\b(?:and|or|also|the|my|final|correct|answer|is|so)\b)*")
+
+
+def grade_choice(text: str, gold: str, options: list[str] | None = None, *, timeout: float = 10.0) -> Graded:
+    """Whether the letter that a completion settles on is the gold letter.
+
+    Args:
+        gold: A letter, one for each option from A on.
+        options: The texts of the choices; given, an answer may also name an option by its text or its value.
+
+    >>> grade_choice("It cannot be A, B or D. The answer is (C).", "C")
+    Graded(correct=True, answer='C', reason='letter')
+    """
+    letter = gold_letter(gold, options)
+    if letter is None:
+        return Graded(False, None, BAD_GOLD)
+    final = after_thinking(text)
+    if not final.strip() and "<think>" in text and "</think>" not in text:
+        return Graded(False, None, UNFINISHED)
+    chosen = read_choice(RUN.sub(shorter, final), options, timeout)
+    if chosen is None:
+        return Graded(False, None, NO_CHOICE)
+    return verdict(chosen, letter, options)
+
+
+def shorter(run: re.Match[str]) -> str:
+    return run[0][:8] + ("\n" if "\n" in run[0] else " ") + run[0][-8:]
+
+
+def gold_letter(gold: str, options: list[str] | None) -> str | None:
+    letter = str(gold).strip().strip("().").upper()
+    return letter if len(letter) == 1 and letter in allowed(options) else None
+
+
+def allowed(options: list[str] | None) -> str:
+    return LETTERS if options is None else LETTERS[: len(options)]
+
+
+def verdict(chosen: Statement, gold: str, options: list[str] | None) -> Graded:
+    if chosen.reason.startswith((TIMEOUT, FAILED)):
+        return Graded(False, None, chosen.reason)
+    answer = ", ".join(sorted(chosen.letters))
+    if len(chosen.letters) > 1:
+        if options and chosen.reason != LETTER and gold in chosen.letters and same_options(chosen.letters, options):
+            return Graded(True, gold, chosen.reason)
+        return Graded(False, answer, AMBIGUOUS)
+    if answer not in allowed(options):
+        return Graded(False, answer, NO_SUCH_OPTION)
+    return Graded(answer == gold, answer, chosen.reason if answer == gold else OTHER_LETTER)
+
+
+def same_options(letters: frozenset[str], options: list[str]) -> bool:
+    """Whether all these letters have one text, as it happens in AQuA."""
+    return len({options[LETTERS.index(letter)].strip() for letter in letters}) == 1
+
+
+def read_choice(text: str, options: list[str] | None, timeout: float) -> Statement | None:
+    """The statement that counts: of the last piece between corrections that makes one."""
+    cuts = [0, *(match.end() for match in CORRECTION.finditer(text)), len(text)]
+    for start, end in reversed(list(pairwise(cuts))):
+        if found := read_piece(text[start:end], options, timeout):
+            return found
+    return None
+
+
+def read_piece(text: str, options: list[str] | None, timeout: float) -> Statement | None:
+    explicit = [*boxed_statements(text, options, timeout), *spoken_statements(text, options, timeout)]
+    if explicit:
+        return last_of(explicit, text)
+    for patterns in (VERDICTS, CONCLUSIONS):
+        if found := hints(patterns, text, options):
+            return last_of(found, text)
+    return lone_letter(text, options) or mentioned_option(text, options) or quoted_option(text, options)
+
+
+def hints(patterns: list[re.Pattern[str]], text: str, options: list[str] | None) -> list[Statement]:
+    """Statements too weak to name a letter that is no option: "only G and H came" is about people."""
+    return [found for found in statements(patterns, text) if found.letters <= set(allowed(options))]
+
+
+def lone_letter(text: str, options: list[str] | None) -> Statement | None:
+    """A letter on a line or in a last sentence of its own, or one that opens the text, unless options are listed."""
+    if alone := hints([ALONE], text, options) or hints([ALONE], last_sentence(text), options):
+        return alone[-1]
+    if len(set(LINE_LETTER.findall(text))) > 1:
+        return None
+    opening = hints([OPENING], text.lstrip()[:200], options)
+    return opening[0] if opening and opening[0].start == 0 else None
+
+
+def mentioned_option(text: str, options: list[str] | None) -> Statement | None:
+    sentence = last_sentence(text)
+    mentions = [] if NEGATION.search(sentence) else hints([MENTION], sentence, options)
+    letters = frozenset[str]().union(*(mention.letters for mention in mentions))
+    return Statement(0, 0, letters) if letters else None
+
+
+def last_of(found: list[Statement], text: str) -> Statement:
+    """The last statement; together with the one before it where they differ and no word stands between."""
+    found = sorted(found, key=lambda statement: (statement.end, -statement.start))
+    last = found[-1]
+    for before in reversed(found[:-1]):
+        if before.end <= last.start and before.letters != last.letters:
+            if WORDLESS.fullmatch(text, before.end, last.start):
+                return Statement(before.start, last.end, before.letters | last.letters)
+            break
+    return last
+
+
+def statements(patterns: list[re.Pattern[str]], text: str) -> list[Statement]:
+    """Letters that `patterns` find, without those that are denied, and with a second one named beside them."""
+    return [found for kind in patterns for match in kind.finditer(text) if (found := statement(match, text))]
+
+
+def statement(match: re.Match[str], text: str) -> Statement | None:
+    groups = match.groupdict()
+    name = "second" if groups.get("second") else "letter"
+    letter, end = groups[name], match.end(name)
+    if NEGATION.search(groups["gap"] or "") or DENIED.match(text, end):
+        return None
+    if letter == "A" and AFTER_ARTICLE.match(text, end):
+        return None
+    letters, place = {letter.upper()}, match.end()
+    while place >= end and (another := ANOTHER.match(text, place)):
+        letters.add(another["another"].upper())
+        place = another.end()
+    return Statement(match.start(), max(place, match.end()), frozenset(letters))
+
+
+def boxed_statements(text: str, options: list[str] | None, timeout: float) -> Iterable[Statement]:
+    for box in boxes(text)[-3:]:
+        if found := read_value(box.content, options, timeout):
+            yield Statement(box.start, box.end, found.letters, found.reason)
+
+
+SPOKEN = re.compile(
+    r"(?i)\banswer\b[^.\n:=]{0,40}?(?:\bis\b|:|=)[\s:*]*(?P<value>[^\n]{1,200}?)[*\s]*(?:\.(?=\s|$)|\n|$)"
+)
+
+
+def spoken_statements(text: str, options: list[str] | None, timeout: float) -> list[Statement]:
+    """ "The answer is C", unless what follows is an option's text; and without a letter "the answer is 12 km"."""
+    spoken = [match for match in SPOKEN.finditer(text) if not NEGATION.search(match[0].replace(match["value"], ""))][
+        -2:
+    ]
+    texts = [
+        Statement(match.start(), match.end(), letters, OPTION_TEXT)
+        for match in spoken
+        if (letters := matching_text(match["value"], options))
+    ]
+    found = texts + [one for one in statements(ANSWERS, text) if apart(one.start, one.end, texts)]
+    for match in spoken:
+        if (
+            apart(match.start(), match.end(), found)
+            and not NEGATION.search(match["value"])
+            and not boxes(match["value"])
+        ):
+            value = matching_value(match["value"], options, timeout)
+            found += [Statement(match.start(), match.end(), value.letters, value.reason)] if value else []
+    return found
+
+
+def apart(start: int, end: int, known: list[Statement]) -> bool:
+    return all(end <= one.start or one.end <= start for one in known)
+
+
+BOXED_LETTER = re.compile(
+    rf"^{OPEN}{NAMED}{OPEN}(?P<letter>[A-Za-e]){CLOSE}(?P<rest>\s*[).:,}}]+\s*.*|\s+(?=[^=+*/^-]).*|)$", re.DOTALL
+)
+BOXED_LETTERS = re.compile(r"^[\s(]*[A-E][\s)]*(?:(?:,|and|or|/|&|;|\s)+[\s(]*[A-E][\s)]*)+$")
+
+
+def read_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
+    """The letter in a box, or the option that has the text or the value in it."""
+    bare = TEXT_COMMAND.sub(r"\1", content).strip().strip("$*").strip()
+    if BOXED_LETTERS.match(bare):
+        return Statement(0, 0, frozenset(re.findall("[A-E]", bare)))
+    by_text = matching_text(bare, options)
+    if by_text:
+        return Statement(0, 0, by_text, OPTION_TEXT)
+    if (match := BOXED_LETTER.match(bare)) and (not match["rest"].strip() or match["letter"].isupper()):
+        return Statement(0, 0, frozenset(match["letter"].upper()))
+    return matching_value(content, options, timeout)
+
+
+def plain_words(text: str) -> str:
+    return " ".join(re.sub(r"[^\w.%/$°√+*<>=-]+", " ", TEXT_COMMAND.sub(r"\1", text).casefold()).split()).strip(" .")
+
+
+def matching_text(text: str, options: list[str] | None) -> frozenset[str]:
+    words = plain_words(text)
+    return frozenset(
+        letter for letter, option in zip(LETTERS, options or [], strict=False) if words and plain_words(option) == words
+    )
+
+
+def matching_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
+    """Options that math-verify finds equal to a value; a worker that fails decides nothing."""
+    if not any(character.isdigit() for character in content):
+        return None
+    numeric = [
+        (letter, option)
+        for letter, option in zip(LETTERS, options or [], strict=False)
+        if any(character.isdigit() for character in option)
+    ]
+    replies = {letter: ask(option, content, timeout=timeout) for letter, option in numeric}
+    if equal := frozenset(letter for letter, reply in replies.items() if reply == VERIFIED):
+        return Statement(0, 0, equal, OPTION_VALUE)
+    failures = [reply for reply in replies.values() if reply.startswith((TIMEOUT, FAILED))]
+    return Statement(0, 0, frozenset(), failures[0]) if failures else None
+
+
+def last_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+|\n+", text.strip())[-1]
+
+
+def quoted_option(text: str, options: list[str] | None) -> Statement | None:
+    """The option whose words end the text, or the one of three words or more that stands in its last sentence."""
+    words = {letter: plain_words(option) for letter, option in zip(LETTERS, options or [], strict=False)}
+    said, sentence = f" {plain_words(text)} ", f" {plain_words(last_sentence(text))} "
+    ending = {letter for letter, option in words.items() if len(option) > 3 and said.endswith(f" {option} ")}
+    within = {letter for letter, option in words.items() if option.count(" ") >= 2 and f" {option} " in sentence}
+    held = ending or within
+    inner = {a for a, b in product(held, held) if words[a] in words[b] and words[a] != words[b]}
+    letters = frozenset(held - inner)
+    if any(NEGATION.search(sentence.partition(words[letter])[0]) for letter in letters if words[letter] in sentence):
+        return None
+    return Statement(0, 0, letters, OPTION_TEXT) if letters else None

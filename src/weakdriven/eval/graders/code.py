@@ -1,0 +1,264 @@
+"""From a model's answer to a code benchmark to a verdict: find the code, put the tests behind it, run it."""
+
+import ast
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from weakdriven.errors import UserError
+from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.code_io import run_tests
+from weakdriven.eval.sandbox.run import last_line, run_code
+
+PYTHON_TAGS = ("python", "python3", "py")
+
+# A demonstration under `if __name__ == "__main__":` is no part of an answer, so the program has another name.
+NAME = '__name__ = "solution"; __import__("sys").modules[__name__] = __import__("sys").modules["__main__"]'
+
+# A skipped test says nothing about the answer, and an answer can raise SkipTest; so it counts as a failure.
+UNITTEST = """
+import unittest as _unittest
+_cases = [globals()[name] for name in {names!r}]
+_cases = [case for case in _cases if isinstance(case, type) and issubclass(case, _unittest.TestCase)]
+_suite = _unittest.TestSuite(map(_unittest.defaultTestLoader.loadTestsFromTestCase, _cases))
+_result = _unittest.TextTestRunner(verbosity=0).run(_suite)
+assert _result.testsRun > 0, "no test ran"
+assert _result.wasSuccessful() and not _result.skipped, "a test failed or was skipped"
+"""
+
+
+def grade_code(
+    text: str,
+    item: Mapping[str, Any],
+    *,
+    timeout: float = 10,
+    test_timeout: float = 6,
+    memory_mb: int = 1024,
+    unsafe: bool = False,
+    python: str | None = None,
+) -> Graded:
+    """Whether the code in an answer passes the item's tests.
+
+    Args:
+        timeout: Seconds for an item's whole program; of `test_style` "io", each test has a limit of its own instead.
+        test_timeout: Seconds for one test of style "io".
+        memory_mb, unsafe, python: See `run_code`.
+    """
+    code = code_for(item, text)
+    if code is None:
+        return Graded(False, None, "no code found")
+    if item["test_style"] == "io":
+        reason = run_tests(code, item, test_timeout=test_timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+    else:
+        program = assemble(item, code)
+        result = run_code(program, timeout=timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        detail = last_line(result.stderr)
+        reason = None if result.passed else f"program {result.status}: {detail}".removesuffix(": ")
+    return Graded(reason is None, code, "tests passed" if reason is None else reason[:240])
+
+
+def code_for(item: Mapping[str, Any], text: str) -> str | None:
+    """The code in an answer to an item; a body that continues the item's `starter_code` is put behind it."""
+    code, starter = extract_code(text, item["entry_point"]), item.get("starter_code", "").rstrip()
+    if code is None or not starter or item["test_style"] != "io" or defines(code, item["entry_point"]):
+        return code
+    whole = f"{starter}\n{code}"
+    return whole if as_body(code) is not None and compiles(whole) else code
+
+
+def build_program(item: Mapping[str, Any], text: str) -> str:
+    """The program that runs the item's tests on the code in an answer."""
+    if (code := extract_code(text, item["entry_point"])) is None:
+        raise ValueError("the answer holds no code")
+    return assemble(item, code)
+
+
+def extract_code(text: str, entry_point: str) -> str | None:
+    """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
+
+    Where `entry_point` is empty the answer is a whole program: the last Python block, or all of a text that is one.
+
+    >>> extract_code("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", "f")
+    'def f(x):\\n    return x\\n'
+    >>> extract_code("    return x\\n", "f")
+    '    return x\\n'
+    >>> extract_code("I do not know.", "f") is None
+    True
+    """
+    if "</think>" in text:
+        text = text.rpartition("</think>")[2]
+    elif "<think>" in text:
+        return None  # cut off while thinking
+    if "<answer>" in text:
+        inside = text.rpartition("<answer>")[2].partition("</answer>")[0]
+        if (code := code_in(inside, entry_point)) is not None:
+            return code
+    return code_in(text, entry_point)
+
+
+def code_in(text: str, entry_point: str) -> str | None:
+    blocks = [(tag, body) for tag, body in fenced_blocks(text) if tag in (*PYTHON_TAGS, "")]
+    if not entry_point:
+        return program_in(text, blocks)
+    if defining := [body for _, body in blocks if defines(body, entry_point)]:
+        return defining[-1]
+    head, fence, rest = text.partition("```")
+    if fence and not rest.startswith(PYTHON_TAGS) and (code := bare_code(head, entry_point)) is not None:
+        return code  # the prompt had opened the fence, and this one closes it
+    tagged = [body for tag, body in blocks if tag] or [body for _, body in blocks]
+    return tagged[-1] if tagged else bare_code(text, entry_point)
+
+
+def program_in(text: str, blocks: list[tuple[str, str]]) -> str | None:
+    """The last block that says it is Python; else the last part of the text that reads like a program."""
+    if tagged := [body for tag, body in blocks if tag]:
+        return tagged[-1]
+    head, fence, _ = text.partition("```")  # if the prompt had opened the fence, this one closes it
+    candidates = [head if fence else text, *(body for _, body in reversed(blocks))]
+    return next((code for code in candidates if calls_something(code)), blocks[-1][1] if blocks else None)
+
+
+def calls_something(code: str) -> bool:
+    """Whether the text is Python that does something, rather than an output that happens to be Python too."""
+    return compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code)))
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """(language, contents) of each fenced block that is not empty; a fence that is never closed holds the rest."""
+    blocks: list[tuple[str, list[str]]] = []
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        mark = re.match(r"\s*(`{3,}|~{3,})[ \t]*([\w+-]*)", line)
+        if fence and mark and mark[1].startswith(fence) and not mark[2]:
+            fence = ""
+        elif fence:
+            blocks[-1][1].append(line.rstrip().removesuffix(fence) + "\n" if line.rstrip().endswith(fence) else line)
+            fence = "" if line.rstrip().endswith(fence) else fence
+        elif mark:
+            fence = mark[1]
+            blocks.append((mark[2].lower(), []))
+    return [(tag, "".join(lines)) for tag, lines in blocks if "".join(lines).strip()]
+
+
+def bare_code(text: str, entry_point: str) -> str | None:
+    """Code without fences: a body that continues the prompt, or all from the first statement on; prose is cut."""
+    if (body := as_body(text)) is not None:
+        return text if compiles(STUB + body) else longest_valid(text, STUB)
+    if not defines(text, entry_point):
+        return None
+    if compiles(text):
+        return text
+    start = re.search(r"^(import |from \w|def |async def |class |@)", text, re.MULTILINE)
+    return longest_valid(text[start.start() if start else 0 :], "")
+
+
+STUB = "def _stub():\n"
+
+
+def as_body(code: str) -> str | None:
+    """The code as an indented function body, or None if it is not one."""
+    code = code.lstrip("\r\n") if code.strip() else ""
+    if code[:1] in (" ", "\t"):
+        return code
+    for body in ("    " + code, textwrap.indent(code, "    ")):
+        if compiles(STUB + body) and "return" in code and not compiles(code):
+            return body
+    return None
+
+
+def compiles(code: str) -> bool:
+    try:
+        compile(code, "<answer>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return False
+    return True
+
+
+def longest_valid(code: str, before: str) -> str:
+    """The most lines from the start that compile behind `before`; all of them if none do."""
+    lines = code.splitlines(keepends=True)
+    while lines:
+        try:
+            compile(before + "".join(lines), "<answer>", "exec", dont_inherit=True)
+            return "".join(lines)
+        except SyntaxError as error:
+            place = (error.lineno or 1) - 1 - before.count("\n")
+            del lines[max(0, min(place, len(lines) - 1)) :]
+        except (ValueError, RecursionError, MemoryError, OverflowError):
+            break
+    return code
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether the code gives `name` a value at its top level or in `class Solution`, as far as it can be read."""
+    try:
+        statements = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        start = r"^[ \t]*" if re.search(r"^class Solution\b", code, re.MULTILINE) else "^"
+        return re.search(rf"{start}(async def|def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
+    for statement in statements:
+        if isinstance(statement, DEFINITIONS) and statement.name == name:
+            return True
+        if isinstance(statement, ast.ClassDef) and statement.name == "Solution" and defines_inside(statement, name):
+            return True
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in statement.targets
+        ):
+            return True
+    return False
+
+
+def defines_inside(owner: ast.ClassDef, name: str) -> bool:
+    return any(isinstance(statement, DEFINITIONS) and statement.name == name for statement in owner.body)
+
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def assemble(item: Mapping[str, Any], code: str) -> str:
+    """The program of an item and the code of an answer, by the item's `test_style`."""
+    style, name, test = item["test_style"], item["entry_point"], item.get("test", "")
+    if style == "check":
+        ending = f"check({name})\n"
+    elif style == "asserts":
+        ending = ""
+    elif style == "unittest":
+        ending = UNITTEST.format(names=classes_of(item))
+    else:
+        known = "io is graded without a program; others are" if style == "io" else "expected"
+        raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
+    if style == "asserts":
+        solution = code
+    elif not defines(code, name) and (body := as_body(code)) is not None:
+        solution = item["prompt"] + body
+    else:
+        solution = preamble(item["prompt"], name) + code
+    future = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand before everything else
+    first = "\n".join([*future.findall(solution), NAME])
+    return f"{first}\n{future.sub('', solution)}\n{test}\n\n{ending}"
+
+
+def preamble(prompt: str, entry_point: str) -> str:
+    """Imports, helpers and constants of a prompt, without the function that the answer defines itself."""
+    for text in (prompt, prompt.rstrip() + "\n    pass\n"):
+        if compiles(text):
+            break
+    else:
+        return ""  # plain English
+    lines, kept = text.splitlines(keepends=True), list[str]()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Expr) or (isinstance(node, DEFINITIONS) and node.name == entry_point):
+            continue
+        decorators = node.decorator_list if isinstance(node, DEFINITIONS) else []
+        start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+        kept += [*lines[start - 1 : node.end_lineno], "\n"]
+    return "".join(kept)
+
+
+def classes_of(item: Mapping[str, Any]) -> list[str]:
+    """Names of the test's own classes: an answer may bring tests of itself, which do not count."""
+    names = [node.name for node in ast.parse(item["test"]).body if isinstance(node, ast.ClassDef)]
+    if not names:
+        raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
+    return names

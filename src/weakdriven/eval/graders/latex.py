@@ -1,0 +1,153 @@
+r"""How answers are written: LaTeX tidied for math-verify, words, percentages, number bases, vectors.
+
+These are the mendings where math-verify differs from what a careful person would say; each has cases in
+`tests/eval/graders/grading_cases.py`.
+"""
+
+import re
+
+NUMBER = r"-?(?:\d[\d,]*)?\.?\d+"
+TO_NINE = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+TEENS = [
+    "ten",
+    "eleven",
+    "twelve",
+    *(f"{word}teen" for word in ("thir", "four", "fif", "six", "seven", "eigh", "nine")),
+]
+NUMBER_WORDS = [*TO_NINE, *TEENS, "twenty"]
+REPLACED = [  # in this order; what math-verify stumbles over, written as it likes it
+    (re.compile(r"\\(?:displaystyle|textstyle|limits|left\.|right\.)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:boldsymbol|bm)(?![a-zA-Z])"), r"\\mathbf"),
+    (re.compile(r"\\(?:textcolor|color)\s*\{[a-zA-Z]*\}\s*"), ""),
+    (re.compile(r"\\mbox(?![a-zA-Z])"), r"\\text"),
+    (re.compile(r"~|(?<!\\)\\ |\u00a0|\u202f|\u2009|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])"), " "),
+    (re.compile("[−–]"), "-"),
+    (re.compile(r"\^\s*\{?\s*°\s*\}?|°"), r"^\\circ "),
+    (re.compile(r"√\s*(\d+(?:\.\d+)?|[a-z]|(?=\())"), r"\\sqrt{\1}"),
+    (re.compile(r"\\sqrt\{\}\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile("π"), r"\\pi "),
+    (re.compile("×"), r"\\times "),
+    (re.compile("²"), "^2"),
+    (re.compile("³"), "^3"),
+    (re.compile("½"), r"\\frac{1}{2}"),
+    (re.compile(r"\\(?:l|r)angle(?![a-zA-Z])"), lambda match: "(" if "langle" in match[0] else ")"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
+    (re.compile(r"(?i)^\\text\s*\{\s*(?:there (?:is|are) )?no (?:real |integer )?solutions?\.?\s*\}$"), r"\\emptyset"),
+    (re.compile(r"(?i)^\\text\s*\{\s*all real(?:s| numbers)\.?\s*\}$"), r"(-\\infty, \\infty)"),
+    (re.compile(r"(?i)\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
+    (re.compile(r"\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?"), ""),
+    (
+        re.compile(rf"_\s*\{{?\s*\\text\s*\{{\s*({'|'.join(NUMBER_WORDS)})\s*\}}\s*\}}?"),
+        lambda match: f"_{{{NUMBER_WORDS.index(match[1])}}}",
+    ),
+    (re.compile(r"(?i)\\text\s*\{\s*(per ?cent|percentage)\s*\}"), r"\\%"),
+    (
+        re.compile(
+            r"(?i)^\\text\s*\{\s*(?:the )?(?:(?:final )?answer(?: is)?|approximately|about|exactly|total)\s*[:=]?\s*\}"
+        ),
+        "",
+    ),
+    (re.compile(r"^\s*(?:\\approx|\\simeq|≈|=)\s*"), ""),
+    (re.compile(r"^(-?)\s*(?:USD|EUR|Rs\.?|INR|€|£|₹|\\pounds|\\euro)\s*(?=[\d.])"), r"\1"),
+    (re.compile(rf"^({NUMBER})\s*(?:€|£|₹|USD|EUR)$"), r"\1"),
+    (re.compile(rf"^\\text\s*\{{\s*\$?({NUMBER})\s+([a-zA-Z][a-zA-Z ]*)\}}$"), r"\1 \\text{ \2}"),
+    (re.compile(rf"^({NUMBER})\s*((?!(?:pi|percent|pct|and)\b)[a-zA-Z]{{4,}}(?: [a-zA-Z]+)*)$"), r"\1 \\text{ \2}"),
+    (
+        re.compile(
+            rf"^({NUMBER})\s*((?:[kcm]?m|mi|ft|miles|meters|feet)\s*/\s*(?:h|hr|hour|s|sec|second|min|minute))$"
+        ),
+        r"\1",
+    ),
+    (re.compile(rf"^({NUMBER})\s*\\text\s*\{{[^{{}}]*\}}\s*/\s*\\text\s*\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"), r"\1"),
+    (re.compile(rf"^({NUMBER})\s*(?:cm|mm|km|ft|in|yd|mi|units|feet|inches|meters)\s*\^\s*\{{?[23]\}}?$"), r"\1"),
+    (re.compile(rf"^({NUMBER})[eE]([+-]?\d+)$"), r"\1\\times 10^{\2}"),
+    (
+        re.compile(r"^(-?\d{1,3})((?:(?: |\\,|\\:|\\;|,\\!\s*)\d{3})+)$"),
+        lambda match: match[1] + re.sub(r"\D", "", match[2]),
+    ),
+]
+TWICE = re.compile(r"(?<=\{)\{([^{}]*)\}(?=\})|(?<=\()\(([^()]*)\)(?=\))")  # braces that cost the parser dear
+REPEATING = re.compile(r"(-?)(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*\{?(\d+)\}?(?:\\(?:dots|ldots|cdots))?")
+PERCENT = re.compile(r"(?:\s|\\,)*(?:\\?%|(?<=[\d\s])per ?cent|\bpct)\s*$")
+SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALED = re.compile(
+    rf"({NUMBER})\s*(?:\\text\s*\{{)?\s*({'|'.join(SCALES)})\s*\}}?(?:\s*(?:\\text\s*\{{)?[a-z ]*\}}?)?$"
+)
+BASE = re.compile(r"^\(?[0-9A-F]+\)?_\{?\s*(\d+|\\text)")
+COLUMN = re.compile(r"^\\begin\{([pbvB]?matrix)\}([^&]*?)(?:\\\\\s*)?\\end\{\1\}$")
+TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|textnormal|operatorname)\s*\{([^{}]*)\}"
+)
+WORDS = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
+
+
+def tidy(latex: str) -> str:
+    r"""Dollar signs and full stops around an answer removed, and what math-verify cannot read rewritten.
+
+    >>> tidy("$1\\,000$."), tidy("90°"), tidy("0.\\overline{3}")
+    ('1000', '90^\\circ', '\\frac{3}{9}')
+    """
+    latex = latex.strip().replace("\\$", "").replace("$", "").strip()
+    while (fewer := TWICE.sub(r"\1\2", latex)) != latex:
+        latex = fewer
+    for pattern, replacement in REPLACED:
+        latex = pattern.sub(replacement, latex).strip()
+        latex = re.sub(r"(?<!\\)(?:\\[,;!]|[.,;:\s])+$", "", latex)
+    if match := REPEATING.fullmatch(latex):
+        sign, whole, start, period = match.groups()
+        numerator = int(whole + start + period or 0) - int(whole + start or 0)
+        latex = f"{sign}\\frac{{{numerator}}}{{{'9' * len(period)}{'0' * len(start)}}}"
+    return latex
+
+
+def without_text(latex: str) -> str:
+    return "".join(TEXT_COMMAND.sub(r"\1", latex).split())
+
+
+def as_words(latex: str) -> str | None:
+    r"""Words without LaTeX, case and article, or None for anything that may be mathematics.
+
+    >>> as_words("\\text{The Ellipse}"), as_words("\\text{(C)}"), as_words("xy"), as_words("5")
+    ('ellipse', 'c', None, None)
+    """
+    plain, count = TEXT_COMMAND.subn(r"\1", latex)
+    plain = re.sub(r"^\((.*)\)$", r"\1", plain.strip()).strip(" .")
+    plain = " ".join(plain.split())
+    if not WORDS.fullmatch(plain) or (count == 0 and min(map(len, re.split(r"\W", plain))) < 3):
+        return None
+    return re.sub(r"^(?:the|an?) ", "", plain.casefold())
+
+
+def clash(gold: str, answer: str) -> bool:
+    """Whether two answers differ in what math-verify ignores: number bases, and sets against points and intervals."""
+    bases = [BASE.match(latex) for latex in (gold, answer)]
+    if bases[0] and bases[1]:
+        return bases[0][1] != bases[1][1]
+    brackets = {latex.replace("\\left", "").lstrip()[:2] for latex in (gold, answer)}
+    return "\\{" in brackets and any(bracket[:1] in ("(", "[") for bracket in brackets)
+
+
+def readings(latex: str, other: str) -> list[str]:
+    r"""What an answer may mean beside another one: a percentage as number and as share, a million as number.
+
+    >>> readings("12.5\\%", "12.5"), readings("12.5\\%", "9\\%"), readings("2 \\text{ million}", "2")
+    (['12.5', '\\frac{12.5}{100}'], ['12.5'], ['2', '2\\times 10^{6}'])
+    """
+    if PERCENT.search(latex):
+        number = PERCENT.sub("", latex)
+        return [number] if PERCENT.search(other) else [number, f"\\frac{{{number}}}{{100}}"]
+    if match := SCALED.fullmatch(latex):
+        return [match[1], f"{match[1]}\\times 10^{{{SCALES[match[2]]}}}"]
+    return [latex]
+
+
+def columns_as_tuples(gold: str, answer: str) -> tuple[str, str]:
+    """A column vector is the same as the tuple of its entries, where only one of the two is written as a column."""
+    columns = [COLUMN.match(latex) for latex in (gold, answer)]
+    if (columns[0] is None) == (columns[1] is None):
+        return gold, answer
+    gold, answer = (
+        f"({', '.join(column[2].split(chr(92) * 2))})" if column else latex
+        for column, latex in zip(columns, (gold, answer), strict=True)
+    )
+    return gold, answer

@@ -1,0 +1,122 @@
+"""Rollouts: several completions of each training prompt, verified while others are still being written.
+
+`rollouts.jsonl` holds what was written, `labels.jsonl` what it was found to be. Both only grow, so whatever is killed
+goes on where it was, and asking for more samples later keeps those that are there. A completion counts for the prompt
+it was written for, a label for the terms it was given under.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from weakdriven.eval.generate import Engine, Sampling
+from weakdriven.eval.generate.samples import Ask, Key, Row, by_key, collect
+from weakdriven.eval.graders.answers import BAD_GOLD, FAILED
+from weakdriven.eval.graders.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
+from weakdriven.runs.files import append_jsonl, salvage_jsonl
+from weakdriven.runs.processes import agree, index, leads
+
+ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
+NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
+UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED)
+"""Faults of the verifier, the row, the token budget or a server, not of the model, or nobody asked: neither right nor
+wrong."""
+Judged = Callable[[list[Row]], list[Fault | None]]
+"""The fault of each completion, None for those that are right."""
+
+
+class Rollout(NamedTuple):
+    """A completion and what became of it."""
+
+    row: Row
+    fault: Fault | None
+
+    @property
+    def undecided(self) -> bool:
+        return self.fault is not None and self.fault.reason in UNDECIDED
+
+
+class Rollouts:
+    """The rollouts in one folder; `ask` adds those that are missing. All processes of a run make it together.
+
+    Args:
+        engine: Called only if there is something to ask, because it may load a model or start a server.
+        terms: What decides the label of an item's completions: its gold answer, and how that is compared.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: Callable[[], Engine],
+        sampling: Sampling,
+        judge: Judged,
+        *,
+        terms: Callable[[str], str],
+        seed: int,
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
+        self.terms = terms
+        # each process writes files of its own, and knows what all of them have written before
+        own = f"-{index()}.jsonl" if index() else ".jsonl"
+        self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
+        self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if leads() else ({}, {}))
+
+    def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
+        """The rollout of every ask, in order; what is written is judged by another thread while more is written.
+
+        Args:
+            on_done: Given the number of completions that are written so far.
+        """
+        keys = [(ask.id, ask.sample) for ask in asks]
+        judged: list[Future[None]] = []
+        with ThreadPoolExecutor(1) as thread:
+
+            def on_rows(rows: list[Row]) -> None:
+                self.rows.update(by_key(rows))
+                judged.append(thread.submit(self._label, rows))
+                for verdict in judged:
+                    if verdict.done():
+                        verdict.result()  # a verifier that cannot work ends the writing, too
+                on_done(sum(key in self.rows for key in keys))
+
+            left = [ask for ask in asks if self._written(ask) is None]
+            if unlabelled := [row for ask in asks if (row := self._written(ask)) and not self._labelled(row)]:
+                on_rows(unlabelled)
+            collect(left, self.engine, self.sampling, self.files[ROLLOUTS], seed=self.seed, on_rows=on_rows)
+        for verdict in judged:
+            verdict.result()
+        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in keys]
+
+    def _read(self, name: str) -> dict[Key, Row]:
+        files = sorted(self.folder.glob(name.replace(".jsonl", "*.jsonl")))
+        return by_key([row for file in files for row in salvage_jsonl(file)])
+
+    def _written(self, ask: Ask) -> Row | None:
+        row = self.rows.get((ask.id, ask.sample))
+        return row if row and row["prompt"] == ask.shown else None
+
+    def _labelled(self, row: Row) -> bool:
+        label = self.labels.get((row["id"], row["sample"]))
+        return label is not None and label["terms"] == self.terms(row["id"])
+
+    def _label(self, rows: list[Row]) -> None:
+        labels = [
+            as_label(row, fault, self.terms(row["id"])) for row, fault in zip(rows, self.judge(rows), strict=True)
+        ]
+        append_jsonl(self.files[LABELS], labels, sealed=True)
+        self.labels.update(by_key(labels))
+
+
+def as_label(row: Row, fault: Fault | None, terms: str = "") -> Row:
+    label = {"id": row["id"], "sample": row["sample"], "correct": fault is None, "terms": terms}
+    return label if fault is None else label | fault._asdict()
+
+
+def as_fault(label: Row) -> Fault | None:
+    """
+    >>> as_fault(as_label({"id": "7", "sample": 0}, Fault("wrong answer", "found 3, expected 4", "3")))
+    Fault(reason='wrong answer', detail='found 3, expected 4', answer='3')
+    """
+    return None if label["correct"] else Fault(label["reason"], label["detail"], label.get("answer"))

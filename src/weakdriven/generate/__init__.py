@@ -1,5 +1,0 @@
-"""Prompts -> completions, in process or over HTTP, behind one function."""
-
-from weakdriven.generate.requests import Completion, Engine, Request, Sampling, generate, request_seed
-
-__all__ = ["Completion", "Engine", "Request", "Sampling", "generate", "request_seed"]

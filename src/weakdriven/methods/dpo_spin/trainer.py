@@ -1,0 +1,127 @@
+"""DPO and SPIN: TRL's DPOTrainer on pairs that are tokenised already, with a reference that is asked once."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.sft_config import SFTConfig
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import TrainSettings
+from weakdriven.errors import UserError
+from weakdriven.models.head import causal_lm
+from weakdriven.models.recompute import keep
+from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
+from weakdriven.training.attention import trained_attention
+from weakdriven.training.sft import Phase, fit
+
+SIDES = ("chosen", "rejected")
+COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
+REFERENCE = "reference.jsonl"
+
+
+class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
+    """Pairs with what the reference gives them, kept apart: a new column would be a copy of all pairs on the disk."""
+
+    def __init__(self, pairs: Dataset, reference: dict[str, list[float]]):
+        self.pairs, self.reference = pairs, reference
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self.pairs[place] | {name: values[place] for name, values in self.reference.items()}
+
+
+class PreferenceTrainer(DPOTrainer):
+    """TRL's DPOTrainer, whose reference is the model as it is given; it is not kept.
+
+    Upstream tokenises texts, prompt and completion in one, and ends each of them: our pairs have the tokens of SFT, and
+    a completion that was cut has no end. Its cache of reference log-probabilities is whole or not there, and lies
+    beside the data; ours grows by batches in a file.
+
+    Args:
+        reference: File for the reference's log-probabilities; what a killed try has left there is used.
+    """
+
+    def __init__(self, *args: Any, reference: Path, **kwargs: Any):
+        self.reference = reference
+        model: Any = args[0] if args else kwargs["model"]
+        # upstream hashes all weights to name its cache, which is not used here; of no weights that takes no time
+        with model.register_state_dict_post_hook(lambda _, state, *__: state.clear()):
+            super().__init__(*args, **kwargs)
+        model = self.model
+        if isinstance(model, PeftModel) and "ref" in model.peft_config:
+            model.delete_adapter("ref")  # upstream's copy of the adapter; it has been asked
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Each pair once, however often it is trained on, and in the micro-batches of training."""
+        keys = [digest([row[column] for column in COLUMNS]) for row in dataset]
+        known = {row["key"]: row for row in salvage_jsonl(self.reference)}
+        places: dict[str, int] = {}
+        for place, key in enumerate(keys):
+            if key not in known:
+                places.setdefault(key, place)
+        left = list(places)
+        rows = DataLoader(dataset.select(places.values()), batch_size, collate_fn=self.data_collator)  # pyright: ignore
+        for batch in self.accelerator.prepare(rows):
+            with trained_attention(self.model):  # pyright: ignore  # else its first step would not be at the reference
+                asked: Any = self.accelerator.gather_for_metrics(self.compute_ref_log_probs(self.model, batch))
+            found = zip(left, *(sums.tolist() for sums in asked), strict=False)
+            new = [{"key": key, "chosen": chosen, "rejected": rejected} for key, chosen, rejected in found]
+            left = left[len(new) :]
+            known.update((row["key"], row) for row in new)
+            if self.accelerator.is_main_process:
+                append_jsonl(self.reference, new, sealed=True)
+        self.accelerator.wait_for_everyone()
+        return Referenced(dataset, {f"ref_{side}_logps": [known[key][side] for key in keys] for side in SIDES})
+
+
+def train_preference(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    settings: TrainSettings,
+    recipe: Recipe,
+    phase: Phase,
+    *,
+    beta: float = 0.1,
+) -> dict[str, Any]:
+    """Train in place against the model as it is now; returns counters.
+
+    Args:
+        dataset: Rows of `pair_rows`.
+        beta: How strongly the model is held to the reference.
+    """
+    if isinstance(settings.gradient_checkpointing, str):
+        keep(causal_lm(model), settings.gradient_checkpointing)
+    made = phase.prepare(dataset, settings, recipe, COLUMNS)
+    optimizer = made.pop("optimizer_cls_and_kwargs")
+    made["args"] = preference_arguments(made["args"], beta=beta)
+    trainer = PreferenceTrainer(model, processing_class=tokenizer, reference=phase.work / REFERENCE, **made)
+    trainer.optimizer_cls_and_kwargs = optimizer  # upstream's signature has no place for it
+    return fit(trainer, made["train_dataset"])
+
+
+def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
+    """What SFT trains with, and the loss of DPO: sums over completion tokens, mean over pairs."""
+    if not 0 < beta < float("inf"):
+        raise UserError(f"beta is {beta}; it must be a positive number, such as 0.1.")
+    return DPOConfig(
+        **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
+        activation_offloading=args.activation_offloading,
+        beta=beta,
+        loss_type=["sigmoid"],
+        precompute_ref_log_probs=True,
+        max_length=None,  # the rows are cut already
+    )

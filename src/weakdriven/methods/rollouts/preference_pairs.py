@@ -1,0 +1,273 @@
+"""Verified rollouts -> pairs of completions: for DPO, for SPIN, and the two traces that SSB's teacher is shown."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from weakdriven.config.baselines import HINT_FIELDS
+from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.prompts import Renderer
+from weakdriven.data.tokenize import tokenize_pair
+from weakdriven.errors import UserError
+from weakdriven.eval.graders.answers import BAD_GOLD
+from weakdriven.eval.graders.verify import NO_ANSWER_FOUND
+from weakdriven.eval.rollouts import Rollout
+
+Asked = tuple[Example, list[Rollout]]
+"""A prompt and what was sampled for it."""
+
+NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
+SAME_TEXT, SAME_AS_DATA, EMPTY = "both are the same text", "the sample is the data's completion", "empty and cut off"
+TOO_LONG, NO_ROOM, SAME_TOKENS = "hinted prompt too long", "prompt too long", "no different tokens"
+MIXED_ADVICE = (
+    "A pair needs one right and one wrong rollout of a prompt: ask for more rollouts or at a higher temperature, or "
+    "take problems that the model solves sometimes."
+)
+SPIN_ADVICE = (
+    "The model writes what the data says, so there is nothing to tell apart: start from an earlier checkpoint, sample "
+    "at a higher temperature, or take rows that it has not learned."
+)
+LENGTH_ADVICE = "Raise data.max_length, which prompt and completion share."
+HINT_ADVICE = (
+    "Raise ssb.teacher.max_prompt_tokens as far as the model has positions, take rollouts with fewer new tokens, or "
+    "give a shorter ssb.hint."
+)
+ENDINGS = {
+    "math": "End with the final answer in \\boxed{}.",
+    "code": "End with the whole program as one Python code block.",
+    "logic": "End with: The answer is (X).",
+}
+HINTED = """{problem}
+
+Two attempts at this problem are given for your eyes only. The result of the first is correct:
+
+--- correct attempt
+{right}
+--- end of the correct attempt
+
+The result of the second is wrong:
+
+--- wrong attempt
+{wrong}
+--- end of the wrong attempt
+
+Find out for yourself where the two part. Then write one complete solution that stands on its own, for a reader who \
+has only the problem: derive each step from it, be explicit where a mistake is easily made, and check the result. \
+Never mention the attempts, or that you have seen any. {ending}"""
+"""Our own wording of SSB's hint."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One side of a pair."""
+
+    text: str
+    ended: bool = True
+    """Whether the end of the turn follows; not if the token budget cut it."""
+    sample: int | None = None
+    """Which rollout it is; None for the data's own completion."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    example: Example
+    chosen: Reply
+    rejected: Reply
+
+    @property
+    def id(self) -> str:
+        return self.example.id
+
+    def as_row(self) -> dict[str, Any]:
+        """For pairs.jsonl; the texts stand in rollouts.jsonl and in the data."""
+        chosen, rejected = self.chosen, self.rejected
+        return {
+            "id": self.id,
+            "chosen_sample": chosen.sample,
+            "chosen_ended": chosen.ended,
+            "rejected_sample": rejected.sample,
+            "rejected_ended": rejected.ended,
+        }
+
+
+@dataclass
+class Tally:
+    """What came of prompts and their rollouts; whole once the pairs are exhausted."""
+
+    funnel: Funnel = field(default_factory=Funnel)
+    """Of prompts; for SPIN, whose every sample may be a pair, of samples."""
+    prompts: int = 0
+    rollouts: Counter[str] = field(default_factory=Counter)
+    """All, cut at the token budget, and where they are judged, undecided and without an answer."""
+
+    def add(self, tried: Sequence[Rollout], *, judged: bool) -> None:
+        self.prompts += 1
+        self.rollouts.update(rollouts=len(tried), cut=sum(one.row["finish"] == "length" for one in tried))
+        if judged:
+            faults = [one.fault.reason for one in tried if one.fault is not None]
+            undecided = sum(one.undecided for one in tried)
+            self.rollouts.update(undecided=undecided, no_answer=faults.count(NO_ANSWER_FOUND))
+
+
+def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> Iterator[Asked]:
+    """Each prompt that was asked, with its rollouts in sampling order; one at a time, for the files may be large.
+
+    Args:
+        examples: Those that were asked and perhaps others, in the order in which they were asked.
+        rollouts: Those of a prompt stand together.
+    """
+    examples = iter(examples)
+    for id, tried in groupby(rollouts, key=lambda one: one.row["id"]):
+        example = next(one for one in examples if one.id == id)
+        yield example, sorted(tried, key=lambda one: one.row["sample"])
+
+
+def dpo_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
+    """The first right and the first wrong rollout of each prompt, in sampling order; undecided ones are neither."""
+    return mixed_pairs(asked, tally, lambda wrong: wrong[0])
+
+
+def trace_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
+    """For SSB: the first right rollout of each prompt, and the first with the most frequent wrong answer."""
+    return mixed_pairs(asked, tally, most_frequent)
+
+
+def mixed_pairs(asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollout]], Rollout]) -> Iterator[Pair]:
+    """A pair of each prompt that has right and wrong rollouts; none at all is an error.
+
+    Args:
+        pick: Takes the wrong ones, in sampling order.
+    """
+    funnel = tally.funnel
+    for example, tried in asked:
+        tally.add(tried, judged=True)
+        right = [one for one in tried if one.fault is None]
+        wrong = [one for one in tried if one.fault is not None and not one.undecided]
+        reasons = Counter(one.fault.reason if one.fault else "right" for one in tried)
+        detail = ", ".join(f"{reason} {times}" for reason, times in reasons.most_common())
+        if reasons[BAD_GOLD]:
+            funnel.drop(BAD_GOLD, example.id, detail)
+        elif not right or not wrong:
+            funnel.drop(NONE_RIGHT if wrong else NONE_WRONG if right else UNDECIDED, example.id, detail)
+        elif (chosen := right[0]).row["text"] == (rejected := pick(wrong)).row["text"]:
+            funnel.drop(SAME_TEXT, example.id, f"samples {chosen.row['sample']} and {rejected.row['sample']}")
+        else:
+            funnel.keep()
+            yield Pair(example, reply(chosen), reply(rejected))
+    refuse_none(funnel, MIXED_ADVICE)
+
+
+def most_frequent(wrong: list[Rollout]) -> Rollout:
+    """The first rollout with the most frequent answer; of equally frequent ones the earliest, and likewise if none
+    gives an answer."""
+    answers = [one.fault.answer.strip() if one.fault and one.fault.answer else "" for one in wrong]
+    times = Counter(filter(None, answers))
+    return wrong[max(range(len(wrong)), key=lambda place: times[answers[place]])]  # the first of equals
+
+
+def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] = ()) -> Iterator[Pair]:
+    """The data's completion against each of the model's own samples; verdicts are not looked at.
+
+    Args:
+        end_tokens: What an engine or the data may have left at the end of a text.
+    """
+    funnel = tally.funnel
+    for example, tried in asked:
+        tally.add(tried, judged=False)
+        for own in map(reply, tried):
+            own = replace(own, text=without_end(own.text, end_tokens))
+            if own.text == without_end(example.completion, end_tokens):
+                funnel.drop(SAME_AS_DATA, example.id)
+            elif not own.text and not own.ended:
+                funnel.drop(EMPTY, example.id)
+            else:
+                funnel.keep()
+                yield Pair(example, Reply(example.completion), own)
+    refuse_none(funnel, SPIN_ADVICE, "samples")
+
+
+def pair_rows(
+    pairs: Iterable[Pair], renderer: Renderer, funnel: Funnel, *, max_length: int
+) -> Iterator[tuple[Pair, dict[str, Any]]]:
+    """Pairs as a preference trainer takes them; those that teach nothing at this length are dropped."""
+    for pair in pairs:
+        chosen, rejected = ((side.text, side.ended) for side in (pair.chosen, pair.rejected))
+        row = tokenize_pair(pair.example, chosen, rejected, renderer, max_length)
+        if len(row["prompt_ids"]) >= max_length:
+            funnel.drop(NO_ROOM, pair.id, f"{len(row['prompt_ids'])} tokens of {max_length}")
+        elif row["chosen_ids"] == row["rejected_ids"]:
+            funnel.drop(SAME_TOKENS, pair.id, "the completions differ only after max_length")
+        else:
+            funnel.keep()
+            yield pair, row
+    refuse_none(funnel, LENGTH_ADVICE)
+
+
+def hinted_prompts(
+    pairs: Iterable[Pair],
+    prompt_tokens: Callable[[Example], int],
+    funnel: Funnel,
+    *,
+    domain: str,
+    max_prompt_tokens: int,
+    template: str | None = None,
+) -> Iterator[tuple[Pair, Example]]:
+    """The problems as SSB's teacher is asked them; a hint that leaves no room is dropped and never cut.
+
+    Args:
+        prompt_tokens: Length of an example's rendered prompt.
+        domain: Of examples that name none.
+        template: Another wording of the hint (`ssb.hint`).
+    """
+    for pair in pairs:
+        example = hinted(pair, domain, template)
+        if (length := prompt_tokens(example)) > max_prompt_tokens:
+            funnel.drop(TOO_LONG, pair.id, f"{length} tokens of {max_prompt_tokens}")
+        else:
+            funnel.keep()
+            yield pair, example
+    refuse_none(funnel, HINT_ADVICE)
+
+
+def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
+    """The example with a right and a wrong trace in its last question, and nothing to learn yet."""
+    *before, question = pair.example.prompt
+    words = {
+        "problem": question["content"],
+        "right": pair.chosen.text.strip(),
+        "wrong": pair.rejected.text.strip(),
+        "ending": ENDINGS[pair.example.domain or domain],
+    }
+    # only these, and each once: traces are full of braces
+    text = re.sub(rf"\{{({'|'.join(HINT_FIELDS)})\}}", lambda found: words[found[1]], template or HINTED)
+    return replace(pair.example, prompt=[*before, question | {"content": text}], completion="")
+
+
+def reply(rollout: Rollout) -> Reply:
+    row = rollout.row
+    return Reply(row["text"], row["finish"] == "stop", row["sample"])
+
+
+def without_end(text: str, end_tokens: Sequence[str]) -> str:
+    r"""
+    >>> without_end("4 <|im_end|>\n", ["<|im_end|>"]), without_end("4 ", ["<|im_end|>"])
+    ('4', '4 ')
+    """
+    if not end_tokens:
+        return text
+    return re.sub(rf"(?:\s*(?:{'|'.join(map(re.escape, end_tokens))}))+\s*\Z", "", text)
+
+
+def refuse_none(funnel: Funnel, advice: str, what: str = "prompts") -> None:
+    """An error where nothing is kept, before anything is trained."""
+    if funnel.kept:
+        return
+    dropped = funnel.to_json()["dropped"]
+    firsts = {reason: one["first"][0] for reason, one in dropped.items()}
+    told = {reason: ", ".join(filter(None, (repr(one["id"]), one.get("detail")))) for reason, one in firsts.items()}
+    reasons = [f"{reason}: {one['rows']} (first: {told[reason]})" for reason, one in dropped.items()]
+    raise UserError(f"Nothing is left of {funnel.seen} {what}; {', '.join(reasons) or 'there are none'}. {advice}")

@@ -1,0 +1,234 @@
+"""Rollouts as a stage of a run: what SPIN, DPO and SSB sample from a model before they train."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weakdriven.build.distil import BLOCK, UNIT_TESTS, rendered, written
+from weakdriven.config.baselines import RolloutSettings
+from weakdriven.data.example import Example
+from weakdriven.errors import UserError
+from weakdriven.eval.generate import Sampling
+from weakdriven.eval.generate.requests import request_seed
+from weakdriven.eval.generate.samples import Ask, Row
+from weakdriven.eval.graders.unit_tests import unit_tests_of
+from weakdriven.eval.graders.verify import Candidate, Checks, Fault, verifier
+from weakdriven.eval.rollouts import (
+    LABELS,
+    NOT_VERIFIED,
+    REFUSED,
+    RIGHT_BUT_CUT,
+    ROLLOUTS,
+    Rollout,
+    Rollouts,
+    as_fault,
+    as_label,
+)
+from weakdriven.models.load import positions
+from weakdriven.runs.directory import EXAMPLES, Stage
+from weakdriven.runs.files import append_jsonl, digest, read_jsonl
+from weakdriven.runs.processes import leads, merged, share
+from weakdriven.stages.stages import Model, Stages, keys
+
+logger = logging.getLogger(__name__)
+LABELS_VERSION = 1
+"""Raised when a completion may be labelled otherwise than before, so that finished runs know."""
+COUNTS = ("prompts", "samples", "tokens", "right", "wrong", "undecided", "cut")
+
+
+def rollout_stage(
+    stages: Stages,
+    name: str,
+    model: Model,
+    prompts: Stage,
+    settings: RolloutSettings,
+    *,
+    verified: bool = True,
+    max_prompt_tokens: int | None = None,
+    turn: int = 0,
+) -> Stage:
+    """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
+
+    Of several processes each asks for its share of them.
+
+    Args:
+        prompts: A stage whose examples.jsonl holds what is asked, and the gold answers.
+        verified: Whether completions are compared with them; rows that have none are then left out.
+        max_prompt_tokens: Of prompts that are not part of what is learned, so that a completion may fill
+            `data.max_length` by itself.
+        turn: Another one draws other random numbers for the same rows.
+    """
+    recipe = stages.recipe
+    seed = request_seed(recipe.seed, "turn", turn) if turn else recipe.seed
+    judging = grading_terms(stages) if verified else {}
+    spread = recipe.eval.engine != "vllm"  # one server answers, and the first process asks it
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
+        ask = partial(rendered, stages.renderer, stages.recipe.data.domain)
+        lengths = [len(ask(example)[0]) for example in examples]
+        whole = None if max_prompt_tokens else stages.recipe.data.max_length
+        sampling = sampling_of(stages, settings, lengths, whole)
+        longest = max(lengths) + sampling.max_new_tokens
+        counters: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        total = len(examples) * settings.samples
+        try:
+            for begin in range(0, len(examples), BLOCK):
+                block = {example.id: example for example in examples[begin : begin + BLOCK]}
+                asked = {id: ask(example) for id, example in block.items()}
+                rooms = {id: None if whole is None else whole - len(asked[id][0]) for id in block}
+                rollouts = Rollouts(
+                    work / f"{begin // BLOCK:05d}",
+                    lambda: stages.engine(model, longest),
+                    sampling,
+                    partial(judged, stages, block, rooms) if verified else not_judged,
+                    terms={id: digest([judging, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
+                    seed=seed,
+                )
+                asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
+                before, mine = counters["samples"], share(asks) if spread else asks if leads() else []
+                times = len(asks) / max(len(mine), 1)  # all go as fast
+                found = rollouts.ask(
+                    mine, lambda done, at=before, by=times: stages.run.progress.update(at + int(done * by), total)
+                )
+                found = merged(found) if spread else found
+                if leads():
+                    keep(found, out)
+                count(found, counters)
+        finally:
+            stages.engines.close()  # what comes next trains, and needs its memory
+        counters["prompts"] = len(examples)
+        return counters | {"unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
+
+    decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed, **judging}
+    decisive |= {"max_prompt_tokens": max_prompt_tokens} if max_prompt_tokens else {}
+    return stages.run.stage(
+        f"rollouts/{model.name}/{name}",
+        compute,
+        settings={**decisive, **stages.asking(), "engine": recipe.eval.engine},
+        inputs=keys(model=model, prompts=prompts),
+        execution=recipe.eval.model_dump(mode="json", include={"batch_size", "batching"}),
+        shared=True,
+    )
+
+
+def grading_terms(stages: Stages) -> dict[str, Any]:
+    """What decides a verdict beside the answers; how programs are run only where that is not as usual."""
+    ways = {"code_python": stages.recipe.eval.code_python, "unsafe": stages.recipe.eval.unsafe}
+    return {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
+
+
+def chosen_prompts(
+    stages: Stages, prompts: Stage, settings: RolloutSettings, *, verified: bool
+) -> tuple[list[Example], int]:
+    """Those that can be verified, if they are to be, or a seeded draw of them in their order; and how many cannot.
+
+    Without the data's completions, which are long and not asked for.
+    """
+    rows = read_jsonl(prompts.path / EXAMPLES)
+    examples = [replace(Example.from_row(row), completion="") for row in rows]
+    total = len(examples)
+    if verified:
+        domain = stages.recipe.data.domain
+        examples = [ready for example in examples if (ready := verifiable(example, domain)) is not None]
+    if not examples:
+        raise UserError(
+            f"None of the {total} rows can be verified: they have neither a gold answer nor, for programs, tests. Use "
+            "rows with answers, such as those of weakdriven data build."
+        )
+    unverifiable = total - len(examples)
+    if settings.subsample and settings.subsample < len(examples):
+        draw = np.random.default_rng([stages.recipe.seed, len(examples)]).permutation(len(examples))
+        examples = [examples[place] for place in np.sort(draw[: settings.subsample])]
+    return examples, unverifiable
+
+
+def verifiable(example: Example, domain: str) -> Example | None:
+    """The example with what its verifier needs, or None where a completion could not be told right or wrong."""
+    if (example.domain or domain) != "code":
+        return example if (example.gold or "").strip() else None
+    try:
+        tests = unit_tests_of({}, example)
+    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return replace(example, meta=example.meta | {UNIT_TESTS: tests}) if tests else None
+
+
+def sampling_of(stages: Stages, settings: RolloutSettings, lengths: list[int], whole: int | None) -> Sampling:
+    """How completions are drawn; their budget is what the shortest prompt leaves, unless the settings give one."""
+    recipe = stages.recipe
+    budget = settings.max_new_tokens
+    if budget is None:
+        budget = recipe.data.max_length if whole is None else whole - min(lengths)
+        room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+        if room is not None and room - max(lengths) < budget:
+            if whole is not None and room < whole:
+                logger.warning(
+                    "The longest of %d prompts has %d tokens and the model %d positions, so that every completion ends "
+                    "after %d; drop long prompts, or set rollouts.max_new_tokens.",
+                    *(len(lengths), max(lengths), room, max(1, room - max(lengths))),
+                )
+            budget = max(1, room - max(lengths))
+    draws = settings.model_dump(include={"temperature", "top_p", "top_k"})
+    return Sampling(budget, tuple(stages.renderer.stop_ids), **draws)
+
+
+def judged(
+    stages: Stages, examples: dict[str, Example], rooms: dict[str, int | None], rows: list[Row]
+) -> list[Fault | None]:
+    """The fault of each completion: its answer alone decides, in whatever form it is written.
+
+    One that was cut, or is longer than what may be learned, is wrong if its answer is wrong or missing. If the answer
+    is right it is neither: preferred it would teach not to end, rejected it would teach away from the answer.
+    """
+    settings, style = stages.recipe.eval, stages.recipe.data.style
+    candidates = []
+    for row in rows:
+        example = examples[row["id"]]
+        learned = replace(example, completion=written(row, style))
+        candidates.append(Candidate(learned, example.meta.get(UNIT_TESTS, {})))
+    faults = verifier(Checks(unsafe=settings.unsafe, python=settings.code_python))(candidates)
+    return [cut_fault(row, rooms[row["id"]], fault) for row, fault in zip(rows, faults, strict=True)]
+
+
+def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
+    """What is said of a completion beside the verdict on its answer."""
+    if row["finish"] not in ("stop", "length"):
+        return Fault(REFUSED, row["finish"])
+    if fault is not None:
+        return fault
+    if row["finish"] == "length":
+        return Fault(RIGHT_BUT_CUT, f"after {row['tokens']} tokens")
+    if room is not None and row["tokens"] > room:
+        return Fault(RIGHT_BUT_CUT, f"{row['tokens']} tokens, and data.max_length leaves {room}")
+    return None
+
+
+def not_judged(rows: list[Row]) -> list[Fault | None]:
+    return [Fault(NOT_VERIFIED)] * len(rows)
+
+
+def keep(found: list[Rollout], out: Path) -> None:
+    append_jsonl(out / ROLLOUTS, (rollout.row for rollout in found))
+    append_jsonl(out / LABELS, (as_label(rollout.row, rollout.fault) for rollout in found))
+
+
+def count(found: list[Rollout], counters: dict[str, int]) -> None:
+    counters["samples"] += len(found)
+    counters["tokens"] += sum(rollout.row["tokens"] for rollout in found)
+    counters["right"] += sum(rollout.fault is None for rollout in found)
+    counters["wrong"] += sum(rollout.fault is not None and not rollout.undecided for rollout in found)
+    counters["undecided"] += sum(rollout.undecided for rollout in found)
+    counters["cut"] += sum(rollout.row["finish"] == "length" for rollout in found)
+
+
+def read_rollouts(stage: Stage) -> Iterator[Rollout]:
+    """What a rollout stage has kept, in order."""
+    rows, labels = (read_jsonl(stage.path / name) for name in (ROLLOUTS, LABELS))
+    for row, label in zip(rows, labels, strict=True):
+        yield Rollout(row, as_fault(label))

@@ -1,0 +1,169 @@
+"""Distillation from stored top-k teacher logits (SSB), and their extraction, without a (T, V) tensor.
+
+T = tokens, R = rows of a tile, K = stored logits of a token, D = width, V = vocabulary.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from weakdriven.errors import UserError
+from weakdriven.losses.branch import Branch
+from weakdriven.losses.head import Head, as_head
+from weakdriven.losses.mix_rows import NO_GRADIENT, capped
+from weakdriven.losses.tiled_loss import refuse_negative, refuse_shapes, supervised, tiled_loss
+from weakdriven.losses.tiles import TiledImplementation, tile_rows, tiles_in_triton
+from weakdriven.methods.soft_rows import Shape, distilled_rows
+
+Support = Literal["full", "topk"]
+
+
+class TopLogits(NamedTuple):
+    """What is kept of a teacher's distribution; the logits may be stored in bfloat16, the ids in int32."""
+
+    ids_TK: Tensor
+    """Largest logit first."""
+    logits_TK: Tensor
+    lse_T: Tensor
+    """Log-sum-exp of all logits over the temperature."""
+    coverage_T: Tensor
+    """Probability of these tokens at temperature 1."""
+
+
+class DistilStatistics(NamedTuple):
+    """Sums over supervised tokens, for logging; they carry no gradient."""
+
+    tokens: Tensor
+    kd_loss: Tensor
+    """KL divergence at the temperature, without its square."""
+    true_loss: Tensor
+    """Cross-entropy with the true token, at temperature 1."""
+    coverage: Tensor
+    """Sum of the stored tokens' probability in the teacher at the temperature."""
+
+
+def topk_distillation_reference(logits_TV: Tensor, teacher_TV: Tensor, *, temperature: float) -> Tensor:
+    """The whole KL divergence: what the stored one is with all logits."""
+    q_TV = (teacher_TV / temperature).softmax(-1)
+    return (torch.xlogy(q_TV, q_TV) - q_TV * (logits_TV / temperature).log_softmax(-1)).sum()
+
+
+def topk_distillation(
+    hidden_TD: Tensor,
+    head_VD: Tensor | Head,
+    target_T: Tensor,
+    teacher_ids_TK: Tensor,
+    teacher_logits_TK: Tensor,
+    teacher_lse_T: Tensor,
+    *,
+    temperature: float = 1.5,
+    kd_weight: float = 0.5,
+    ce_weight: float = 0.5,
+    renormalize: bool = True,
+    support: Support = "full",
+    scale: float | None = None,
+    ignored: bool = True,
+    implementation: TiledImplementation = "auto",
+) -> tuple[Tensor, DistilStatistics]:
+    """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB; METHODS 6).
+
+    Targets of -100 are left out before anything is computed. One pass over the logits of one tile of tokens at a time
+    gives both terms. The gradient can be taken once.
+
+    Args:
+        head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
+        teacher_ids_TK: Of each token, all different.
+        teacher_lse_T: Log-sum-exp of all the teacher's logits over this same temperature.
+        renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
+        support: `topk`: P is the softmax over the stored tokens alone.
+        scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
+        implementation: `triton` (CUDA) or `chunked` (plain torch).
+
+    >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
+    >>> top = top_logits(teacher, torch.eye(4), k=2, temperature=1.5)
+    >>> round(topk_distillation(trained, torch.eye(4), torch.tensor([0]), *top[:3])[0].item(), 6)
+    0.931709
+    """
+    refuse_negative(kd_weight=kd_weight, ce_weight=ce_weight)
+    triton = tiles_in_triton(implementation, hidden_TD)
+    _refuse_temperature(temperature)
+    if support not in get_args(Support):
+        raise UserError(f"support is {support!r}; expected one of {', '.join(get_args(Support))}.")
+    head = as_head(head_VD)
+    refuse_shapes(hidden_TD, head, target_T)
+    _refuse_stored(teacher_ids_TK, teacher_logits_TK, teacher_lse_T, len(target_T), len(head.weight_VD))
+    target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T = supervised(
+        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T, ignored=ignored
+    )
+
+    def fill(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
+        return distilled_rows(
+            raw_RV,
+            target_T[begin:end],
+            teacher_ids_TK[begin:end],
+            teacher_logits_TK[begin:end],
+            teacher_lse_T[begin:end],
+            temperature=temperature,
+            kd_weight=kd_weight,
+            ce_weight=ce_weight,
+            renormalize=renormalize,
+            whole_vocabulary=support == "full",
+            shape=Shape.of(head),
+            gradient=gradient,
+            triton=triton,
+        )
+
+    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=4, scale=scale, triton=triton)
+    return loss, DistilStatistics(sums_C.new_full((), len(target_T)), *sums_C[1:].unbind())
+
+
+@torch.no_grad()
+def top_logits(hidden_TD: Tensor, head_VD: Tensor | Head, *, k: int = 20, temperature: float = 1.5) -> TopLogits:
+    """The k largest logits of each token, with what the rest add up to; carries no gradient.
+
+    >>> top = top_logits(torch.tensor([[1.0, 4, 0, -1]]), torch.eye(4), k=2)
+    >>> top.ids_TK.tolist(), top.logits_TK.tolist(), round(top.coverage_T.item(), 6)
+    ([[1, 0]], [[4.0, 1.0]], 0.976691)
+    """
+    _refuse_temperature(temperature)
+    head = as_head(head_VD)
+    tokens, vocabulary = len(hidden_TD), len(head.weight_VD)
+    if not 1 <= k <= vocabulary:
+        raise UserError(f"k is {k}; it must be between 1 and the {vocabulary} rows of the head.")
+    branch = Branch(hidden_TD, head.weight_VD, head.bias_V, [False] * 3)
+    tile, _ = tile_rows(hidden_TD, vocabulary, triton=False, pair=False, gradients=NO_GRADIENT)
+    buffer_RV = hidden_TD.new_empty(min(tile, tokens), vocabulary)
+    ids_TK = torch.empty(tokens, k, dtype=torch.long, device=hidden_TD.device)
+    logits_TK = torch.empty(tokens, k, dtype=branch.wide, device=hidden_TD.device)
+    lse_T, coverage_T = torch.empty_like(logits_TK[:, 0]), torch.empty_like(logits_TK[:, 0])
+    with torch.autocast(hidden_TD.device.type, enabled=False):
+        for begin in range(0, tokens, tile):
+            rows = slice(begin, begin + tile)
+            z_RV = capped(branch.logits(begin, min(begin + tile, tokens), buffer_RV), *Shape.of(head))
+            logits_TK[rows], ids_TK[rows] = z_RV.topk(k)
+            coverage_T[rows] = (logits_TK[rows].logsumexp(-1) - z_RV.logsumexp(-1)).exp().clamp_max_(1)
+            lse_T[rows] = (z_RV / temperature).logsumexp(-1)
+    return TopLogits(ids_TK, logits_TK, lse_T, coverage_T)
+
+
+def _refuse_temperature(temperature: float) -> None:
+    if not 0 < temperature < float("inf"):
+        raise UserError(f"temperature is {temperature}; it must be more than 0.")
+
+
+def _refuse_stored(ids_TK: Tensor, logits_TK: Tensor, lse_T: Tensor, tokens: int, vocabulary: int) -> None:
+    if ids_TK.dim() != 2 or ids_TK.shape != logits_TK.shape or not len(ids_TK) == len(lse_T) == tokens:
+        raise UserError(
+            f"There are {tokens} targets; the stored teacher has ids of shape {tuple(ids_TK.shape)}, logits of shape "
+            f"{tuple(logits_TK.shape)} and {len(lse_T)} log-sum-exps; expected (tokens, k), (tokens, k) and tokens."
+        )
+    if not ids_TK.numel():
+        return
+    least, most = (int(x) for x in ids_TK.aminmax())
+    if least < 0 or most >= vocabulary:
+        raise UserError(
+            f"The stored teacher names token {most if most >= vocabulary else least}, and the head has {vocabulary} "
+            "rows. Use a model with the teacher's tokenizer, or store the teacher's logits again."
+        )

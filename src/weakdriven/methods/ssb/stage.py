@@ -1,0 +1,243 @@
+"""SSB in a run: attempts, a hint made of a right and a wrong one, verified replies to it, and a student without it."""
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from weakdriven.build.distil import rendered
+from weakdriven.config.baselines import RolloutSettings
+from weakdriven.config.recipe import LoraSettings
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.errors import UserError
+from weakdriven.methods.dpo_spin.stage import PAIRS, batches, examples_of
+from weakdriven.methods.rollouts.preference_pairs import Tally, hinted_prompts, refuse_none, trace_pairs, with_rollouts
+from weakdriven.methods.rollouts.stage import read_rollouts, rollout_stage
+from weakdriven.methods.ssb.loss import TopLogits, top_logits
+from weakdriven.methods.ssb.trainer import STORED, stored, train_student
+from weakdriven.methods.wmss import first_strong
+from weakdriven.models.adapters import load_merged
+from weakdriven.models.head import head, hidden_states
+from weakdriven.models.load import positions
+from weakdriven.runs.directory import EXAMPLES, FUNNEL, SNAPSHOTS, Stage
+from weakdriven.runs.files import append_jsonl, read_json, write_json
+from weakdriven.runs.manifest import MANIFEST
+from weakdriven.stages.model_loader import Loader
+from weakdriven.stages.stages import Model, Stages, keys
+from weakdriven.training.sft import Phase
+from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
+from weakdriven.wmss.entropy import plan_batches
+
+TARGETS = "targets.arrow"
+BLOCK = 256
+"""Replies whose logits are written together; a killed try goes on after the last such part."""
+REPLY_ADVICE = (
+    "A reply counts if it is right although the student sees no hint: ask with other teacher settings, or take a model "
+    "that follows instructions. What is too long for the student needs a larger data.max_length."
+)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.list_(pa.int32())),
+        *zip(STORED, map(pa.list_, (pa.int32(), pa.uint16(), pa.float32())), strict=True),
+        ("coverage", pa.float32()),
+        ("coverage_at_temperature", pa.float32()),
+    ]
+)
+Row = dict[str, Any]
+
+
+def ssb(stages: Stages, data: Stage) -> Model:
+    """Attempts of the start model -> hinted replies of the same weights -> their logits -> a student without hints."""
+    settings = stages.recipe.ssb
+    start = stages.base if settings.start == "base" else first_strong(stages, data)
+    attempts = rollout_stage(stages, "ssb", start, data, settings.rollouts)
+    hints = hint_stage(stages, data, attempts)
+    replies = rollout_stage(
+        stages, "ssb-hinted", start, hints, teacher_rollouts(stages), max_prompt_tokens=hint_limit(stages), turn=1
+    )
+    return student(stages, start, target_stage(stages, start, data, hints, replies))
+
+
+def teacher_rollouts(stages: Stages) -> RolloutSettings:
+    asked = stages.recipe.ssb.teacher.model_dump(exclude={"max_prompt_tokens"})
+    return RolloutSettings(samples=1, **asked)
+
+
+def hint_limit(stages: Stages) -> int:
+    """Most tokens of a hinted prompt, so that the model has positions left for a reply."""
+    recipe, teacher = stages.recipe, stages.recipe.ssb.teacher
+    room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+    if room is None:
+        return teacher.max_prompt_tokens
+    reply = teacher.max_new_tokens or recipe.data.max_length
+    if room <= reply:
+        raise UserError(
+            f"ssb: the model has {room} positions, and a reply may take {reply} of them, which leaves none for the "
+            "hinted prompt; set ssb.teacher.max_new_tokens or data.max_length to less."
+        )
+    return min(teacher.max_prompt_tokens, room - reply)
+
+
+def hint_stage(stages: Stages, data: Stage, attempts: Stage) -> Stage:
+    """The problems with a right and a wrong attempt in the question, for the teacher."""
+    domain, limit, template = stages.recipe.data.domain, hint_limit(stages), stages.recipe.ssb.hint
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        tally, fitting = Tally(), Funnel()
+        hints = hinted_prompts(
+            trace_pairs(with_rollouts(examples_of(data), read_rollouts(attempts)), tally),
+            lambda example: len(rendered(stages.renderer, domain, example)[0]),
+            fitting,
+            domain=domain,
+            max_prompt_tokens=limit,
+            template=template,
+        )
+        for batch in batches(hints, BLOCK):
+            append_jsonl(out / EXAMPLES, (example.as_row() for _, example in batch))
+            append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
+        write_json(out / FUNNEL, {**tally.funnel.then(fitting).to_json(), "rollouts": tally.rollouts})
+        too_long = sum(fitting.dropped.values())
+        counted = {"prompts": tally.prompts, "mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": too_long}
+        return {**counted, **tally.rollouts}
+
+    settings = {"max_prompt_tokens": limit} | ({"hint": template} if template else {})
+    return stages.run.stage("hints/ssb", compute, settings=settings, inputs=keys(data=data, attempts=attempts))
+
+
+def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
+    """The right replies as the student is to learn them, each with the largest logits that the hinted model had."""
+    recipe, settings = stages.recipe, stages.recipe.ssb
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        funnel, network, tokens = Funnel(), None, 0
+        right = read_json(replies.path / MANIFEST)["counters"]["right"]
+        for number, block in enumerate(batches(reply_rows(stages, data, hints, replies, funnel), BLOCK)):
+            part = work / f"{number:05d}.arrow"
+            if not part.exists():
+                network = stages.loader.load(start, train=False, scan=True) if network is None else network
+                written = pa.RecordBatch.from_pylist(with_logits(network, block, stages), SCHEMA)
+                write_rows(part.with_suffix(".part"), [written])
+                part.with_suffix(".part").rename(part)
+            tokens += sum(row["reply"] for row in block)
+            stages.run.progress.update(funnel.kept, right)
+        del network
+        gc.collect()
+        write_json(out / FUNNEL, funnel.to_json())
+        write_rows(out / TARGETS, read_rows(sorted(work.glob("*.arrow"))))
+        whole = load_tokens(out / TARGETS).select_columns(["coverage", "coverage_at_temperature"])
+        coverage = {name: float(np.mean(whole[name])) for name in whole.column_names}
+        return {"replies": funnel.seen, "right": right, "kept": funnel.kept, "tokens": tokens, **coverage}
+
+    return stages.run.stage(
+        "targets/ssb",
+        compute,
+        settings={**settings.model_dump(include={"top_k", "temperature"}), **stages.asking()},
+        inputs=keys(model=start, data=data, hints=hints, replies=replies),
+        execution={"batch_tokens": recipe.selection.batch_tokens},
+    )
+
+
+def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage, funnel: Funnel) -> Iterator[Row]:
+    """Tokens of each right reply after the plain prompt and after the hinted one; none is an error."""
+    tokenizer, recipe = stages.renderer.tokenizer, stages.recipe
+    asked, plain = with_rollouts(examples_of(hints), read_rollouts(replies)), examples_of(data)
+    for hinted, [rollout] in asked:
+        id, fault = hinted.id, rollout.fault
+        if fault is not None:
+            funnel.drop(fault.reason, id, fault.detail)
+            continue
+        example = next(one for one in plain if one.id == id)
+        prompt, hint = (rendered(stages.renderer, recipe.data.domain, one)[0] for one in (example, hinted))
+        reply: Any = tokenizer(rollout.row["text"] + stages.renderer.end_of_turn, add_special_tokens=False)
+        reply = list(reply["input_ids"])
+        if (length := len(prompt) + len(reply)) > recipe.data.max_length:
+            funnel.drop("reply too long", id, f"{length} tokens of {recipe.data.max_length}")
+            continue
+        labels = [IGNORE] * len(prompt) + reply
+        funnel.keep()
+        yield {"id": id, "input_ids": prompt + reply, "labels": labels, "hinted": hint + reply, "reply": len(reply)}
+    refuse_none(funnel, REPLY_ADVICE)
+
+
+@torch.no_grad()
+def with_logits(network: Any, rows: list[Row], stages: Stages) -> list[Row]:
+    """The rows with what the model stores of its logits where it reads the hint; in their order."""
+    settings, done = stages.recipe.ssb, list[Row | None]([None] * len(rows))
+    network.eval()
+    lengths_N = np.array([len(row["hinted"]) for row in rows])
+    for numbers in plan_batches(lengths_N, stages.recipe.selection.batch_tokens):
+        width = int(lengths_N[numbers].max())
+        # on the right and without a mask: causal attention never looks there
+        ids = [rows[number]["hinted"] + [0] * (width - lengths_N[number]) for number in numbers]
+        inputs = {"input_ids": torch.tensor(ids, device=network.device), "use_cache": False}
+        for number, hidden_LD in zip(numbers.tolist(), hidden_states(network, inputs), strict=True):
+            row, end = rows[number], int(lengths_N[number]) - 1  # the token before each of the reply predicts it
+            top = top_logits(
+                hidden_LD[end - row["reply"] : end], head(network), k=settings.top_k, temperature=settings.temperature
+            )
+            done[number] = (
+                {name: row[name] for name in ("id", "input_ids", "labels")}
+                | stored(top)
+                | coverage(top, settings.temperature)
+            )
+    return [row for row in done if row is not None]
+
+
+def coverage(top: TopLogits, temperature: float) -> dict[str, float]:
+    """Mean probability of the stored tokens, at temperature 1 and at that of the comparison."""
+    tempered_T = ((top.logits_TK / temperature).logsumexp(-1) - top.lse_T).exp()
+    return {"coverage": float(top.coverage_T.mean()), "coverage_at_temperature": float(tempered_T.mean())}
+
+
+def student(stages: Stages, start: Model, targets: Stage) -> Model:
+    """An adapter over the start model that learns the replies; an ordinary model comes of it unless `lora` is set."""
+    recipe, settings, name = stages.recipe, stages.recipe.ssb, "baselines/ssb"
+    size = settings.model_dump(include={"rank", "alpha"})
+    lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
+    adapted = recipe.model_copy(update={"lora": lora})
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        model = Loader(adapted, stages.base if recipe.lora else start).load(start)
+        keep = partial(stages.save, model) if recipe.lora else partial(save_adapter, model)
+        phase = Phase(name, 1, settings.epochs, work, stages.run.progress, keep=keep)
+        rows = load_tokens(targets.path / TARGETS)
+        counters = train_student(model, stages.renderer.tokenizer, rows, settings, adapted, phase)
+        if recipe.lora:
+            stages.save(model, out, work)
+            publish_snapshots(work, out, settings.snapshots)
+            return counters
+        precision = "fp32" if recipe.precision == "fp32" else "bf16"
+        options = {"precision": precision, "trust_remote_code": recipe.trust_remote_code}
+        save_adapter(model, work / "adapter")
+        stages.save(load_merged(work / "adapter", start.folder, **options), out, work)
+        for place, folder in snapshot_folders(work, settings.snapshots).items():
+            stages.save(load_merged(folder, start.folder, **options), out / SNAPSHOTS / place)
+        return counters
+
+    losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
+    also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
+    return stages.model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+def write_rows(path: Path, batches: Any) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def read_rows(paths: list[Path]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            yield from reader

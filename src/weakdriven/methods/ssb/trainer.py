@@ -1,0 +1,130 @@
+"""SSB's student: TRL's SFTTrainer, whose rows bring the largest logits that a teacher had for each of their tokens.
+
+T = supervised tokens of a batch, B = rows, L = width of the batch, K = stored logits of a token, D = width.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from weakdriven.config.baselines import SsbSettings
+from weakdriven.config.recipe import Recipe
+from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
+from weakdriven.methods.token_loss import SummingTrainer
+from weakdriven.models.head import causal_lm, head, hidden_states, refuse_other_logits
+from weakdriven.models.recompute import keep
+from weakdriven.training.sft import Phase, fit
+from weakdriven.wmss.pair import targets
+
+STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
+"""Of each row: token ids (int32) and logits (the bits of bfloat16) of all its reply tokens in one list, and the
+log-sum-exp of each token."""
+
+
+def as_bits(logits: Tensor) -> np.ndarray:
+    """bfloat16, which neither numpy nor Arrow has, as uint16."""
+    return logits.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def from_bits(bits: np.ndarray) -> Tensor:
+    """
+    >>> from_bits(as_bits(torch.tensor([1.5, -2.0]))).tolist()
+    [1.5, -2.0]
+    """
+    return torch.from_numpy(np.array(bits, np.uint16).view(np.int16)).view(torch.bfloat16)
+
+
+def stored(top: TopLogits) -> dict[str, np.ndarray]:
+    """One reply's logits, as a row holds them."""
+    ids, logits = top.ids_TK.flatten().cpu().numpy().astype(np.int32), as_bits(top.logits_TK.flatten())
+    return dict(zip(STORED, (ids, logits, top.lse_T.float().cpu().numpy()), strict=True))
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows side by side, padded on the right; the stored logits of all their tokens one below the other."""
+
+    pad: int
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, filler: int) -> Tensor:
+            parts = [np.asarray(row[name], np.int64) for row in rows]
+            return torch.from_numpy(
+                np.stack([np.pad(part, (0, width - len(part)), constant_values=filler) for part in parts])
+            )
+
+        ids_N, logits_N, lse_T = (np.concatenate([np.asarray(row[name]) for row in rows]) for name in STORED)
+        mask = [np.arange(width) < len(row["input_ids"]) for row in rows]
+        return {
+            "input_ids": padded("input_ids", self.pad),
+            "labels": padded("labels", IGNORE),
+            "attention_mask": torch.from_numpy(np.stack(mask).astype(np.int64)),
+            "teacher_ids": torch.from_numpy(ids_N.astype(np.int64)).view(len(lse_T), -1),
+            "teacher_logits": from_bits(logits_N).view(len(lse_T), -1),
+            "teacher_lse": torch.from_numpy(lse_T.astype(np.float32)),
+        }
+
+
+class SsbTrainer(SummingTrainer):
+    """TRL's SFTTrainer with SSB's loss; in one process."""
+
+    def __init__(self, *args: Any, settings: SsbSettings, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.settings = settings
+        self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
+        refuse_other_logits(self.model, "model")  # pyright: ignore
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        network, settings = self.accelerator.unwrap_model(model), self.settings
+        target_BL = targets(inputs["labels"])
+        # both wait for the GPU, so they stand before the model is asked and it has something to do
+        place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
+        scale = None if num_items_in_batch is None else 1 / max(float(num_items_in_batch), 1.0)
+        asked = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        with self.accelerator.autocast():  # else only a call of the whole model would get it
+            hidden_BLD = hidden_states(network, {**asked, "use_cache": False})[:, :-1]
+            loss, sums = topk_distillation(
+                hidden_BLD.flatten(0, 1).index_select(0, place),
+                head(network),
+                target_BL.flatten().index_select(0, place),
+                *(inputs[name] for name in STORED),
+                temperature=settings.temperature,
+                kd_weight=settings.kd_weight,
+                ce_weight=settings.ce_weight,
+                renormalize=settings.renormalize,
+                support=settings.student_support,
+                scale=scale,
+                ignored=False,
+            )
+        found = {name: value.detach() for name, value in sums._asdict().items()}
+        found["num_tokens"] = inputs["attention_mask"].sum()
+        self._sums = {name: value + self._sums.get(name, 0) for name, value in found.items()}
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+
+def train_student(
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    settings: SsbSettings,
+    recipe: Recipe,
+    phase: Phase,
+) -> dict[str, Any]:
+    """Train an adapter in place on replies with their teacher's logits; returns counters."""
+    if isinstance(settings.gradient_checkpointing, str):
+        keep(causal_lm(model), settings.gradient_checkpointing)
+    made = phase.prepare(dataset.with_format("numpy"), settings, recipe, ("input_ids", "labels", *STORED))
+    made["args"].remove_unused_columns = False
+    collate = Collator(tokenizer.pad_token_id or 0)  # pyright: ignore
+    return fit(SsbTrainer(model, processing_class=tokenizer, data_collator=collate, settings=settings, **made))

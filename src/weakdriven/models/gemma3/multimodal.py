@@ -1,0 +1,148 @@
+"""Gemma-3 with its vision tower: the language model inside, as an ordinary causal LM.
+
+On disk the same weights go by several names: as published (`language_model.model.*`), as some versions of transformers
+save them (`model.language_model.*`), and with or without `vision_model.` in the tower. Neither way of transformers 5.22
+serves us: `AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`, so that it writes
+names that no text model reads. So the names are mapped here.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, Gemma3Config, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
+
+from weakdriven.errors import UserError
+from weakdriven.models.gemma3.shards import Stored, listed, read_weights, stored_weights
+from weakdriven.runs.files import read_json
+
+HEAD = "lm_head.weight"
+_HEAD = re.compile(r"(?:model\.)?(?:language_model\.)?lm_head\.")
+_LANGUAGE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
+_VISION = re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?")
+_PROJECTOR = re.compile(r"(?:model\.)?multi_modal_projector\.")
+
+
+def is_multimodal(folder: Path) -> bool:
+    """Whether a folder's configuration is Gemma-3 with a vision tower."""
+    config = read_json(folder / "config.json")
+    return config.get("model_type") == "gemma3" and "vision_config" in config
+
+
+def text_config(folder: Path) -> Any:
+    """Configuration of the model that is trained: a folder's own, or that of the language model inside Gemma-3.
+
+    The multimodal class ties its embeddings by the outer setting, so that one decides.
+    """
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if not isinstance(config, Gemma3Config):
+        return config
+    inner: Any = config.text_config
+    inner.tie_word_embeddings = config.tie_word_embeddings
+    inner.dtype = config.dtype if inner.dtype is None else inner.dtype
+    return inner
+
+
+def text_name(name: str) -> str | None:
+    """What a weight of the multimodal layout is called in the text model; None if it belongs to the vision side.
+
+    >>> text_name("language_model.model.norm.weight"), text_name("model.language_model.norm.weight")
+    ('model.norm.weight', 'model.norm.weight')
+    >>> text_name("vision_tower.vision_model.post_layernorm.bias")
+    """
+    if vision_name(name) is not None:
+        return None
+    if _HEAD.match(name):
+        return _HEAD.sub("lm_head.", name, count=1)
+    return _LANGUAGE.sub("model.", name, count=1) if _LANGUAGE.match(name) else name
+
+
+def vision_name(name: str) -> str | None:
+    """Published name of a weight of the vision tower or the projector, which servers expect; None for other weights.
+
+    >>> vision_name("model.vision_tower.post_layernorm.bias")
+    'vision_tower.vision_model.post_layernorm.bias'
+    """
+    for pattern, published in ((_VISION, "vision_tower.vision_model."), (_PROJECTOR, "multi_modal_projector.")):
+        if pattern.match(name):
+            return pattern.sub(published, name, count=1)
+    return None
+
+
+def wrapped_name(name: str) -> str:
+    """Published name of a text model's weight inside the multimodal layout."""
+    return f"language_model.{name}"
+
+
+def text_weights(folder: Path) -> dict[str, Stored]:
+    """The language model's weights in a multimodal folder, by the text model's names."""
+    return renamed(folder, text_name)
+
+
+def vision_weights(folder: Path) -> dict[str, Stored]:
+    """The weights of the vision tower and the projector in a multimodal folder, by their published names."""
+    return renamed(folder, vision_name)
+
+
+def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
+    """Those weights of a folder that a function gives a name to; two under one name are an error."""
+    found: dict[str, Stored] = {}
+    for name, stored in stored_weights(folder).items():
+        new = rename(name)
+        if new in found:
+            raise UserError(f"{folder} holds {found[new].name} and {name}, which are the same weight; remove one.")
+        if new is not None:
+            found[new] = stored
+    return found
+
+
+def refuse_other_weights(found: dict[str, Stored], config: Gemma3TextConfig, folder: Path) -> None:
+    """Every weight of the text model, in its shape, and no other; decided by the headers, before anything is read."""
+    with torch.device("meta"):
+        model = Gemma3ForCausalLM(config)
+    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    optional = {HEAD} if config.tie_word_embeddings else set()
+    if missing := wanted.keys() - found.keys() - optional:
+        raise UserError(
+            f"{folder} lacks {listed(missing)} of Gemma3ForCausalLM, which would start at random; use a complete "
+            "checkpoint of that architecture."
+        )
+    if extra := found.keys() - wanted.keys():
+        raise UserError(
+            f"{folder} holds {listed(found[name].name for name in extra)} that no Gemma-3 text model has; use a "
+            "checkpoint of Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
+        )
+    for name, stored in found.items():
+        if stored.shape != wanted[name]:
+            raise UserError(
+                f"{folder}: {stored.name} has the shape {stored.shape}, but by config.json it should be "
+                f"{wanted[name]}; the folder mixes two models."
+            )
+
+
+def check_text_weights(folder: Path) -> None:
+    """Refuse a multimodal Gemma-3 folder whose language model is not whole."""
+    refuse_other_weights(text_weights(folder), text_config(folder), folder)
+
+
+def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, dict[str, Any]]:
+    """The language model of a multimodal Gemma-3 folder and transformers' account of the loading.
+
+    The vision tower is never read. Saved again, the model is an ordinary text-only checkpoint.
+
+    Args:
+        options: As `from_pretrained` takes them: `dtype`, `attn_implementation` and so on.
+    """
+    config, weights = text_config(folder), text_weights(folder)
+    refuse_other_weights(weights, config, folder)
+    # copies, because what is read is a view of the file, and the model has to outlive it
+    state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in read_weights(weights)}
+    loaded: Any = Gemma3ForCausalLM.from_pretrained(
+        None, config=config, state_dict=state, output_loading_info=True, **options
+    )
+    model, info = loaded
+    model.name_or_path = model.config._name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model, info

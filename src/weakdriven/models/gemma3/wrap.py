@@ -1,0 +1,241 @@
+"""A trained text-only Gemma-3 back in the multimodal layout of its base, for servers that load no other.
+
+The text weights get the published prefix; the base's vision tower and projector come along bit for bit.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextConfig
+
+from weakdriven.errors import UserError
+from weakdriven.models.adapters import ADAPTER_FILE
+from weakdriven.models.gemma3.multimodal import (
+    HEAD,
+    is_multimodal,
+    refuse_other_weights,
+    text_weights,
+    vision_name,
+    vision_weights,
+    wrapped_name,
+)
+from weakdriven.models.gemma3.shards import SHARD_BYTES, Stored, listed, refuse_changed, stored_weights, write_shards
+from weakdriven.models.load import load_tokenizer, locate_model, vocabulary_size
+from weakdriven.runs.files import PART, read_json, sync_tree, write_json
+
+OF_TRAINED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+GENERATION = "generation_config.json"
+OF_BASE = ("preprocessor_config.json", "processor_config.json")
+IMAGE_TOKENS = ("image_token", "boi_token", "eoi_token")
+"""Attributes of the tokenizer that Gemma-3's processor reads."""
+OUTER = ("architectures", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
+"""Keys that belong to a whole configuration and not to the part for the text."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """What was put together, and where it lies."""
+
+    trained: Path
+    base: Path
+    out: Path
+    text_weights: int
+    vision_weights: int
+
+
+def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> Wrapped:
+    """Save a trained `Gemma3ForCausalLM` as a `Gemma3ForConditionalGeneration` with its base's vision side.
+
+    Tensors are copied file by file and compared with their sources afterwards; neither model is ever built.
+
+    Args:
+        trained: Folder of the text-only checkpoint, with its tokenizer; its precision is kept.
+        base: Folder or Hub id of the multimodal model that it was trained from.
+        out: New or empty folder.
+        shard_bytes: Size of the files, and so about the memory needed.
+    """
+    target = refuse_used(Path(out).expanduser().resolve())
+    text_folder, base_folder = locate_text_model(trained), locate_model(base)
+    if not is_multimodal(base_folder):
+        raise UserError(
+            f"{base} is {described(base_folder)}; expected the multimodal Gemma-3 (model type gemma3 with a "
+            "vision_config) that the model was trained from, because its vision tower is what is added."
+        )
+    wanted = wrapped_weights(text_folder, base_folder)
+    refuse_other_tokens(text_folder, base_folder)
+    config = wrapped_config(text_folder, base_folder)
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        write_json(part / "config.json", config, exact=True)
+        refuse_other_settings(part, text_folder)
+        copy_files(text_folder, base_folder, part)
+        write_shards(wanted, part, shard_bytes=shard_bytes)
+        refuse_changed(stored_weights(part), wanted)
+        sync_tree(part)
+        os.replace(part, target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    vision = len(vision_weights(base_folder))
+    return Wrapped(text_folder, base_folder, target, len(wanted) - vision, vision)
+
+
+def refuse_used(target: Path) -> Path:
+    """A place that does not exist yet or is an empty folder."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        found = "holds files" if target.is_dir() else "is a file"
+        raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
+    return target
+
+
+def locate_text_model(source: str) -> Path:
+    """Folder of a text-only Gemma-3 with its tokenizer."""
+    if (Path(source).expanduser() / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{source} is an adapter; expected a whole model. Set lora.output: merged in the recipe and run it again: "
+            "the merged model is then in merged/."
+        )
+    folder = locate_model(source)
+    if read_json(folder / "config.json").get("model_type") != Gemma3TextConfig.model_type:
+        raise UserError(
+            f"{source} is {described(folder)}; expected a text-only Gemma-3 (model type gemma3_text), as a run saves "
+            "it. Other models need no wrapping."
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{source} holds no tokenizer.json; save the tokenizer it was trained with there.")
+    return folder
+
+
+def described(folder: Path) -> str:
+    """What a folder's configuration calls its model."""
+    config = read_json(folder / "config.json")
+    kind = ", ".join(config.get("architectures") or ["a model"])
+    return f"{kind} (model type {config.get('model_type')})"
+
+
+def wrapped_weights(trained: Path, base: Path) -> dict[str, Stored]:
+    """Every weight of the result by its published name, and where it comes from."""
+    config: Any = AutoConfig.from_pretrained(trained, trust_remote_code=False)
+    text, before, vision = stored_weights(trained), text_weights(base), vision_weights(base)
+    refuse_other_weights(text, config, trained)
+    if config.tie_word_embeddings and HEAD in text:
+        raise UserError(
+            f"{trained} holds {HEAD}, but by its config.json the head is tied to the embeddings; load it and save it "
+            "with save_pretrained, which settles that."
+        )
+    refuse_other_vision(vision, base)
+    for name in before.keys() - {HEAD}:
+        if name not in text or text[name].shape != before[name].shape:
+            found = text[name].shape if name in text else "absent"
+            raise UserError(
+                f"{trained} does not fit {base}: {name} is {found} in the trained model and {before[name].shape} in "
+                "the base; use the base that it was trained from."
+            )
+    if extra := sorted(text.keys() - before.keys() - {HEAD}):
+        raise UserError(
+            f"{trained} does not fit {base}, which has no {extra[0]}; use the base that it was trained from."
+        )
+    return {wrapped_name(name): stored for name, stored in text.items()} | vision
+
+
+def refuse_other_vision(vision: dict[str, Stored], base: Path) -> None:
+    """Every weight of the vision tower and the projector that the base's configuration asks for, in its shape."""
+    if not vision:
+        raise UserError(f"{base} holds no weights of a vision tower; use the whole multimodal checkpoint.")
+    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
+    with torch.device("meta"):
+        model = Gemma3ForConditionalGeneration(config)
+    named = {vision_name(name): tuple(weight.shape) for name, weight in model.state_dict().items()}
+    wanted = {name: shape for name, shape in named.items() if name is not None}
+    found = {name: stored.shape for name, stored in vision.items()}
+    if found != wanted:
+        differ = {name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)}
+        raise UserError(
+            f"{base}: {listed(differ)} of the vision side are missing, too many or of another shape than config.json "
+            "says; use the whole multimodal checkpoint."
+        )
+
+
+def refuse_other_tokens(trained: Path, base: Path) -> None:
+    """The vision side writes to token ids of the base, so all of the base's tokens must have kept theirs."""
+    ours, theirs = load_tokenizer(trained), load_tokenizer(base)
+    vocabulary = ours.get_vocab()
+    moved = sorted(token for token, number in theirs.get_vocab().items() if vocabulary.get(token) != number)
+    if moved:
+        raise UserError(
+            f"The tokenizer of {trained} does not fit {base}: {len(moved)} tokens of the base have another id or none "
+            f"(first: {moved[0]!r}); use the base that it was trained from."
+        )
+    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
+    rows = AutoConfig.from_pretrained(trained, trust_remote_code=False).vocab_size
+    if max(vocabulary_size(ours) - 1, config.image_token_id) >= rows:
+        raise UserError(
+            f"{trained} has {rows} vocabulary rows, but its tokenizer needs {vocabulary_size(ours)} and {base} has the "
+            f"id {config.image_token_id} for images; use the base that it was trained from."
+        )
+    for name in IMAGE_TOKENS:
+        if getattr(theirs, name, None) != getattr(ours, name, None):
+            raise UserError(
+                f"The tokenizer of {trained} has {name} {getattr(ours, name, None)!r}, that of {base} "
+                f"{getattr(theirs, name, None)!r}; save the base's tokenizer with the trained model."
+            )
+
+
+def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
+    """The base's settings with those of the trained text; older names in the base's stay, for older servers."""
+    outer, inner = read_json(base / "config.json"), read_json(trained / "config.json")
+    precision = "torch_dtype" if "torch_dtype" in outer else "dtype"
+    parts = {key: value for key, value in outer.items() if isinstance(value, dict) and key.endswith("_config")}
+    parts["text_config"] = parts.get("text_config", {}) | {k: v for k, v in inner.items() if k not in OUTER}
+    for part in parts.values():  # one precision for all: the whole's
+        for name in ("dtype", "torch_dtype"):
+            part.pop(name, None)
+    tied = bool(AutoConfig.from_pretrained(trained, trust_remote_code=False).tie_word_embeddings)
+    changes = {"architectures": ["Gemma3ForConditionalGeneration"], "tie_word_embeddings": tied}
+    kind = inner.get("dtype") or inner.get("torch_dtype")
+    return outer | parts | changes | ({precision: kind} if kind else {})
+
+
+def refuse_other_settings(wrapped: Path, trained: Path) -> None:
+    """What transformers reads from the new configuration has to be the trained model's settings."""
+    theirs, ours = (
+        AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict(),
+        AutoConfig.from_pretrained(wrapped, trust_remote_code=False).text_config.to_dict(),
+    )
+    differ = sorted(k for k in theirs.keys() | ours.keys() if k not in OUTER and theirs.get(k) != ours.get(k))
+    if differ:
+        raise UserError(
+            f"The base's config.json and that of {trained} cannot be joined: text_config would get {differ[0]} = "
+            f"{ours.get(differ[0])!r}, but the trained model has {theirs.get(differ[0])!r}; use the base that it was "
+            "trained from."
+        )
+
+
+def copy_files(trained: Path, base: Path, out: Path) -> None:
+    """Tokenizer, chat template and generation settings of the trained model; the image processor of the base."""
+    if not any((base / name).is_file() for name in OF_BASE):
+        raise UserError(
+            f"{base} holds neither {' nor '.join(OF_BASE)}, which servers read; use the whole multimodal checkpoint."
+        )
+    for name in OF_TRAINED:
+        if (trained / name).is_file():
+            shutil.copyfile(trained / name, out / name)
+    for name in OF_BASE:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, out / name)
+    settings = next((f / GENERATION for f in (trained, base) if (f / GENERATION).is_file()), None)
+    if settings is not None:
+        shutil.copyfile(settings, out / GENERATION)

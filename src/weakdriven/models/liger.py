@@ -1,0 +1,89 @@
+"""Faster layers: Liger's fused norm, rotary embedding and MLP activation, given to one model and to no other."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.liger import apply_liger_kernel
+from transformers.utils.import_utils import is_liger_kernel_available
+
+from weakdriven.errors import UserError
+from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
+
+ROTARY = "apply_rotary_pos_emb"
+FRESH_QUERIES = {"qwen3", "gemma3_text"}
+"""Model types whose queries and keys come out of a norm, so that writing over them spoils no product's result."""
+
+
+def fast_layers(choice: str, model_type: str) -> bool:
+    """Whether models of this type train with Liger's layers here; an error where they are demanded and cannot be."""
+    if choice == "off":
+        return False
+    missing = _missing(model_type)
+    if missing and choice == "liger":
+        raise UserError(f"fast_layers: liger cannot be used, because {missing}; set fast_layers: auto.")
+    return not missing
+
+
+def model_type(folder: Path) -> str:
+    """What the configuration calls the architecture of the model that is trained."""
+    if is_multimodal(folder):
+        return text_config(folder).model_type
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+
+
+def _missing(model_type: str) -> str | None:
+    if not torch.cuda.is_available():
+        return "there is no CUDA device here"
+    if not is_liger_kernel_available():
+        return "liger-kernel is not installed (pip install 'weakdriven[cuda]')"
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    return None if model_type in MODEL_TYPE_TO_APPLY_LIGER_FN else f"Liger has no layers for model type {model_type}"
+
+
+def use_liger(model: PreTrainedModel) -> None:
+    """Replace the layers of this model in place; its parameters stay the same objects under the same names.
+
+    Liger also changes the module that the model's classes stand in, so that every later model of the type would get
+    its layers, on the CPU too where they cannot run. That is undone; only the rotary function is taken from there.
+    """
+    logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)  # it tells of each rare backend not installed
+    namespace = vars(sys.modules[type(model).__module__])
+    before = dict(namespace)
+    try:
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})  # the loss is ours
+        rotary: Any = namespace.get(ROTARY)
+    finally:
+        namespace.update(before)
+    if rotary is not before.get(ROTARY):
+        rotate = rotary if model.config.model_type in FRESH_QUERIES else _out_of_place(rotary)
+        for module in model.modules():
+            _give_rotary(module, rotate)
+
+
+def _out_of_place(rotary: Callable[..., Any]) -> Callable[..., Any]:
+    """Liger rotates in place. Over a kept product (recompute.py) that would be done again in the backward pass."""
+
+    def rotate(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return rotary(query.clone(), key.clone(), *args, **kwargs)
+
+    return rotate
+
+
+def _give_rotary(module: nn.Module, rotary: Callable[..., Any]) -> None:
+    """Bind the module's own forward again, with another function under the name that it looks up in its file."""
+    forward: Any = type(module).forward
+    if ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        return
+    names = {**forward.__globals__, ROTARY: rotary}
+    own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    own.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(own, module)

@@ -1,0 +1,114 @@
+"""Which earlier checkpoint makes a useful weak model: entropy separation from the strong one (paper B.5)."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.errors import UserError
+from weakdriven.methods.wmss import first_strong
+from weakdriven.pipeline.run import carry_out
+from weakdriven.runs.directory import SCORES, Progress, Stage
+from weakdriven.runs.processes import all_processes
+from weakdriven.stages.checks import ready_model
+from weakdriven.stages.stages import Model, Stages
+from weakdriven.wmss.score_files import read_scores
+from weakdriven.wmss.selection import rank_correlation
+
+TOO_CLOSE = 0.05
+"""Separation below which a pair carries little signal; our rule of thumb, the paper gives no number."""
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How far a weak model's entropies lie from the strong one's, over some examples."""
+
+    weak: str
+    examples: int
+    weak_entropy: float
+    strong_entropy: float
+    change: float
+    """Mean of strong minus weak."""
+    error: float
+    """Standard error of that mean."""
+    distance: float
+    """Mean of its absolute value."""
+    falling: float
+    """Share of examples on which the strong model is surer."""
+    correlation: float | None
+    """Rank correlation of the two models' entropies."""
+
+    @property
+    def relative(self) -> float:
+        """Distance in units of the strong model's mean entropy."""
+        return self.distance / self.strong_entropy if self.strong_entropy else float("inf")
+
+    @property
+    def too_close(self) -> bool:
+        return self.distance == 0 or self.relative < TOO_CLOSE
+
+    @property
+    def warning(self) -> str:
+        """Empty for a pair that can carry signal."""
+        if not self.too_close:
+            return ""
+        return (
+            f"{self.weak} lies {self.relative:.1%} of the strong model's entropy away from it. A pair below "
+            f"{TOO_CLOSE:.0%} has nearly the same doubts, so mixing adds little (paper B.5)."
+        )
+
+
+def pair_checkpoints(
+    recipe: Recipe, root: Path, progress: Progress, *, weak: list[str], strong: str | None, examples: int
+) -> list[Separation]:
+    """Separation of the base and of each given checkpoint from the strong model, in the order given; empty in helpers.
+
+    Args:
+        strong: Folder, adapter folder or Hub id; unset: the recipe's M1, which must be there.
+        examples: Drawn at random from the data, the same for every model.
+    """
+    if examples < 2:
+        raise UserError(f"--examples is {examples}; a separation needs at least 2.")
+    processes = all_processes()
+
+    def scored(stages: Stages) -> list[tuple[str, Stage]]:
+        data = stages.data()
+        leader = named(strong, stages) if strong else first_strong(stages, data)
+        models = [(strong or "strong", leader), ("base", stages.base)]
+        models += [(source, named(source, stages)) for source in dict.fromkeys(weak)]
+        return [(source, stages.entropy(model, data, examples)) for source, model in models]
+
+    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, beside=True)
+    if not processes.is_main_process:
+        return []
+    strong_N = read_scores(leading.path / SCORES)["entropy"].to_numpy()
+    return [separation(name, read_scores(s.path / SCORES)["entropy"].to_numpy(), strong_N) for name, s in others]
+
+
+def named(source: str, stages: Stages) -> Model:
+    """A checkpoint under the end of its path, which a person recognises, and its key, which tells it from others."""
+    model = ready_model(source, source, stages.recipe, stages.base)
+    place = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(source).parts[-2:])).strip("-.")
+    return replace(model, name=f"{place}-{model.key[:8]}")
+
+
+def separation(name: str, weak_N: np.ndarray, strong_N: np.ndarray) -> Separation:
+    """
+    >>> found = separation("base", np.array([1.0, 0.5, 0.8]), np.array([0.4, 0.6, 0.8]))
+    >>> round(found.change, 6), round(found.distance, 6), round(found.relative, 6), found.too_close
+    (-0.166667, 0.233333, 0.388889, False)
+    """
+    change_N = strong_N - weak_N
+    return Separation(
+        weak=name,
+        examples=len(change_N),
+        weak_entropy=float(weak_N.mean()),
+        strong_entropy=float(strong_N.mean()),
+        change=float(change_N.mean()),
+        error=float(change_N.std(ddof=1) / len(change_N) ** 0.5),
+        distance=float(abs(change_N).mean()),
+        falling=float((change_N < 0).mean()),
+        correlation=rank_correlation(weak_N, strong_N),
+    )

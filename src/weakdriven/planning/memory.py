@@ -1,0 +1,245 @@
+"""Peak memory of one training step on one device, as the largest of a few moments of it.
+
+Gradients appear while activations go, so their sum is more than is ever there; a step is followed instead: the end of
+the forward pass, the first and the last layer of the backward pass, and its end.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
+from weakdriven.planning.devices import GIB, Machine
+from weakdriven.planning.shape import Shape
+
+Precision = Literal["bf16-mixed", "bf16", "fp32"]
+BLOCK = 256
+"""Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
+TILE = 0.73 * GIB
+CPU_TILE = 176 * 2**20
+"""Logits that are in memory at a time: losses/tiles.py."""
+RESERVE = 1.0 * GIB
+"""CUDA's context and libraries; a guess."""
+FRAGMENTS = 0.02
+"""Share that torch's allocator holds and cannot use; a guess."""
+CPU_RESERVE = 0.7 * GIB
+"""Python and its libraries on a CPU; a guess."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the peak."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    loss: float = 0.0
+    reserve: float = 0.0
+    moment: str = ""
+
+    @property
+    def allocated(self) -> float:
+        """What torch counts as its peak."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.loss
+
+    @property
+    def total(self) -> float:
+        return self.allocated + self.reserve
+
+    def parts(self) -> dict[str, float]:
+        names = ("weights", "gradients", "optimizer", "activations", "loss", "reserve")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One micro-batch of a training phase, and how it is trained on."""
+
+    shape: Shape
+    """Of each model; with an adapter, adapters are what is trained."""
+    tokens: float
+    """Of a micro-batch, with padding."""
+    length: float
+    """Of its longest row."""
+    models: int = 1
+    trained: int = 1
+    """How many of the models learn; another one only runs forward."""
+    teacher: bool = False
+    """A frozen model more, in the precision of forward passes."""
+    precision: Precision = "bf16-mixed"
+    optimizer: str = "adamw"
+    checkpointing: Checkpointing = True
+    offloading: bool = False
+    fast: bool = False
+    masked: bool = False
+    eager: bool = False
+    accumulates: bool = True
+    """Several micro-batches make a step, so gradients are there while the next one runs forward."""
+    on_cpu: bool = False
+
+    @property
+    def adapted(self) -> bool:
+        return self.shape.adapter is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a weight that a forward pass reads."""
+        if self.adapted:
+            return 4 if self.precision == "fp32" else 2
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of a weight that learns, and of its gradient."""
+        adapter = self.shape.adapter
+        if adapter is None:
+            return self.weight_bytes
+        return 2 if adapter.quantized else 4
+
+    @property
+    def numbers(self) -> Numbers:
+        compute = 4 if self.precision == "fp32" else 2
+        mixed = self.precision == "bf16-mixed" and not self.adapted
+        adapter = None
+        if self.shape.adapter:
+            adapter = 4 if self.precision != "bf16-mixed" and not self.shape.adapter.quantized else 2
+        return Numbers(
+            compute=compute,
+            residual=4 if mixed else compute,
+            fast=self.fast,
+            adapter=adapter,
+            masked=self.masked,
+            eager=int(self.length) if self.eager else 0,
+        )
+
+
+def state_bytes(optimizer: str, weight: int) -> float:
+    """Of an optimizer's state, for one trained weight of so many bytes.
+
+    >>> state_bytes("adamw", 4), state_bytes("adamw_8bit", 4), state_bytes("rmsprop", 2)
+    (8, 2.03125, 2)
+    """
+    if optimizer in ("adamw_8bit", "adamw_fp8"):
+        return 2 * (1 + 4 / BLOCK)
+    if optimizer == "adamw_bf16":
+        return 4
+    return weight if optimizer == "rmsprop" else 2 * weight
+
+
+def base_weights(step: Step) -> float:
+    """Weights of all models, without sharding; with adapters the base is there once."""
+    shape, adapter = step.shape, step.shape.adapter
+    teacher = shape.parameters * (4 if step.precision == "fp32" else 2) if step.teacher else 0
+    if adapter is None:
+        return step.models * shape.parameters * step.weight_bytes + teacher
+    base = shape.parameters * step.weight_bytes
+    if adapter.quantized:  # NF4, and an fp32 scale for each 64 weights
+        base = shape.linear * (0.5 + 4 / 64) + (shape.parameters - shape.linear) * 2
+    return base + step.models * adapter.parameters * step.trained_bytes + teacher
+
+
+def training_memory(step: Step, machine: Machine) -> Memory:
+    """The largest of the moments of a step, with what it is made of."""
+    shape, numbers = step.shape, step.numbers
+    split, zero3 = machine.split, machine.sharding == "zero3"
+    learns = step.trained * shape.trained
+    weights = base_weights(step) / split
+    gradients = learns * step.trained_bytes / split
+    state = learns * state_bytes(step.optimizer, step.trained_bytes) / split
+    if zero3:  # the optimizer's own copy of what is trained
+        state += learns * 4 / split
+    gathered = _gathered(step, whole=zero3) if split > 1 else 0.0
+    weights += gathered
+    copies = 0.0
+    if step.precision == "bf16-mixed" and not step.adapted:  # autocast keeps a bf16 copy of each weight it has met
+        copies = 2.0 * step.models * shape.linear if split == 1 else 2.0 * shape.layer
+    layers, runs_back = shape.layers, step.trained
+    a_layer = step.tokens * kept(shape, numbers, step.checkpointing)
+    saved = runs_back * layers * a_layer
+    hidden = step.models * step.tokens * shape.hidden * numbers.compute
+    if step.offloading:
+        saved = 2 * a_layer
+    in_layer = step.tokens * working(shape, numbers, step.checkpointing)
+    loss = loss_memory(step)
+    head_gradients = 0.0 if step.adapted else step.trained * shape.head * step.trained_bytes
+    there = gradients if step.accumulates else 0.0
+    whole = Memory(weights=weights, gradients=gradients, optimizer=state)
+    first_layers = 0.0 if step.adapted else shape.layer * step.trained_bytes / split
+    if not step.adapted and not shape.tied:
+        first_layers += shape.head * step.trained_bytes / split  # the embedding's own comes after all layers
+    embedding = 0.0 if step.adapted else shape.head * step.trained_bytes
+    moments = [
+        replace(
+            whole,
+            weights=weights + copies,
+            gradients=there,
+            activations=saved + hidden,
+            loss=loss,
+            moment="the end of the forward pass",
+        ),
+        replace(
+            whole,
+            weights=weights + (copies if step.checkpointing is False else 0.0),
+            gradients=max(there, min(head_gradients, gradients)),
+            activations=saved + hidden + in_layer,
+            moment="the start of the backward pass",
+        ),
+        replace(
+            whole,
+            gradients=gradients if step.accumulates else gradients - first_layers,
+            activations=a_layer + in_layer,
+            moment="the end of the backward pass",
+        ),
+        replace(whole, activations=embedding, moment="the embedding's gradient"),
+    ]
+    peak = max(moments, key=lambda moment: moment.allocated)
+    if machine.sharding == "ddp":  # its buckets are a copy of all gradients, there from the start
+        peak = replace(peak, gradients=peak.gradients + gradients)
+    return with_reserve(peak, on_cpu=step.on_cpu)
+
+
+def _gathered(step: Step, *, whole: bool) -> float:
+    """A layer is put together while it works, the next one meanwhile, and embedding and head are kept so.
+
+    Args:
+        whole: In fp32 whatever the precision, as our ZeRO-3 does; else in the numbers that are computed with.
+    """
+    shape, size = step.shape, 4 if whole or step.precision == "fp32" else 2
+    outer = shape.head * (1 if shape.tied else 2)
+    return size * (2 * shape.layer + step.models * outer)
+
+
+def loss_memory(step: Step) -> float:
+    """Tiles of logits, fp32 sums of the heads' gradients, the rounded one beside them, gradients of hidden states."""
+    shape, size = step.shape, step.numbers.compute
+    tile = CPU_TILE if step.on_cpu else TILE
+    tile = min(tile, step.tokens * shape.vocabulary * 4 * 3)
+    hidden = step.trained * step.tokens * shape.hidden * size
+    if step.adapted:
+        return tile + hidden
+    sums = 4.0 * step.trained * shape.head
+    return hidden + sums + max(tile, shape.head * step.trained_bytes)
+
+
+def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
+    """Of a model that is only asked: weights, one layer at work, a tile of logits or the keys and values kept."""
+    shape = step.shape
+    size = 4 if step.precision == "fp32" else 2
+    plain = replace(step, models=1, trained=0, teacher=False, precision="fp32" if size == 4 else "bf16")
+    numbers = replace(plain.numbers, adapter=None)
+    # the residual stream, a norm's result, and the widest of attention and MLP
+    in_layer = step.tokens * numbers.compute * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
+    cache = cache_tokens * 2 * shape.key * shape.layers * size
+    tile = min(CPU_TILE if step.on_cpu else TILE, step.tokens * shape.vocabulary * 4 * 3)
+    found = Memory(
+        weights=base_weights(plain),
+        activations=in_layer + cache,
+        loss=tile,
+        moment="the forward pass",
+    )
+    return with_reserve(found, on_cpu=step.on_cpu)
+
+
+def with_reserve(memory: Memory, *, on_cpu: bool) -> Memory:
+    reserve = CPU_RESERVE if on_cpu else RESERVE + FRAGMENTS * memory.allocated
+    return replace(memory, reserve=reserve)

@@ -1,0 +1,187 @@
+"""How long a step, a scan and a completion take: counted work over rates that were measured on one H200.
+
+Constants are fitted, each to one row of benchmarks/results.csv or two (named beside it); the rest is counting.
+"""
+
+from dataclasses import dataclass
+
+from weakdriven.planning.activations import layer_saved
+from weakdriven.planning.devices import Device, Machine
+from weakdriven.planning.memory import Step
+from weakdriven.planning.shape import Shape
+
+PRODUCTS = 0.55
+"""Share of a device's published bf16 rate at which training runs; fitted to joint_step "SFT, nothing recomputed"."""
+TRAFFIC = 13.3
+"""Passes over memory for each byte that stock layers save and Liger's do not; fitted to scan, stock against liger."""
+HOST = 1.9e-3
+"""Seconds of Python and launches for a layer, per pass of forward and of recomputation, and two for the backward pass.
+Between what two machines took where steps wait for Python: 1.7 ms in methods "sft" with Qwen2.5-0.5B (second run), 2.0
+in plan "pair, bf16" with Qwen3-0.6B. Not scaled between devices."""
+AUTOCAST = 1.3
+"""How much more there is to launch in bf16-mixed; fitted to plan "SFT, bf16-mixed" with Qwen3-0.6B."""
+SELECTIVE = 1.5
+"""How much more Python runs where checkpoints keep some results; fitted to plan "pair", keep_attention, Qwen3-1.7B."""
+CASTS = 60.0
+"""Passes over a layer's fp32 input that casts and fp32 sums of bf16-mixed take in every pass of the layer; fitted to
+plan "SFT, bf16-mixed, 2 micro" with Qwen3-4B."""
+ADAPTED = 1.6
+"""How much more there is to launch with adapters on every linear layer; a guess."""
+DECODE = 0.24e-3
+"""Seconds for a layer in one decoding step from a CUDA graph; fitted to generate "ours, sorted batches", batch 256."""
+STREAM = 0.51
+"""Share of the memory's published rate that fused AdamW reaches: 23 ms alone for Qwen3-4B in bf16 (docs/speed.md)."""
+PER_TENSOR = 0.45e-3
+"""Seconds of CPU time that an 8-bit or fp8 AdamW of torchao takes for a tensor, measured alone (docs/speed.md)."""
+SPREAD = 0.25
+"""Half of the range that is told for training; the largest error over the measured rows is below it."""
+FP32 = 1 / 16
+"""Rate of fp32 products beside bf16 ones, where TF32 is off; of the published figures of an H200."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a micro-step computes."""
+
+    flops: float
+    """Of the method: forward, backward, and forwards of frozen models."""
+    again: float
+    """What is computed a second time to save memory."""
+    traffic: float
+    """Bytes moved by operations that are no products, beyond what fused layers move."""
+    passes: float
+    """Layers run, each forward, recomputation or half a backward pass as one."""
+
+
+def micro_work(step: Step) -> Work:
+    """One micro-batch through all models of a step."""
+    shape, tokens = step.shape, step.tokens
+    products, attention = 2.0 * shape.products, shape.attention_flops(step.length)
+    forward = products + attention
+    # frozen weights have no gradient of their own, so the backward pass is half as long
+    backward = products + 2 * attention if step.adapted else 2 * forward
+    runs = step.models + (1 if step.teacher else 0)
+    flops = tokens * (runs * forward + step.trained * backward)
+    again, passes = 0.0, runs + 2.0 * step.trained
+    if step.checkpointing is not False:
+        last = 0 if step.adapted else shape.layers * shape.intermediate * shape.hidden
+        body = 2.0 * (shape.linear - last)
+        if step.checkpointing == "keep_products":
+            body = 0.0
+        again = tokens * step.trained * (body + (attention if step.checkpointing is True else 0.0))
+        passes += step.trained
+    forwards = runs + step.trained * (2 + (step.checkpointing is not False))
+    traffic = tokens * shape.layers * forwards * TRAFFIC * _stock_bytes(step)
+    if step.precision == "bf16-mixed":
+        traffic += tokens * shape.layers * forwards * CASTS * 4 * shape.hidden
+    if step.shape.adapter:
+        traffic += tokens * shape.layers * forwards * _adapter_bytes(step)
+        flops += tokens * step.trained * 6.0 * step.shape.adapter.parameters
+    return Work(flops, again, traffic, shape.layers * passes)
+
+
+def _stock_bytes(step: Step) -> float:
+    """What stock layers save, per token and layer, beyond Liger's: how much more they read and write follows it."""
+    if step.fast:
+        return 0.0
+    numbers = step.numbers
+    stock, fused = (
+        layer_saved(step.shape, type(numbers)(numbers.compute, numbers.residual, fast=fast)) for fast in (False, True)
+    )
+    return max(sum(stock.values()) - sum(fused.values()), 0.0)
+
+
+def _adapter_bytes(step: Step) -> float:
+    """Casts and sums around adapters, per token and layer of one forward pass, by counting PEFT's operations."""
+    adapter = step.shape.adapter
+    if adapter is None:
+        return 0.0
+    wide = step.numbers.adapter or 2
+    return (2 + 2 * wide) * adapter.inputs + (4 + 5 * wide) * adapter.outputs
+
+
+def micro_seconds(step: Step, device: Device) -> float:
+    """One micro-batch: products, the rest of the memory traffic, or Python where that takes longer."""
+    work = micro_work(step)
+    rate = device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
+    busy = (work.flops + work.again) / rate + work.traffic / (device.bandwidth * 1e12)
+    if step.adapted and step.numbers.adapter == 4 and not device.is_cpu:
+        adapter = step.shape.adapter
+        assert adapter is not None
+        forwards = 3 + (step.checkpointing is not False)
+        busy += step.tokens * step.trained * 2.0 * forwards * adapter.parameters / (rate * FP32)
+    return max(busy, 0.0 if device.is_cpu else host_seconds(step, work.passes))
+
+
+def host_seconds(step: Step, passes: float) -> float:
+    """Python and launches of so many passes through a layer."""
+    slower = 1.0
+    if step.adapted:
+        slower *= ADAPTED
+    if step.precision == "bf16-mixed":
+        slower *= AUTOCAST
+    if step.checkpointing in ("keep_attention", "keep_products"):
+        slower *= SELECTIVE
+    return HOST * passes * slower
+
+
+def update_seconds(step: Step, machine: Machine) -> float:
+    """Clipping and the optimizer, once a step."""
+    weights = step.trained * step.shape.trained / machine.split
+    size = step.trained_bytes
+    if step.optimizer in ("adamw_8bit", "adamw_fp8"):
+        return PER_TENSOR * step.trained * step.shape.tensors
+    state = 4 if step.optimizer == "adamw_bf16" else 2 * size
+    moved = weights * (2 * size + 2 * size + 2 * state)
+    return moved / (STREAM * machine.device.bandwidth * 1e12)
+
+
+def sharded_traffic(weights: float, size: int, devices: int) -> float:
+    """Bytes that FSDP2 moves for a device and micro-batch: each weight there twice, its gradient back once.
+
+    >>> sharded_traffic(10, 2, devices=1), sharded_traffic(10, 2, devices=4)
+    (0.0, 45.0)
+    """
+    return 3 * size * weights * (devices - 1) / devices
+
+
+def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
+    """What the links take for a micro-batch (FSDP2, ZeRO-3) or a step (DDP: gradients)."""
+    if machine.count == 1:
+        return 0.0
+    size = 4 if step.precision == "fp32" or machine.sharding == "zero3" else 2
+    weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
+    if machine.split > 1 and not whole_step:
+        return sharded_traffic(weights, size, machine.count) / (machine.link * 1e9)
+    if machine.sharding == "ddp" and whole_step:
+        gradients = step.trained * step.shape.trained * step.trained_bytes
+        return 2 * gradients * (machine.count - 1) / machine.count / (machine.link * 1e9)
+    return 0.0
+
+
+def step_seconds(step: Step, machine: Machine, micro_steps: int) -> float:
+    """One optimizer step of so many micro-batches on each device; what the links do hides behind the work."""
+    micro = max(micro_seconds(step, machine.device), communication_seconds(step, machine, whole_step=False))
+    return micro_steps * micro + update_seconds(step, machine) + communication_seconds(step, machine, whole_step=True)
+
+
+def scan_seconds(step: Step, device: Device, tokens: float) -> float:
+    """One forward pass over so many tokens."""
+    shape = step.shape
+    rate = device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
+    flops = tokens * (2.0 * shape.products + shape.attention_flops(step.length))
+    return flops / rate + tokens * shape.layers * TRAFFIC * _stock_bytes(step) / (device.bandwidth * 1e12)
+
+
+def generation_seconds(
+    shape: Shape, device: Device, *, answers: float, tokens: float, prompt: float, batch: int, size: int = 2
+) -> float:
+    """Answers of so many tokens on average: batches one after the other, each step reading weights and cache once."""
+    batches = max(answers / batch, 1.0)
+    together = min(batch, answers)
+    cache = together * (prompt + tokens / 2) * 2 * shape.key * shape.layers * size
+    read = (shape.parameters * size + cache) / (device.bandwidth * 1e12)
+    flops = together * 2.0 * shape.products / (device.tflops * 1e12 * PRODUCTS)
+    host = 0.0 if device.is_cpu else DECODE * shape.layers
+    reading = answers * prompt * 2.0 * shape.products / (device.tflops * 1e12 * PRODUCTS)
+    return batches * tokens * (host + max(read, flops)) + reading

@@ -1,0 +1,195 @@
+"""`weakdriven report compare`: several runs, a comparison or a sweep -> one page: leaderboard, tests, cost and gain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+from weakdriven.report.compare.runs import runs_compared
+from weakdriven.report.compare.table import COMPARE_FILE, brackets, caption, compare_runs, failures, tables
+from weakdriven.report.figure import Figure, drawn_by_page, write_figures
+from weakdriven.report.format import duration, in_prose, number
+from weakdriven.report.plots import interval_figure, number_tip
+from weakdriven.report.run.page import render
+from weakdriven.report.sweep.files import caption as sweep_caption
+from weakdriven.report.sweep.files import failures as sweep_failures
+from weakdriven.report.sweep.files import read_sweep, sweep_figures
+from weakdriven.report.sweep.files import tables as sweep_tables
+from weakdriven.runs.directory import RUN_FILE
+from weakdriven.runs.files import write_text
+
+Row = dict[str, Any]
+PAGE = "compare.html"
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the page shows."""
+
+    name: str
+    words: list[str]
+    caption: str
+    tables: list[tuple[str, list[str], list[list[str]]]]
+    figures: list[Figure]
+    missing: list[str] = field(default_factory=list)
+
+
+def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: str | None = None) -> Path:
+    """Write the page and its figures; returns the page.
+
+    Args:
+        paths: Run directories, or one folder of `weakdriven compare` or `weakdriven sweep`.
+        out: The page; unset: compare.html in the one folder, else in the folder where this is called.
+        against: Label of what the others are tested against, for run directories.
+    """
+    board = board_of(paths, against)
+    page = out or (paths[0] if len(paths) == 1 else Path()) / PAGE
+    shown = {**vars(board), "drawn": board.figures, "figures": drawn_by_page(board.figures)}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_text(page, render("compare.html.j2", shown))
+    write_figures(board.figures, page.with_name(f"{page.stem}-figures"))
+    return page
+
+
+def board_of(paths: Sequence[Path], against: str | None) -> Board:
+    kinds = {path: kind_of(path) for path in paths}
+    if unknown := [str(path) for path, kind in kinds.items() if kind is None]:
+        raise UserError(
+            f"{', '.join(unknown)}: not a run directory ({RUN_FILE}), and no folder of weakdriven compare "
+            f"({COMPARE_FILE}) or weakdriven sweep ({SWEEP_FILE})."
+        )
+    folders = [path for path, kind in kinds.items() if kind != RUN_FILE]
+    if folders and (len(paths) > 1 or against):
+        raise UserError(f"{folders[0]} holds several runs already; give it alone, without --against.")
+    if not folders:
+        return board_of_rows(runs_compared(paths, against))
+    return board_of_rows(compare_runs(paths[0])) if kinds[paths[0]] == COMPARE_FILE else board_of_sweep(paths[0])
+
+
+def kind_of(path: Path) -> str | None:
+    return next((name for name in (RUN_FILE, COMPARE_FILE, SWEEP_FILE) if (path / name).is_file()), None)
+
+
+def board_of_rows(found: Row) -> Board:
+    scored = [row for row in found["rows"] if "score" in row]
+    (titles, rows), (cost_titles, cost_rows) = tables(found)
+    order = [row["method"] for row in sorted(scored, key=lambda row: -row["score"])]
+    rows.sort(key=lambda cells: order.index(cells[0]) if cells[0] in order else len(order))
+    figures = [score_figure(scored, order), gain_figure(found["rows"], found["against"]), cost_figure(found["rows"])]
+    return Board(
+        name=f"{found['recipe']}: compared",
+        words=headline(scored, found["against"]),
+        caption=found.get("caption") or caption(found),
+        tables=[("Leaderboard", titles, rows), ("What each cost", cost_titles, cost_rows)],
+        figures=[figure for figure in figures if figure is not None],
+        missing=found["missing"] if "missing" in found else failures(found),
+    )
+
+
+def board_of_sweep(root: Path) -> Board:
+    found = read_sweep(root)
+    results = [
+        {**row, "method": row["point"], "against": row.get("against_control") or row.get("against_default")}
+        for row in found["summary"]
+        if row["role"] == "result"
+    ]
+    scored = [row for row in results if "score" in row]
+    reference = next((words_of(row["against"]["name"]) for row in scored if row["against"]), "a control")
+    extra = cost_figure(results)
+    return Board(
+        name=f"{found['recipe']}: sweep",
+        words=headline(scored, reference),
+        caption=sweep_caption(found),
+        tables=[(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
+        figures=[*sweep_figures(root), *([extra] if extra else [])],
+        missing=sweep_failures(found),
+    )
+
+
+def words_of(name: str) -> str:
+    """A model, or the point of a sweep that is the recipe's own."""
+    return in_prose(name) if name.startswith("baseline-") else f"the point {name}"
+
+
+def headline(scored: list[Row], against: str) -> list[str]:
+    """The best, and who is told apart from the reference; several looks at chance find something, which is said."""
+    if not scored:
+        return ["Nothing has been evaluated yet, so there is nothing to compare."]
+    best = max(scored, key=lambda row: row["score"])
+    words = [f"Highest score: {best['method']}, {100 * best['score']:.1f} {brackets(best['interval'])} percent."]
+    tested = [row for row in scored if row.get("against")]
+    for better, word in ((True, "better"), (False, "worse")):
+        told = [row for row in tested if apart(row["against"]) and (row["against"]["difference"] > 0) == better]
+        if told:
+            names = ", ".join(f"{row['method']} ({100 * row['against']['difference']:+.1f})" for row in told)
+            words.append(f"Told apart from {against} and {word}, in points: {names}.")
+    rest = [row["method"] for row in tested if not apart(row["against"])]
+    if rest:
+        words.append(f"Not told apart from {against}: {', '.join(rest)}.")
+    if len(tested) > 1:
+        chance = f"about {0.05 * len(tested):.1g} would be told apart by chance alone"
+        words.append(f"{len(tested)} tests at 5% each, not corrected: {chance}.")
+    return words
+
+
+def apart(against: Row) -> bool:
+    """Whether problems and, where there are several, seeds both speak for a difference."""
+    return against["p_items"] < 0.05 and (against["p_seeds"] is None or against["p_seeds"] < 0.05)
+
+
+def score_figure(rows: list[Row], order: list[str]) -> Figure | None:
+    rows = sorted(rows, key=lambda row: order.index(row["method"]))
+    dots = [dot(row["method"], row["score"], row["interval"], sign="") for row in rows]
+    return interval_figure("scores", "Score", dots, x="score, per cent")
+
+
+def gain_figure(rows: list[Row], against: str) -> Figure | None:
+    tested = [row for row in rows if row.get("against")]
+    dots = [dot(row["method"], row["against"]["difference"], row["against"]["interval"]) for row in tested]
+    return interval_figure("gains", f"Difference to {against}", dots, x="points", rule=0.0)
+
+
+def dot(label: str, value: float, interval: Sequence[float], sign: str = "+") -> Row:
+    low, high = (100 * end for end in interval)
+    told = f"{100 * value:{sign}.1f} {brackets(interval)}"
+    return {"label": label, "colour": "blue", "value": 100 * value, "low": low, "high": high, "told": told}
+
+
+def cost_figure(rows: list[Row]) -> Figure | None:
+    """Points gained against the time that a method takes."""
+    values = [
+        {
+            "name": row["method"],
+            "minutes": row["seconds"] / 60,
+            "gain": 100 * row["against"]["difference"],
+            "low": 100 * row["against"]["interval"][0],
+            "high": 100 * row["against"]["interval"][1],
+            "took": duration(row["seconds"]),
+        }
+        for row in rows
+        if row.get("against") and number(row.get("seconds")) is not None
+    ]
+    if not values:
+        return None
+    x = {"field": "minutes", "type": "quantitative", "title": "minutes, evaluation aside", "scale": {"zero": False}}
+    y = {"field": "gain", "type": "quantitative", "title": "points gained"}
+    tips = [{"field": "name"}, number_tip("gain", "points"), {"field": "took"}]
+    layers = [
+        {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}},
+        {
+            "mark": {"type": "rule", "color": "@blue"},
+            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "color": "@blue"},
+            "encoding": {"x": x, "y": y, "tooltip": tips},
+        },
+        {
+            "mark": {"type": "text", "align": "left", "dx": 8, "dy": -6},
+            "encoding": {"x": x, "y": y, "text": {"field": "name"}},
+        },
+    ]
+    told = "Time from the base model on, as if what is shared had been computed for each alone."
+    return Figure("cost-gain", "Cost against gain", {"height": 280, "data": {"values": values}, "layer": layers}, told)

@@ -1,0 +1,110 @@
+"""What a run trained -> a model on the Hugging Face Hub: weights, tokenizer and card, and nothing else."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+
+from weakdriven.errors import UserError
+from weakdriven.report.card import CARD, read_settings, result_stages, write_cards
+from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, hub_id, public_name
+from weakdriven.report.read import load_run
+from weakdriven.runs.directory import RUN_FILE
+from weakdriven.runs.manifest import MANIFEST
+
+PUSHED = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
+"""Endings of what a model and its tokenizer consist of."""
+NOT_PUSHED = (MANIFEST, "trainer_state.json")
+LOGIN = "log in with hf auth login, or set HF_TOKEN to a token that may write (huggingface.co/settings/tokens)"
+
+
+def check_push(repo: str) -> None:
+    """Refuse, before anything is trained, a name that the Hub does not take and a login that may not write there."""
+    try:
+        validate_repo_id(repo)
+        if repo.count("/") != 1:
+            raise HFValidationError("it has no owner")
+    except HFValidationError as error:
+        why = str(error).split(":")[0].rstrip(".")
+        raise UserError(f"{repo!r} is no name of a model on the Hub ({why}); give OWNER/NAME.") from None
+    try:
+        who: dict[str, Any] = HfApi().whoami()
+    except LocalTokenNotFoundError:
+        raise UserError(f"There is no login for the Hub, so nothing could be pushed; {LOGIN}.") from None
+    except OfflineModeIsEnabled:
+        raise UserError("HF_HUB_OFFLINE is set, so nothing could be pushed; unset it, or push later.") from None
+    except HfHubHTTPError as error:
+        raise UserError(f"The Hub does not accept the login here ({_reason(error)}); {LOGIN}.") from None
+    except Exception as error:  # httpx's, of which there are many
+        raise UserError(f"The Hub cannot be reached ({_reason(error)}); check the network, or push later.") from None
+    role = who.get("auth", {}).get("accessToken", {}).get("role")
+    owners = [who.get("name"), *(one.get("name") for one in who.get("orgs", []))]
+    if role == "read":
+        raise UserError(f"The token of {who.get('name')} may only read; {LOGIN}.")
+    if role == "write" and repo.split("/")[0] not in owners:  # what a fine-grained token may, it does not tell
+        raise UserError(
+            f"{who.get('name')} may not write to {repo}; give one of {', '.join(map(str, owners))} as owner."
+        )
+
+
+def push_run(run: Path, repo: str, *, private: bool = False) -> str:
+    """Put the result of a run on the Hub in one commit; returns its address there.
+
+    Args:
+        private: Of a repository that is made for it; one that is there stays as it is.
+    """
+    folder, base = find_result(run)
+    check_push(repo)
+    try:
+        api = HfApi()
+        address = api.create_repo(repo, private=private or None, exist_ok=True)
+        commit = [CommitOperationAdd(name, content) for name, content in files_to_push(folder, base)]
+        api.create_commit(repo, commit, commit_message=f"{public_name(run.resolve())}: trained with weakdriven")
+    except Exception as error:
+        raise UserError(
+            f"The model is safe in {folder}, but it could not be pushed ({_reason(error)}). Try again with: "
+            f"weakdriven export hub {run} {repo}{' --private' if private else ''}"
+        ) from error
+    return str(address)
+
+
+def find_result(run: Path) -> tuple[Path, str | None]:
+    """Folder of what a run trained, merged where it was, with its card; and the Hub id of its base, if it has one."""
+    if not (run / RUN_FILE).is_file():
+        raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
+    data = load_run(run)
+    stages = result_stages(data)
+    if not stages:
+        raise UserError(f"{run} has no trained model yet; run its recipe to the end first.")
+    write_cards(run)
+    return run / stages[-1], hub_id(read_settings(data).get("model"), from_hub(data))
+
+
+def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | bytes]]:
+    """Name on the Hub, and the file here or its content."""
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or path.name in NOT_PUSHED or not path.name.endswith((*PUSHED, CARD)):
+            continue
+        changed = _without_paths(path, base) if path.suffix == ".json" else None
+        yield path.name, changed or str(path)
+
+
+def _without_paths(path: Path, base: str | None) -> bytes | None:
+    """A configuration without the paths of this machine; None where it has none."""
+    if path.name not in (ADAPTER_FILE, "config.json", "tokenizer_config.json"):
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    named = {key: one for key, one in values.items() if key.endswith("name_or_path") and isinstance(one, str)}
+    # An adapter names a base in a folder by its whole path (`training/lora.py`), so what is none is of the Hub.
+    own = {key: public_name(one, [one] if path.name == ADAPTER_FILE else ()) for key, one in named.items()}
+    paths = {key: base or own[key] for key, one in named.items() if own[key] != one}
+    return json.dumps(values | paths, indent=2, ensure_ascii=False).encode() + b"\n" if paths else None
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

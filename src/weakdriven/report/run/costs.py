@@ -1,0 +1,71 @@
+"""What choosing the data cost: WD-DS (the entropies of all models and the draws) beside the rest of a run."""
+
+from typing import Any
+
+from weakdriven.report.format import WAITING, duration, mapping, number, percent
+
+CONTROL_STAGE = "baselines/sft"
+
+
+def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Seconds of WD-DS and of everything but evaluation and baselines; None where no WD-DS stage is finished.
+
+    Entropies that another run had computed cost this one nothing, and so count neither way.
+    """
+    done = {stage["name"]: stage["manifest"] for stage in stages if stage["status"] == "done"}
+    scans = [_scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")]
+    reused = {scan["stage"] for scan in scans if scan["reused_from"]}
+    seconds = {name: number(one.get("wall_seconds")) or 0.0 for name, one in done.items() if name not in reused}
+    selecting = [seconds[name] for name in seconds if _selects(name)]
+    if not selecting and not reused:
+        return None
+    training = sum(seconds[name] for name in seconds if _trains(name))
+    unfinished = any(_trains(stage["name"]) and stage["status"] in WAITING for stage in stages)
+    control = seconds.get(CONTROL_STAGE)
+    return {
+        "seconds": sum(selecting),
+        "training_seconds": training,
+        "share": sum(selecting) / training if training else None,
+        "unfinished": unfinished,
+        "control_seconds": control,
+        "control_share": sum(selecting) / control if control else None,
+        "scans": scans,
+    }
+
+
+def cost_words(cost: dict[str, Any]) -> str:
+    """The cost in sentences."""
+    so_far = " so far" if cost["unfinished"] else ""
+    told = f"Choosing the data (WD-DS: the models' entropies and the draw) took {duration(cost['seconds'])}{so_far}"
+    if cost["share"] is not None:
+        told += f", {percent(cost['share'])} of the {duration(cost['training_seconds'])} that this run spent{so_far}"
+        told += " on all but evaluation and baselines"
+    told += "."
+    if cost["control_share"] is not None:
+        share, control = percent(cost["control_share"]), duration(cost["control_seconds"])
+        told += f" The SFT control took {control} in all; WD-DS is {share} of that."
+    if any(scan["reused_from"] for scan in cost["scans"]):
+        told += " Entropies taken over from another run are not counted."
+    return told
+
+
+def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    counters, seconds = mapping(manifest.get("counters")), number(manifest.get("wall_seconds"))
+    tokens, reused = number(counters.get("tokens_read")), counters.get("reused_from")
+    speed = tokens / seconds if tokens and seconds and not reused else None
+    return {
+        "stage": name,
+        "model": name.removeprefix("entropy/"),
+        "seconds": seconds,
+        "tokens_read": tokens,
+        "tokens_per_second": speed,
+        "reused_from": str(reused) if reused else None,
+    }
+
+
+def _selects(name: str) -> bool:
+    return name.startswith("entropy/") or (name.startswith("round-") and name.endswith("/active"))
+
+
+def _trains(name: str) -> bool:
+    return not name.startswith(("eval/", "baselines/", "rollouts/", "pairs/", "hints/", "targets/"))

@@ -1,0 +1,149 @@
+"""What `weakdriven diagnose` found, as tables for the terminal and the page: logits, and what mixing does to them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weakdriven.report.format import MISSING, number, percent
+
+DYNAMICS = {
+    "target": "target logit",
+    "background": "background mean",
+    "gap": "gap between them",
+    "std": "logit std",
+}
+EXTENDED = {
+    "mean": "mean logit",
+    "std": "std",
+    "centered_norm": "centered norm",
+    "largest": "max logit",
+    "smallest": "min logit",
+    "l2": "L2 norm",
+    "entropy": "entropy",
+    "max_probability": "max probability",
+    "top_right": "top token is the true one",
+    "calibration_error": "calibration error",
+}
+TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as texts."""
+
+    title: str
+    titles: list[str]
+    rows: list[list[str]]
+
+
+def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
+    facts = found["logits"]["facts"]
+    console.print(sample_words(facts), highlight=False, markup=False, soft_wrap=True)
+    for one in diagnosis_tables(found):
+        table = Table(title=Text(one.title), title_justify="left")
+        for place, title in enumerate(one.titles):
+            table.add_column(title, justify="right" if place else "left")
+        for cells in one.rows:
+            table.add_row(*cells)
+        console.print(table)
+    if len(chain := found["drift"]["models"]) > 1:
+        for key, words in (("mean", "Mean logit"), ("centered_norm", "Centered norm")):
+            path = " -> ".join(f"{one['model']} {_digits(one[key]['mean'])}" for one in chain)
+            console.print(f"{words} from model to model: {path}", highlight=False)
+    if facts["missing"]:
+        console.print(_list("Missing", [f"{name}: {why}" for name, why in facts["missing"].items()]))
+    if facts["notes"]:
+        console.print(_list("Notes", facts["notes"]))
+
+
+def sample_words(facts: dict[str, Any]) -> str:
+    which = f"examples of {facts['rows']}" if facts.get("rows") else "training examples"
+    return f"Round {facts['round']}: {facts['examples']:,} {which}, {facts['tokens']:,} supervised tokens."
+
+
+def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
+    """The paper's two logit tables, and what mixing does."""
+    logits, names = found["logits"], found["logits"]["facts"]["roles"]
+    compared = "control" if "control" in names else "strong_before"
+    tables = []
+    if logits["models"]:
+        tables.append(logit_table("Logit dynamics", logits, DYNAMICS, [compared, "strong_after"], compared))
+        columns = ["weak", "strong_before", "strong_after"]
+        tables.append(logit_table("Extended logit statistics", logits, EXTENDED, columns, "strong_before"))
+    if pairs := found["gradients"]["pairs"]:
+        tables.append(pair_table(pairs))
+    return tables
+
+
+def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], columns: list[str], start: str) -> Cells:
+    """Statistics of some models, with the change from `start` to the strong model after the round."""
+    names = logits["facts"]["roles"]
+    titles = ["per token", *(f"{TITLES[role]}\n{names.get(role, MISSING)}" for role in columns)]
+    changed = logits["changes_to_strong_after"].get(start, {})
+    cells = []
+    for key, words in rows.items():
+        values = [model_value(logits["models"].get(names.get(role)), key) for role in columns]
+        cells.append([words, *map(_digits, values), _change(changed.get(key))])
+    return Cells(title, [*titles, f"change\nfrom {names.get(start, MISSING)}"], cells)
+
+
+def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
+    """What mixing does, as the round began and as it ended."""
+    titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
+    rows: list[list[str]] = []
+
+    def row(words: str, *cells: str) -> None:
+        rows.append([words, *cells])
+
+    def mean(name: str) -> list[Any]:
+        return [pair["statistics"][name]["mean"] for pair in pairs.values()]
+
+    each = list(pairs.values())
+    row("strong weight (lambda)", *(f"{pair['strong_weight']:g}" for pair in each))
+    sizes = zip(mean("hard_negatives"), (pair["vocabulary"] - 1 for pair in each), strict=True)
+    row("hard negatives", *(f"{_digits(size)} ({_share(size, of)})" for size, of in sizes))
+    row("uniform margin condition holds", *map(percent, mean("uniform_margin")))
+    row("hard negatives amplified", *(percent(pair["amplified_share"]) for pair in each))
+    row("  also net of lambda", *(percent(pair["net_amplified_share"]) for pair in each))
+    row("hardest negative amplified", *map(percent, mean("hardest_amplified")))
+    row("negative mass of strong alone", *map(_digits, mean("negative_mass_strong")))
+    row("negative mass of the mixture", *map(_digits, mean("negative_mass_mixed")))
+    row("gradient norm of SFT", *map(_digits, mean("sft_gradient")))
+    row("gradient norm of the mixture", *map(_digits, mean("mixed_gradient")))
+    for side in ("strong", "weak"):
+        row(f"gradient on {side}, times that of SFT", *(_digits(pair["gradient_over_sft"][side]) for pair in each))
+    row("sensitivity ratio", *(_digits(pair["sensitivity_ratio"]) for pair in each))
+    row("crossover (lambda_cross)", *(_digits(pair["crossover"]) for pair in each))
+    row("curvature between the models", *map(_digits, mean("cross_curvature")))
+    return Cells("Weak and strong mixed", titles, rows)
+
+
+def model_value(model: dict[str, Any] | None, key: str) -> Any:
+    """A statistic of a model, by its name in the tables."""
+    if model is None:
+        return None
+    return model[key] if key in model else model["statistics"][key]["mean"]
+
+
+def _digits(value: Any) -> str:
+    if number(value) is None:
+        return MISSING
+    return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
+
+
+def _share(part: Any, whole: int) -> str:
+    return percent(part / whole) if number(part) is not None and whole else MISSING
+
+
+def _change(change: dict[str, Any] | None) -> str:
+    if not change or change["difference"] is None:
+        return MISSING
+    relative = "" if change["relative"] is None else f" ({100 * change['relative']:+.1f}%)"
+    return f"{change['difference']:+.3g}{relative}"
+
+
+def _list(title: str, lines: list[str]) -> Text:
+    return Text("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))

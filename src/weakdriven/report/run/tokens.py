@@ -1,0 +1,91 @@
+"""Some examples token by token, small enough to stand in a page: what `diagnose` wrote, cut and rounded."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from weakdriven.report.format import number, shorten
+from weakdriven.report.run.columns import read_examples
+from weakdriven.runs.directory import DIAGNOSTICS, EXAMPLES
+
+FILE = "tokens.parquet"
+TOKENS, NEGATIVES = 12_000, 5
+"""Most tokens of all examples together, and hard negatives of each: a page must stay below 6 MB."""
+LISTS = {
+    "hardest": "hardest for the strong model",
+    "regressed": "entropy rose most from weak to strong",
+    "random": "at random",
+}
+VALUES = (
+    "weak_probability",
+    "strong_probability",
+    "mixed_probability",
+    "after_probability",
+    "weak_entropy",
+    "strong_entropy",
+    "disagreement",
+    "hard_negatives",
+)
+OF_NEGATIVES = ("weak", "strong", "mixed", "gradient")
+
+
+def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
+    """What the script of the page needs; empty where nothing was diagnosed.
+
+    A token is `[text, values...]`, then for each hard negative `text, values...`; texts are numbers of `texts`.
+    """
+    path = run / DIAGNOSTICS / FILE
+    if not path.is_file():
+        return {}
+    try:
+        table = parquet.read_table(path)
+        rows = table.to_pylist()
+        grouped: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            grouped.setdefault(int(row["row"]), []).append(row)
+        examples = [_example(place, tokens) for place, tokens in grouped.items()]
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        problems.append(f"{DIAGNOSTICS}/{FILE} cannot be read ({type(error).__name__}); run weakdriven diagnose again.")
+        return {}
+    if not examples:
+        return {}
+    most = max(20, TOKENS // len(examples))
+    texts: dict[str, int] = {}
+    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, whose numbers and ids mean nothing in the data
+    wanted = {one["row"]: one["id"] for one in examples}
+    questions = read_examples(run, wanted, stage=DIAGNOSTICS if other else "data")
+    for one in examples:
+        one["question"] = shorten(questions.get(one["row"], {}).get("prompt"), 600)
+        one["left_out"] = max(0, len(one["tokens"]) - most)
+        one["tokens"] = [_packed(token, texts) for token in one["tokens"][:most]]
+    lists = {name: [n for n, one in enumerate(examples) if name in one["lists"]] for name in LISTS}
+    return {
+        "examples": examples,
+        "texts": list(texts),
+        "lists": [{"name": name, "words": LISTS[name], "examples": found} for name, found in lists.items() if found],
+        "values": list(VALUES),
+        "negative_values": list(OF_NEGATIVES),
+    }
+
+
+def _example(row: int, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+    ordered = sorted(tokens, key=lambda token: token["position"])
+    return {"row": row, "id": str(tokens[0]["id"]), "lists": list(tokens[0]["lists"] or []), "tokens": ordered}
+
+
+def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:
+    def place(text: Any) -> int:
+        return texts.setdefault("" if text is None else str(text), len(texts))
+
+    packed: list[Any] = [place(token["text"]), *(_short(token[name]) for name in VALUES)]
+    columns = [token[f"negative_{name}"] or [] for name in ("texts", *OF_NEGATIVES)]
+    for text, *values in list(zip(*columns, strict=True))[:NEGATIVES]:
+        packed += [place(text), *map(_short, values)]
+    return packed
+
+
+def _short(value: Any) -> Any:
+    """Three digits say what a reader can use; counts stay whole."""
+    return None if number(value) is None else int(value) if value == int(value) else float(f"{value:.3g}")

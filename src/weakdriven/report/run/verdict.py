@@ -1,0 +1,124 @@
+"""The last WMSS model of a run against its SFT control, in words that claim no more than the paired test does."""
+
+from typing import Any
+
+import numpy as np
+
+from weakdriven.eval.seeds import SeedComparison, compare_seeds
+from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
+
+SURE = 0.05
+"""p-value below which a difference is called one."""
+
+
+def final_model(data: dict[str, Any]) -> str | None:
+    """The last round that has a score."""
+    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
+    rounds = [f"round-{one['number']}" for one in reversed(data["rounds"])]
+    return next((model for model in rounds if model in evaluated), None)
+
+
+def control_of(data: dict[str, Any]) -> str:
+    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
+    return next((model for model in CONTROLS if model in evaluated), "baseline-sft")
+
+
+def verdict(data: dict[str, Any]) -> list[str]:
+    """A headline, then a sentence for each benchmark."""
+    rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"] if row["accuracy"] is not None}
+    final, control = final_model(data), control_of(data)
+    if not rows:
+        return ["Nothing has been evaluated yet, so there is nothing to compare."]
+    if final is None:
+        there = "; ".join(
+            f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in rows.values()
+        )
+        opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"
+        return [f"{opening} {there}."]
+    benchmarks = [benchmark for benchmark, model in rows if model == final]
+    both = [name for name in benchmarks if (name, control) in rows]
+    pairs = {name: pair for name in both if (pair := paired(data, name, control, final)) is not None}
+    sentences = []
+    for name in benchmarks:
+        sentence = f"On {name}, {in_prose(final)} scores {score(rows[name, final])}"
+        if name in pairs:
+            sentence += f", {in_prose(control)} {score(rows[name, control])}"
+            sentence += f": {test_words(compared({name: pairs[name]}))}" if len(pairs) > 1 else ""
+        elif name in both and not all(data["samples"][name, model]["right"] for model in (final, control)):
+            sentence += f"; the answers are not there to be paired with those of {in_prose(control)}"
+        elif name in both:
+            sentence += f"; {in_prose(control)} was scored on another version or other items: not comparable"
+        else:
+            sentence += f"; there is no score of {in_prose(control)} to compare it with"
+        sentences.append(f"{sentence}.")
+    return [headline(final, control, list(pairs), compared(pairs)), *sentences] if pairs else sentences
+
+
+def compared(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
+    """Control and WMSS over some benchmarks, item by item."""
+    return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
+
+
+def paired(data: dict[str, Any], benchmark: str, a: str, b: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Share of right samples of each item under both models, (1, P); None where they are not of the same items."""
+    terms = [[data["scores"][benchmark, model].get(key) for key in ("version", "items", "golds")] for model in (a, b)]
+    right = [data["samples"][benchmark, model]["right"] for model in (a, b)]
+    if terms[0] != terms[1] or right[0].keys() != right[1].keys() or not right[0]:
+        return None
+    first, second = (np.array([[np.mean(one[item]) for item in right[0]]]) for one in right)
+    return first, second
+
+
+def headline(final: str, control: str, benchmarks: list[str], whole: SeedComparison) -> str:
+    """
+    >>> same = SeedComparison(0.004, (-0.01, 0.018), (0.004,), 0.6, None)
+    >>> headline("round-1", "baseline-sft", ["gsm8k"], same)  # doctest: +NORMALIZE_WHITESPACE
+    'No difference can be told between WMSS (round 1) and SFT (same epochs): 0.4 points more on gsm8k,
+    95% interval -1.0 to +1.8, p = 0.600.'
+    """
+    where = f"on {benchmarks[0]}" if len(benchmarks) == 1 else f"on average over {len(benchmarks)} benchmarks"
+    us, them = in_prose(final), in_prose(control)
+    if whole.p_items >= SURE:
+        opening = f"No difference can be told between {us} and {them}"
+    else:
+        opening = f"{us} is {'better' if whole.difference > 0 else 'worse'} than {them}"
+    return f"{opening}: {points_words(whole.difference)} {where}, {interval_words(whole)}."
+
+
+def test_words(result: SeedComparison) -> str:
+    sure = "a difference" if result.p_items < SURE else "no difference that this test can tell"
+    return f"{points_words(result.difference)}, {interval_words(result)}; {sure}"
+
+
+def points_words(difference: float) -> str:
+    """
+    >>> points_words(0.021), points_words(-0.021), points_words(0.0)
+    ('2.1 points more', '2.1 points less', 'the same')
+    """
+    points = 100 * difference
+    return "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
+
+
+def interval_words(result: SeedComparison) -> str:
+    low, high = result.interval
+    chance = "p < 0.001" if result.p_items < 0.001 else f"p = {result.p_items:.3f}"
+    return f"95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
+
+
+def effort(data: dict[str, Any]) -> str:
+    """Training behind the two models of the verdict; an active set is smaller, so equal epochs are not equal work."""
+    final, control = final_model(data), control_of(data)
+    manifests = {stage["name"]: stage["manifest"] for stage in data["stages"] if stage["status"] == "done"}
+    if final is None:
+        return ""
+    last = int(final.removeprefix("round-"))
+    ours = ["sft", *(f"round-{t}/strong" for t in range(1, last + 1))]
+    theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
+    told = []
+    for model, stages in ((final, ours), (control, theirs)):
+        counters = [mapping(mapping(manifests.get(stage)).get("counters")) for stage in stages]
+        sums = [[number(one.get(key)) for one in counters] for key in ("rows", "steps")]
+        if None in sums[0] + sums[1]:
+            return ""
+        told.append(f"{in_prose(model)} on {plain(sum(sums[0]))} rows, {plain(sum(sums[1]))} steps")
+    return f"Trained in all: {told[0]}; {told[1]}."

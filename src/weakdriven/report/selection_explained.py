@@ -1,0 +1,138 @@
+"""Prints why a selection (WD-DS) came out as it did, and why one example is in it or not. Reads files; no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weakdriven.report.format import MISSING, mapping, model_name, number, plain, share_words
+from weakdriven.report.run.why import LETTERS, TERMS, describe_example, load_selection, summarise
+from weakdriven.runs.directory import EXAMPLES
+
+FORMULAS = {
+    "paper": "the paper's equation: alpha [-dH]+ + beta H_strong + gamma [dH]+",
+    "official": "the authors' code: alpha H_weak + beta [-dH]+ + gamma [dH]+, each divided by its sum over the data",
+}
+DIRECTIONS = {"falling": "fell", "equal": "stayed", "rising": "rose"}
+
+
+def explain_selection(run: Path, turn: int | None, console: Console, top: int = 5) -> None:
+    """Print how a round's active set was drawn, its hardest examples and those that regressed most."""
+    facts = summarise(load_selection(run, turn), top)
+    _print_note(console, facts["note"])
+    console.print(_pairs(_selection_lines(facts), f"Selection of round {facts['round']}"))
+    for title, examples in (
+        ("Hardest: highest entropy under the strong model", facts["hardest"]),
+        ("Most regressed: largest rise of the entropy from weak to strong", facts["regressed"]),
+    ):
+        if examples:
+            console.print(_example_table(title, examples))
+
+
+def explain_example(run: Path, turn: int | None, example_id: str, console: Console) -> None:
+    """Print why one example is in a round's active set or not."""
+    facts = describe_example(load_selection(run, turn), example_id)
+    _print_note(console, facts["note"])
+    console.print(_score_table(facts, f"Example {_clean(facts['id'])}, round {facts['round']}"))
+    console.print(_pairs(_example_lines(facts)))
+    console.print(Text(f"\n{facts['verdict']}", style="bold"))
+    for name in ("prompt", "completion"):
+        console.print(Text(f"\n{name}", style="dim"))
+        console.print(Text(_clean(facts[name]) or f"not found in its place in data/{EXAMPLES}"), highlight=False)
+
+
+def _selection_lines(facts: dict[str, Any]) -> dict[str, str]:
+    settings, counters, count = facts["settings"], facts["counters"], facts["examples"]
+    shares, (weak, strong) = mapping(counters.get("term_shares")), map(model_name, facts["models"])
+    lines = {"formula": f"{settings['formula']}: {FORMULAS[settings['formula']]}"}
+    for (name, letter), words in zip(LETTERS.items(), TERMS[settings["formula"]], strict=True):
+        share = share_words(shares.get(name))
+        lines[f"{name} ({letter})"] = f"{settings[name]:g} on the {words}: {share} of all weight"
+    low, high = (number(counters.get(name)) for name in ("p_min", "p_max"))
+    if low is not None and high is not None:
+        lines["probability in one draw"] = f"{low:.4g} to {high:.4g}, spread (CV) {plain(counters.get('p_cv'))}"
+        lines["times uniform"] = f"{low * count:.4g} to {high * count:.4g}"
+    size = number(counters.get("effective_sample_size"))
+    if size is not None:
+        lines["effective sample size"] = f"{size:,.1f} of {count:,} examples ({share_words(size / count)})"
+    expected, realised = (share_words(counters.get(f"{name}_unique")) for name in ("expected", "realised"))
+    repeats = "repeats dropped" if settings.get("dedup", True) else "repeats kept"
+    lines["draws"] = f"{facts['draws']:,} with replacement, {repeats}"
+    lines["unique share of the draws"] = f"{expected} expected, {realised} realised"
+    lines["active set"] = (
+        f"{facts['active']:,} of {count:,} examples, {facts['truncated_active']:,} with a cut completion"
+    )
+    counts = [f"{words} in {plain(counters.get(key))}" for key, words in DIRECTIONS.items()]
+    lines["entropy from weak to strong"] = ", ".join(counts)
+    lines["weight zero, never drawn"] = plain(counters.get("zero_weight"))
+    lines["rank correlation of paper and official"] = plain(counters.get("formula_rank_correlation"))
+    lines["mean entropy, nats per token"] = (
+        f"weak {facts['weak_entropy']:.4f} ({weak}), strong {facts['strong_entropy']:.4f} ({strong}), "
+        f"change {facts['change']:+.4f}"
+    )
+    return lines
+
+
+def _example_lines(facts: dict[str, Any]) -> dict[str, str]:
+    formula, whole = facts["settings"]["formula"], sum(facts["terms"].values())
+    lines = {}
+    for (name, value), words in zip(facts["terms"].items(), TERMS[formula], strict=True):
+        over = " / its sum over the data" if formula == "official" else ""
+        share = share_words(value / whole) if whole else MISSING
+        letter, weight = LETTERS[name], facts["settings"][name]
+        lines[f"{name} ({letter})"] = f"{value:.4g} = {weight:g} x {words}{over}: {share} of its weight"
+    likelier = share_words(facts["likelier_than"])
+    lines["probability in one draw"] = (
+        f"{facts['probability']:.4g}, {facts['times_uniform']:.3g} times uniform, above {likelier} of the examples"
+    )
+    lines["difficulty rank"] = f"harder for the strong model than {share_words(facts['harder_than'])} of the examples"
+    lines["expected draws"] = f"{facts['expected_draws']:.4g} in {facts['all_draws']:,} draws"
+    lines["chance of at least one"] = share_words(facts["chance"])
+    kept = " (repeats dropped)" if facts["settings"].get("dedup", True) else ""
+    lines["times in the active set"] = f"{facts['draws']:,}{kept}"
+    cut = "cut at data.max_length" if facts["truncated"] else "whole"
+    lines["completion"] = f"{facts['strong']['tokens']:,.0f} supervised tokens, {cut}"
+    return lines
+
+
+def _pairs(lines: dict[str, str], title: str = "") -> Table:
+    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in lines.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _score_table(facts: dict[str, Any], title: str) -> Table:
+    heads = ("model", "entropy", "negative log-likelihood", "mean P(y)")
+    table = Table(*heads, title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for role, model in zip(("weak", "strong"), facts["models"], strict=True):
+        values = [f"{facts[role][name]:.4f}" for name in ("entropy", "nll", "target_probability")]
+        table.add_row(f"{role}: {model_name(model)}", *values)
+    changes = [facts["strong"][name] - facts["weak"][name] for name in ("entropy", "nll", "target_probability")]
+    table.add_row("change", *(f"{change:+.4f}" for change in changes))
+    return table
+
+
+def _example_table(title: str, examples: list[dict[str, Any]]) -> Table:
+    table = Table(title=Text(title), title_justify="left")
+    for name in ("id", "weak", "strong", "draws", "prompt", "completion"):
+        side = "right" if name in ("weak", "strong", "draws") else "left"
+        table.add_column(name, overflow="fold", justify=side, no_wrap=name == "id")
+    for one in examples:
+        numbers = [f"{one['weak_entropy']:.4f}", f"{one['strong_entropy']:.4f}", f"{one['draws']:,}"]
+        table.add_row(*(Text(_clean(text)) for text in (one["id"], *numbers, one["prompt"], one["completion"])))
+    return table
+
+
+def _print_note(console: Console, note: str) -> None:
+    if note:
+        console.print(Text(f"Note: {note}", style="yellow"))
+
+
+def _clean(text: str) -> str:
+    """Text of the data without what would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

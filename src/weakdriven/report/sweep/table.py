@@ -1,0 +1,274 @@
+"""The runs of a sweep -> one tidy row for each point, seed, model and benchmark; and each point over its seeds."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weakdriven.eval.scoring import correct_counts
+from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.report.format import CONTROLS, model_name, split_snapshot, stage_of
+from weakdriven.report.read import accuracy_rows
+from weakdriven.runs.directory import PLAN_FILE, SAMPLES
+from weakdriven.runs.files import read_json, read_jsonl
+from weakdriven.runs.manifest import MANIFEST
+
+Row = dict[str, Any]
+NOT_RUN = "not run yet"
+MEASURED = ["items", "correct", "accuracy", "low", "high"]
+COSTS = ["seconds", "trained_tokens", "peak_bytes"]
+OURS = ["point", "seed", "model", "share_of_steps", "steps", "benchmark", *MEASURED, *COSTS, "status", "reason"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model on one benchmark; equal to that of another run that took it over."""
+
+    benchmark: str
+    key: str
+    changed: int
+    """When its samples were last written: they may be graded again."""
+    samples: Path = field(compare=False)
+
+
+Trained = tuple[tuple[Evaluation, ...], ...]
+"""One model under several seeds, each with all benchmarks."""
+Found = dict[str, dict[str, tuple[Evaluation, ...]]]
+"""Seed -> model -> its evaluations."""
+
+
+def runs_of(facts: Row, root: Path) -> dict[tuple[str, str], Path]:
+    """(point, seed) to run directory, of all that were asked for."""
+    return {(name, seed): root / name / f"seed-{seed}" for name in facts["points"] for seed in facts["seeds"]}
+
+
+def told_of(facts: Row, point: str, seed: str) -> Row:
+    return facts["runs"].get(f"{point}/seed-{seed}", {"status": NOT_RUN})
+
+
+def tidy_rows(root: Path, facts: Row) -> list[Row]:
+    """Every number of a sweep, one benchmark a row; a run without its result has a row that says why."""
+    rows = []
+    for (point, seed), run in runs_of(facts, root).items():
+        told = told_of(facts, point, seed)
+        about = {"point": point, **columns_at(facts, point), "seed": int(seed)}
+        state = {"status": told["status"], "reason": told.get("reason")}
+        begun = told["status"] != NOT_RUN and (run / PLAN_FILE).is_file()
+        found = accuracy_rows(run) if begun else []
+        manifests = manifests_of(run) if begun else {}
+        for one in found:
+            measured = {name: one[name] for name in ("model", "benchmark", *MEASURED)}
+            rows.append(
+                about | measured | progress_of(one["model"], manifests) | costs(one["model"], manifests) | state
+            )
+        if told["status"] != "done":
+            rows.append(about | {"model": result_of(facts, point)} | state)
+    columns = columns_of(facts)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def columns_of(facts: Row) -> list[str]:
+    swept = dict.fromkeys(key for point in facts["points"] for key in columns_at(facts, point))
+    return ["point", *swept, *OURS[1:]]
+
+
+def columns_at(facts: Row, point: str) -> Row:
+    """Place on each axis and every swept setting, under names that no column of ours has."""
+    one = facts["points"][point]
+    swept = one["values"] | one["settings"]
+    return {f"setting {key}" if key in OURS else key: value for key, value in swept.items()}
+
+
+def result_of(facts: Row, point: str) -> str | None:
+    """Name of the model that the method ends with, as a finished run of this point has told."""
+    folders = [f"{point}/seed-{seed}" for seed in facts["seeds"]]
+    return next((facts["runs"][one]["model"] for one in folders if "model" in facts["runs"].get(one, {})), None)
+
+
+def manifests_of(run: Path) -> dict[str, Row]:
+    """Stage to manifest, of those that belong to the run's recipe."""
+    plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else {}
+    found = {name: read_json(run / name / MANIFEST) for name in plan if (run / name / MANIFEST).is_file()}
+    return {name: one for name, one in found.items() if one.get("key") == plan[name]}
+
+
+def snapshot(model: str) -> tuple[str, float | None]:
+    """A model's name and, of one that was kept on the way, the share of the steps at which.
+
+    >>> snapshot("round-1-at-25"), snapshot("baseline-sft")
+    (('round-1', 0.25), ('baseline-sft', None))
+    """
+    name, percent = split_snapshot(model)
+    return name, None if percent is None else percent / 100
+
+
+def progress_of(model: str, manifests: dict[str, Row]) -> Row:
+    """How far its own training had come: share of the steps, and steps."""
+    whole, share = snapshot(model)
+    steps = manifests.get(stage_of(whole), {}).get("counters", {}).get("steps")
+    if steps is None:
+        return {}
+    return {
+        "share_of_steps": 1.0 if share is None else share,
+        "steps": steps if share is None else max(round(share * steps), 1),
+    }
+
+
+def costs(model: str, manifests: dict[str, Row]) -> Row:
+    """What all that leads to a model took, tokenising and evaluation aside, as if computed for it alone.
+
+    A budget only says how long to train, so what was computed to know it is not counted.
+    """
+    by_key = {one["key"]: (name, one) for name, one in manifests.items()}
+    left, used = [manifests.get(stage_of(model), {}).get("key")], dict[str, Row]()
+    while left:
+        name, one = by_key.get(left.pop(), ("data", {}))
+        if name != "data" and name not in used:
+            used[name] = one
+            left += [key for source, key in one["inputs"].items() if source != "budget"]
+    if not used:
+        return {}
+    return {
+        "seconds": sum(one["wall_seconds"] for one in used.values()),
+        "trained_tokens": sum(one["counters"].get("trained_tokens") or 0 for one in used.values()),
+        "peak_bytes": max(one["peak_memory_bytes"] for one in used.values()),
+    }
+
+
+def summarise(root: Path, facts: Row) -> list[Row]:
+    """One row for each point and model: mean over seeds and benchmarks, interval, and what it is tested against."""
+    runs = {at: run for at, run in runs_of(facts, root).items() if told_of(facts, *at)["status"] != NOT_RUN}
+    found = {at: evaluations(run) for at, run in runs.items()}
+    manifests = {at: manifests_of(runs[at]) for at, models in found.items() if models}
+    rows = []
+    for point in facts["points"]:
+        here = {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
+        models, result = list(dict.fromkeys(name for one in here.values() for name in one)), result_of(facts, point)
+        control = next((name for name in CONTROLS if name in models and name != result), None)
+        for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
+            role = "result" if model == result else "control" if model == control else "other"
+            row: Row = {"point": point, **columns_at(facts, point), "model": model, "name": readable(model)}
+            row |= {"role": role if model is None or snapshot(model)[1] is None else "snapshot"}
+            by = of_model(model, here)
+            row |= {"shared": is_shared(model, found, facts), "seeds": list(by)}
+            if by and model:
+                each = [progress_of(model, one) | costs(model, one) for one in (manifests[point, seed] for seed in by)]
+                row |= measured(tuple(by.values())) | mean_of(each)
+            if role == "result":
+                row["against_control"] = against(by, of_model(control, here), control)
+                row["against_default"] = against(by, default_of(facts, point, found), facts["default"])
+            rows.append(row)
+    return rows
+
+
+def of_model(model: str | None, found: Found) -> dict[str, tuple[Evaluation, ...]]:
+    return {seed: one[model] for seed, one in found.items() if model in one}
+
+
+def default_of(facts: Row, point: str, found: dict[tuple[str, str], Any]) -> dict[str, tuple[Evaluation, ...]]:
+    """The result of the recipe's own point, by seed; nothing for that point itself."""
+    default = facts["default"]
+    if default in (None, point):
+        return {}
+    here = {seed: models for (name, seed), models in found.items() if name == default}
+    return of_model(result_of(facts, default), here)
+
+
+def evaluations(run: Path) -> dict[str, tuple[Evaluation, ...]]:
+    """Model to its evaluations, of those that have all benchmarks that the run asks for."""
+    if not (run / PLAN_FILE).is_file():
+        return {}
+    manifests, asked = manifests_of(run), dict[str, list[str]]()
+    for name in read_json(run / PLAN_FILE):
+        if name.startswith("eval/"):
+            asked.setdefault(name.split("/")[1], []).append(name)
+    return {
+        model: tuple(
+            Evaluation(name.split("/")[-1], manifests[name]["key"], path.stat().st_mtime_ns, path)
+            for name in names
+            for path in [run / name / SAMPLES]
+        )
+        for model, names in asked.items()
+        if manifests.keys() >= set(names)
+    }
+
+
+def is_shared(model: str | None, found: dict[tuple[str, str], Any], facts: Row) -> bool:
+    """Whether every finished run has this model, and under each seed the same one."""
+    done = [models for at, models in found.items() if told_of(facts, *at)["status"] == "done"]
+    by_seed = [[one[model] for (_, of), one in found.items() if of == seed and model in one] for seed in facts["seeds"]]
+    return (
+        len(facts["points"]) > 1 and all(model in models for models in done) and all(len({*one}) < 2 for one in by_seed)
+    )
+
+
+def readable(model: str | None) -> str | None:
+    if model is None:
+        return None
+    whole, share = snapshot(model)
+    return model_name(whole) if share is None else f"{model_name(whole)}, after {100 * share:g}% of its steps"
+
+
+def mean_of(rows: list[Row]) -> Row:
+    names = [name for name in ("share_of_steps", "steps", *COSTS) if all(name in row for row in rows)]
+    return {name: float((np.max if name == "peak_bytes" else np.mean)([row[name] for row in rows])) for name in names}
+
+
+@cache
+def shares(evaluation: Evaluation) -> NDArray[np.float64]:
+    """Share of right samples of each problem, (1, P); read once."""
+    right, n = correct_counts(list(read_jsonl(evaluation.samples)))
+    return np.array([right]) / n
+
+
+def scores(trained: Trained) -> Scores:
+    """Benchmark -> (S, P)."""
+    return {
+        one.benchmark: np.concatenate([shares(evaluations[place]) for evaluations in trained])
+        for place, one in enumerate(trained[0])
+    }
+
+
+@cache
+def measured(trained: Trained) -> Row:
+    whole = scores(trained)
+    interval = interval_of(whole)
+    each = {
+        name: {
+            "accuracy": float(values_SP.mean()),
+            "interval": interval if len(whole) == 1 else interval_of({name: values_SP}),
+            "by_seed": values_SP.mean(axis=1).tolist(),
+        }
+        for name, values_SP in whole.items()
+    }
+    return {"score": score_of(whole), "interval": interval, "by_seed": by_seed(whole).tolist(), "benchmarks": each}
+
+
+@cache
+def difference(theirs: Trained, own: Trained) -> Row | None:
+    a, b = scores(theirs), scores(own)
+    shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
+    return vars(compare_seeds(a, b)) if shapes[0] == shapes[1] else None  # a point may ask other benchmarks
+
+
+def against(own: dict[str, Any], theirs: dict[str, Any], name: str | None) -> Row | None:
+    """A model against another under the seeds that both have."""
+    seeds = [seed for seed in own if theirs.get(seed)]
+    if name is None or not seeds:
+        return None
+    found = difference(tuple(theirs[seed] for seed in seeds), tuple(own[seed] for seed in seeds))
+    return found and found | {"name": name, "seeds": seeds}
+
+
+def as_cells(values: Iterable[Any]) -> list[Any]:
+    """A column that CSV and Parquet can hold: lists as JSON, numbers beside words as words."""
+    cells = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
+    kinds = {type(value) for value in cells if value is not None}
+    if kinds <= {int, float} or len(kinds) <= 1:
+        return [float(value) if kinds == {int, float} and value is not None else value for value in cells]
+    return [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in cells]

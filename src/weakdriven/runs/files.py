@@ -1,0 +1,183 @@
+"""Plain files: written whole or not at all, read back with care, hashed, synced to disk."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+from weakdriven.runs.redact import masked, masked_values
+
+PART = ".part"
+"""What a file is called until all of it is there."""
+SEAL = "crc32"
+"""Last field of a sealed line: the checksum of the line without it."""
+LARGE = 1 << 20
+"""Bytes from which on a file's hash is remembered."""
+CLOCK_TICK = 2_000_000_000
+"""Nanoseconds within which a file system may give two writes the same time; FAT's are the longest."""
+_DIGESTS: dict[tuple[int, ...], str] = {}
+
+
+def digest(value: Any) -> str:
+    """Hash of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's content. A large one is read once in a process as long as it is the same, also under another name."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if same in _DIGESTS:
+            return _DIGESTS[same]
+        old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
+        digester = hashlib.sha256()
+        while block := file.read(1 << 22):
+            digester.update(block)
+    result = digester.hexdigest()[:32]
+    if old and found.st_size >= LARGE:
+        _DIGESTS[same] = result
+    return result
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object that we wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from error
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file that a stage finished."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Whole rows of a file whose writer may have been killed; a damaged line and what follows it is cut off the file.
+
+    What follows goes too because a caller may count rows: verdicts, for one, are matched with samples by their place.
+    """
+    rows, good = [], 0
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if (row := _unsealed(line)) is None:
+                    break
+                rows.append(row)
+                good += len(line)
+        if good < path.stat().st_size:
+            os.truncate(path, good)
+    return rows
+
+
+def _unsealed(line: bytes) -> dict[str, Any] | None:
+    """The row of a line, or None if the line is torn or was changed after it was sealed."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:  # also of bytes that are no UTF-8
+        return None
+    if not isinstance(row, dict):
+        return None
+    name, seal = next(reversed(row.items()), ("", None))
+    body = {key: value for key, value in row.items() if key != name}
+    if name == SEAL or seal == _checksum(body):  # the name of the seal may be what is damaged
+        return body if line == _sealed(body).encode("utf-8", "backslashreplace") else None
+    return row
+
+
+def _sealed(row: dict[str, Any]) -> str:
+    return _line({**row, SEAL: _checksum(row)})
+
+
+def _checksum(row: dict[str, Any]) -> str:
+    return f"{zlib.crc32(_line(row).encode('utf-8', 'backslashreplace')):08x}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
+def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = False) -> None:
+    """Add rows to a file.
+
+    Args:
+        sealed: Each with a checksum, by which `salvage_jsonl` notices that a byte of it has changed.
+    """
+    # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines((_sealed if sealed else _line)(row) for row in rows)
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a file of rows whole or not at all."""
+    part = path.with_name(path.name + PART)
+    part.unlink(missing_ok=True)
+    append_jsonl(part, rows)
+    sync(part)
+    os.replace(part, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page whole or not at all, without the secrets in it."""
+    _write(path, masked(text))
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + PART)
+    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
+    """Write an object whole or not at all, without the secrets in it.
+
+    Args:
+        exact: As it is: a file of our own that is read again, such as texts of a data set.
+    """
+    _write(path, json.dumps(value if exact else masked_values(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def sync_tree(folder: Path) -> None:
+    """Make sure that what was written survives a power cut."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link(source: str, target: str) -> None:
+    """The same file under a second name, or a copy; for shutil.copytree."""
+    if not linked(source, target):
+        shutil.copy2(source, target)
+
+
+def linked(source: str, target: str) -> bool:
+    """Give a file a second name; says whether that can be done."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another disk, one without hard links, or a file of somebody else
+        return False
+    return True
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

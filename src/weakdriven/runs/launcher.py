@@ -1,0 +1,143 @@
+"""`weakdriven run RECIPE --launch CONFIG`: the same command in several processes, started by accelerate.
+
+CONFIG is a file that `accelerate launch --config_file` takes, or the name of one that comes with the package.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weakdriven.errors import UserError
+from weakdriven.runs.signals import EXIT_CODE
+from weakdriven.runs.yaml import read_yaml
+
+OPTION = "--launch"
+PASSED_ON = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGTERM,
+}
+"""Schedulers warn with USR1 of the end of a job's time, which for us means: save and end."""
+SHUTDOWN_SECONDS = "600"
+"""How long torchrun waits, after a SIGTERM, before it kills processes that are still saving; its own default is 30."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name to file of the launch configurations in the package."""
+    folder = Path(str(resources.files("weakdriven.config"))) / "launch"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(name: str) -> Path:
+    """A file, or a configuration of the package by its name."""
+    shipped = shipped_configs()
+    if name in shipped:
+        return shipped[name]
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    near = get_close_matches(name, shipped, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(
+        f"{OPTION} {name} is neither a file nor a configuration of the package.{hint} There are: {', '.join(shipped)}."
+    )
+
+
+def refuse_missing_deepspeed() -> None:
+    if find_spec("deepspeed") is None:
+        raise UserError(
+            "DeepSpeed is asked for, and it is not installed; pip install --no-build-isolation "
+            "'weakdriven[deepspeed]', or use FSDP2, which shards the same (--launch fsdp2-8gpu)."
+        )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        found = read_yaml(path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({error}); give a file of `accelerate config`.") from error
+    if not isinstance(found, dict) or "distributed_type" not in found:
+        raise UserError(
+            f"{path} is no configuration of accelerate: it has no distributed_type. Make one with `accelerate config`, "
+            f"or name one of {', '.join(shipped_configs())}."
+        )
+    processes = found.get("num_processes", 1)
+    if not isinstance(processes, int) or processes < 1:
+        raise UserError(f"{path}: num_processes is {processes!r}; expected the number of processes on all machines.")
+    return found
+
+
+def without_launch(arguments: Sequence[str]) -> list[str]:
+    """
+    >>> without_launch(["run", "demo", "--launch", "one-gpu", "--quiet"]), without_launch(["run", "--launch=one-gpu"])
+    (['run', 'demo', '--quiet'], ['run'])
+    """
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != OPTION and not argument.startswith(f"{OPTION}="):
+            kept.append(argument)
+        skip = argument == OPTION and not skip
+    return kept
+
+
+def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
+    """What is started, as a list: no shell reads it."""
+    machine = ["--machine_rank", rank] if (rank := os.environ.get("WEAKDRIVEN_MACHINE_RANK")) else []
+    address = ["--main_process_ip", ip] if (ip := os.environ.get("WEAKDRIVEN_MAIN_IP")) else []
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machine, *address]
+    return [*start, "-m", "weakdriven", *arguments]
+
+
+def launch(name: str, arguments: Sequence[str]) -> int:
+    """Start `weakdriven` with these arguments under a configuration; returns the exit code of its launcher.
+
+    A configuration for one process replaces this one, so that whoever stops it stops the training.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"{OPTION} is given, and a launcher started this process already; leave one of them out.")
+    path = find_config(name)
+    config = read_config(path)
+    if config["distributed_type"] == "DEEPSPEED":
+        refuse_missing_deepspeed()
+    environment = {**os.environ}
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    if config.get("num_processes", 1) == 1 and config.get("num_machines", 1) == 1:
+        if (gpus := str(config.get("gpu_ids", "all"))) != "all":
+            environment.setdefault("CUDA_VISIBLE_DEVICES", gpus)
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-m", "weakdriven", *arguments], environment)
+    return supervised(launch_command(path, arguments), environment)
+
+
+def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command in a session of its own, with the signals that this process gets; returns its exit code."""
+    # before it is started, so that a signal in between is not lost on it
+    waiting, stopped = list[int](), False
+    old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in PASSED_ON}
+    try:
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        while (code := process.poll()) is None:
+            while waiting:
+                number = PASSED_ON[signal.Signals(waiting.pop(0))]
+                stopped = stopped or number == signal.SIGTERM
+                process.send_signal(number)
+            try:
+                process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if code and stopped:  # torchrun itself ends with a traceback and 1, whatever its processes said
+        return EXIT_CODE
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,144 @@
+"""A recipe tied to a run directory, after all that can be checked has been checked."""
+
+from pathlib import Path
+
+import torch
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.errors import UserError
+from weakdriven.eval.generate.serve import check_python
+from weakdriven.eval.run import check_sandbox, check_task
+from weakdriven.models.adapters import ADAPTER_FILE
+from weakdriven.models.liger import fast_layers, model_type
+from weakdriven.models.load import (
+    check_model,
+    fingerprint,
+    load_tokenizer,
+    locate_model,
+    positions,
+    refuse_different_tokenizers,
+)
+from weakdriven.runs.directory import Run
+from weakdriven.runs.files import digest
+from weakdriven.runs.processes import launched, refuse_uneven
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.stages import Stages
+from weakdriven.training import zero3
+from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch, sharding_asked_for
+from weakdriven.training.lora import check_lora, ready_adapter
+from weakdriven.training.optimizer import check_optimizer
+from weakdriven.wmss.score_files import refuse_other_tokens
+
+ALONE = {"scaled_ce", "undial", "ssb"}
+"""Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
+UNSHARDED = ("dpo", "spin")
+"""Methods whose trainers need whole models in every process."""
+
+
+def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
+    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
+
+    Args:
+        processes: How many work on this run, where its stages allow for several.
+        evaluates: Whether benchmarks will be run, so that their files have to be there.
+    """
+    if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
+        have = ", ".join(trackers) or "none"
+        raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
+    refuse_processes(recipe, processes)
+    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
+        check_optimizer(f"{phase}.optimizer", settings.optimizer)
+        if settings.activation_offloading and not torch.cuda.is_available():
+            raise UserError(
+                f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
+                "GPU here; set it to false."
+            )
+    base_folder = locate_model(recipe.model)
+    check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(base_folder))
+    tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
+    give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+    base = Model("base", base_folder, fingerprint(base_folder))
+    if recipe.lora:
+        check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
+    strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
+    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    renderer.check()
+    stages = Stages(recipe, run, base, strong, renderer)
+    if reuse := recipe.selection.reuse:
+        refuse_other_tokens(reuse, tokenizer=stages.tokenizer_key, max_length=recipe.data.max_length)
+    if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
+        refuse_unservable(recipe)
+    if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
+        check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
+    if evaluates and recipe.eval.benchmarks:
+        for benchmark in recipe.eval.benchmarks:
+            check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
+    return stages
+
+
+def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None) -> None:
+    """Processes, GPUs and batch sizes that do not go together.
+
+    Args:
+        sharding: What a plan deals weights out with: FSDP or ZeRO-3. Unset: what the launcher asks for.
+    """
+    devices = torch.cuda.device_count()
+    if processes == 1 and launched() > 1:
+        raise UserError(
+            f"This command works in one process, and a launcher started {launched()}; start it without one. weakdriven "
+            "run and weakdriven select work in several."
+        )
+    if processes == 1 and devices > 1:
+        raise UserError(
+            f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that starts "
+            "a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set CUDA_VISIBLE_DEVICES=0."
+        )
+    if processes == 1:
+        return
+    refuse_sharding_of_launch()
+    sharding = sharding or sharding_asked_for()
+    refuse_sharded_adapters(sharding is not None, recipe.lora is not None)
+    methods = {recipe.method, *recipe.baselines}
+    if alone := sorted(methods & ALONE):
+        raise UserError(
+            f"{', '.join(alone)} trains in one process, found {processes}; run it without a launcher, or leave it out "
+            "of method and baselines here and run it afterwards: what is finished is kept."
+        )
+    used = [name for name in UNSHARDED if name in methods]
+    if used and sharding:
+        raise UserError(
+            f"{', '.join(used)} trains in one process or under DDP, and {sharding} is asked for; use --launch "
+            "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
+        )
+    used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
+    used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
+    if sharding == "ZeRO-3":
+        zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
+    refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
+
+
+def refuse_unservable(recipe: Recipe) -> None:
+    if recipe.eval.vllm_python is None:
+        raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
+    check_python(recipe.eval.vllm_python)
+    if recipe.lora:
+        raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
+
+
+def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:
+    """A model that was trained elsewhere: one like the base, or with `lora` an adapter over it."""
+    if recipe.lora:
+        folder = ready_adapter(source, base.folder, recipe.model, trust_remote_code=recipe.trust_remote_code)
+        return Model(name, folder, digest([fingerprint(folder), base.key]))
+    if (Path(source).expanduser() / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{setting}{source} is an adapter; set lora to go on training adapters, or merge it into its base first."
+        )
+    folder = locate_model(source)
+    check_model(folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(folder))
+    refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
+    return Model(name, folder, fingerprint(folder))

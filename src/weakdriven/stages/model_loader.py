@@ -1,0 +1,94 @@
+"""Models of a run, from disk to what trains or answers: whole ones, or adapters over one base."""
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.models.adapters import ADAPTER, add_adapter, load_adapter, twin
+from weakdriven.models.head import causal_lm
+from weakdriven.models.liger import fast_layers, use_liger
+from weakdriven.models.load import load_model
+from weakdriven.runs.directory import SNAPSHOTS
+from weakdriven.runs.files import digest
+from weakdriven.training.lora import lora_config
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the run: `base` is M0, `sft` M1, `round-1` M2 and so on."""
+
+    name: str
+    folder: Path
+    key: str
+    kept: tuple[int, ...] = ()
+    """Whole percents of its training after which it was kept too."""
+
+    def at(self, percent: int) -> "Model":
+        """The model that it was after so much of its training."""
+        return Model(f"{self.name}-at-{percent}", self.folder / SNAPSHOTS / str(percent), digest([self.key, percent]))
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads what a recipe trains, in its precision and with its layers."""
+
+    recipe: Recipe
+    base: Model
+
+    def load(self, model: Model, *, train: bool = True, scan: bool = False) -> Any:
+        """A model to train or to ask; with `lora` the base and the model's adapter, a fresh one where M0 is trained.
+
+        Args:
+            scan: To ask with the layers of training, which are the faster ones over long rows.
+        """
+        network: Any = self._read(model, train=train)
+        if self.recipe.lora and (train or model.name != self.base.name):
+            network = self._adapted(network, model, kind=lora_config(self.recipe.lora), seed=self.recipe.seed)
+        return self._ready(network, train=train, fast=train or scan)
+
+    def pair(self, strong: Model, weak: Model) -> tuple[Any, Any]:
+        """Two models to train; with `lora` two adapters over one copy of the base, M0's fresh and like the other."""
+        if self.recipe.lora is None:
+            return self.load(strong), self.load(weak)
+        base = self._read(self.base, train=True)
+        other = twin(base)
+        strong_model: Any = load_adapter(base, strong.folder)
+        kind = strong_model.peft_config[ADAPTER]
+        weak_model = self._adapted(other, weak, kind=kind, seed=self.recipe.seed + 1)
+        return tuple(self._ready(network, train=True, fast=True) for network in (strong_model, weak_model))  # pyright: ignore
+
+    def _read(self, model: Model, *, train: bool) -> PreTrainedModel:
+        """Weights from disk: a model's own, or with `lora` those of the base."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        recipe, lora = self.recipe, self.recipe.lora
+        own = recipe.precision == "fp32" or (train and not lora)
+        return load_model(
+            self.base.folder if lora else model.folder,
+            precision=recipe.precision if own else "bf16",
+            attention=recipe.attention,
+            trust_remote_code=recipe.trust_remote_code,
+            quantize=lora.quantize if lora else None,
+        )
+
+    def _adapted(self, base: PreTrainedModel, model: Model, *, kind: Any, seed: int) -> PeftModel:
+        """The base with the model's adapter; M0 has none, so it gets a fresh one that changes nothing yet."""
+        if model.name == self.base.name:
+            return add_adapter(base, kind, seed=seed)
+        return load_adapter(base, model.folder)
+
+    def _ready(self, network: PreTrainedModel | PeftModel, *, train: bool, fast: bool) -> Any:
+        inner: Any = causal_lm(network)
+        if fast and fast_layers(self.recipe.fast_layers, inner.config.model_type):
+            use_liger(inner)
+        if train:
+            return network
+        on_device = not torch.cuda.is_available() or getattr(inner, "quantization_method", None) is not None
+        return inner if on_device else inner.cuda()  # its adapter is in its layers

@@ -1,0 +1,260 @@
+"""A run whose output is an address (s3://, gs://, what else fsspec can write to): computed here, copied there.
+
+The run works in a folder, because it renames and locks, which stores of objects cannot. Each finished stage is copied
+to the address, its manifest last, so that a stage there is whole or not there. A run on another machine brings what the
+address has under the keys that it needs, checks every file and goes on. Checkpoints inside a stage stay in the folder.
+"""
+
+import errno
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from weakdriven.data.rows.remote import DRIVERS, cache_folder, open_system, reason
+from weakdriven.errors import UserError
+from weakdriven.runs.directory import RUN_FILE, Planned, put_in_place, refuse_other_owner, work_folder
+from weakdriven.runs.disk import is_full
+from weakdriven.runs.files import PART, digest, file_digest, link, sync, sync_tree, write_json
+from weakdriven.runs.manifest import CARD, MANIFEST, Inventory, damage, files_of, key_and_files, refuse_damage
+from weakdriven.runs.redact import GONE, masked
+from weakdriven.runs.signals import stop_here
+
+WAITS = (1.0, 5.0, 25.0)
+"""Seconds until what failed is tried again."""
+LASTING = (FileNotFoundError, PermissionError, NotImplementedError)
+"""What no second try changes."""
+BUCKETS = {scheme for scheme in DRIVERS if scheme not in ("sftp", "ssh")}
+"""Of stores without folders: to make one there may make a bucket."""
+
+
+class Unreached(UserError):
+    """The address did not take or give something."""
+
+
+def default_folder(address: str) -> Path:
+    """In the user's cache, named after the address without its login.
+
+    >>> default_folder("s3://me:pass@bucket/demo").name == default_folder("s3://me:other@bucket/demo/").name
+    True
+    """
+    plain = masked(address).replace(f"{GONE}@", "").partition("?")[0].rstrip("/")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[-80:].strip("-.")
+    return cache_folder().parent / "runs" / f"{name}-{digest(plain)[:8]}"
+
+
+def taken(near: Path, out: Path, file: Inventory) -> bool:
+    """Link one file of another run's stage, if it is there and whole; that run may be changed meanwhile."""
+    (name,) = file
+    try:
+        if not damage(near, file, contents=True):
+            link(str(near / name), str(out / name))
+            return True
+    except OSError as error:
+        if is_full(error):
+            raise
+    return False
+
+
+@dataclass
+class Mirror:
+    """The copy of one run at an address; used by the process that writes."""
+
+    address: str
+    root: Path
+    note: Callable[[str], None] = lambda text: None
+    stages: list[str] = field(default_factory=list)
+    """Finished stages of this run, in their order."""
+    manifests: dict[str, bytes | None] = field(default_factory=dict)
+    """By stage, as the address has them."""
+    sent: dict[str, str] = field(default_factory=dict)
+    """Files outside inventories that were copied, and their hashes: they may be written anew."""
+
+    @property
+    def shown(self) -> str:
+        return masked(self.address).partition("?")[0].rstrip("/")
+
+    def open(self, recipe_name: str) -> None:
+        """Refuse an address that belongs to others or cannot be written, before anything is computed."""
+        self.system, self.place = open_system(self.address, instead="give a directory as --output")
+        with self._told("cannot be read"):
+            owner = self._read(RUN_FILE)
+            if owner is None and self._holds_files():
+                raise UserError(f"{self.shown} holds files but no run of weakdriven; give an empty or new address.")
+        if owner is not None:
+            refuse_other_owner(owner, self.shown, recipe_name)
+            write_json(self.root / RUN_FILE, json.loads(owner))
+        with self._told("cannot be written"):
+            self._put_if_new(RUN_FILE)
+        self.note(f"works in {self.root} and is copied to {self.shown}")
+
+    def bring(self, planned: Sequence[Planned]) -> list[str]:
+        """Fetch the stages that would have to run or be taken over although the address has them; returns their names.
+
+        It comes before other runs because it is this one: where both have a stage, what was made from it there stays
+        with it, and nothing has to be sent again. What they have alike is taken from the other run all the same.
+        """
+        brought = []
+        for entry in planned:
+            with self._told("cannot be read"):
+                manifest = self._manifest(entry.name) if entry.reason else None
+                if manifest is None:
+                    continue
+                key, files = key_and_files(manifest)
+                if files is None:
+                    self._refuse(entry.name, f"{MANIFEST} is damaged: its key or list of files cannot be read")
+                elif key == entry.key:
+                    self._bring(entry.name, manifest, files, entry.taken)
+                    brought.append(entry.name)
+        return brought
+
+    def send(self, stage: str) -> None:
+        """Copy a finished stage and what could not be copied before it; a run goes on where the address is away."""
+        self.stages.append(stage)
+        try:
+            self._send_missing()
+        except Unreached as error:
+            self.note(f"{error} The run goes on, and copies it later.")
+
+    def finish(self) -> None:
+        """Copy what is missing still, what was written anew since it was copied, and the report."""
+        try:
+            self._send_missing()
+        except Unreached as error:
+            raise UserError(
+                f"{error} The run is finished and whole in {self.root}; run the same command again to copy what is "
+                "missing."
+            ) from None
+
+    def _send_missing(self) -> None:
+        for stage in self.stages:
+            with self._told(f"did not take {stage}"):
+                self._send(stage)
+        with self._told("did not take the report and the recipe"):
+            for path in sorted(self.root.iterdir()):
+                if path.is_file() and path.suffix != PART:
+                    self._put_if_new(path.name)
+
+    def _send(self, stage: str) -> None:
+        folder = self.root / stage
+        manifest, old = (folder / MANIFEST).read_bytes(), self._manifest(stage)
+        if manifest != old:
+            refuse_damage(folder)
+            files = key_and_files(manifest)[1]
+            if files is None:
+                raise UserError(
+                    f"{folder / MANIFEST} lists no files, as those of older versions, so a copy could not be checked; "
+                    "give a directory as --output, or delete the folder to have it computed again."
+                )
+            if old is not None:
+                self._remove(stage, old)
+            for name in files:
+                stop_here()
+                self._put(f"{stage}/{name}")
+        if (folder / CARD).is_file():
+            self._put_if_new(f"{stage}/{CARD}")
+        if manifest != old:
+            self._put(f"{stage}/{MANIFEST}")
+            self.manifests[stage] = manifest
+
+    def _remove(self, stage: str, old: bytes) -> None:
+        """An older result goes, its manifest first, so that nobody takes a mixture of both for whole."""
+        for name in (MANIFEST, CARD, *(key_and_files(old)[1] or {})):
+            with suppress(FileNotFoundError):
+                self._tried(self.system.rm_file, self._at(f"{stage}/{name}"))
+        self.sent.pop(f"{stage}/{CARD}", None)
+        self.manifests[stage] = None
+
+    def _bring(self, stage: str, manifest: bytes, files: Inventory, near: Path | None) -> None:
+        home = work_folder(self.root, stage)
+        out = home / "out"
+        theirs = files_of(near) if near else {}
+        alike = {name for name, fact in files.items() if theirs.get(name) == fact}
+        spared = f", but {len(alike)} of {len(files)} files from {near}, which are the same" if alike else ""
+        self.note(f"{stage}: brought from {self.shown}{spared}")
+        shutil.rmtree(out, ignore_errors=True)
+        for name in (*files, CARD):
+            stop_here()
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            if near and name in alike and taken(near, out, {name: files[name]}):
+                continue
+            with suppress(FileNotFoundError):  # a card need not be there; of the others the next line tells
+                self._tried(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
+        if found := damage(out, files, contents=True):
+            self._refuse(stage, found.removeprefix(f"{out}/"))
+        sync_tree(out)  # the manifest vouches for the rest, so it comes last
+        (out / MANIFEST).write_bytes(manifest)
+        sync(out / MANIFEST)
+        put_in_place(home, self.root / stage)
+
+    def _refuse(self, stage: str, found: str) -> NoReturn:
+        there = f"{self.shown}/{stage}"
+        raise UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have the stage computed again.")
+
+    def _manifest(self, stage: str) -> bytes | None:
+        if stage not in self.manifests:
+            self.manifests[stage] = self._read(f"{stage}/{MANIFEST}")
+        return self.manifests[stage]
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._tried(self.system.cat_file, self._at(name))
+        except FileNotFoundError:
+            return None
+
+    def _holds_files(self) -> bool:
+        try:
+            found = self._tried(self.system.ls, self.place, False)
+        except FileNotFoundError:
+            return False
+        return any(path.rstrip("/") != self.place.rstrip("/") for path in found)  # some stores list the folder itself
+
+    def _put_if_new(self, name: str) -> None:
+        content = file_digest(self.root / name)
+        if self.sent.get(name) != content:
+            self._put(name)
+            self.sent[name] = content
+
+    def _put(self, name: str) -> None:
+        source, target = self.root / name, self._at(name)
+
+        def copy() -> None:
+            if self.address.partition("://")[0].lower() not in BUCKETS:
+                self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self.system.put_file(str(source), target)
+            there, here = self.system.info(target)["size"], source.stat().st_size
+            if there != here:
+                raise ConnectionError(f"{there:,} of {here:,} bytes of {name} arrived")
+
+        self._tried(copy)
+
+    def _at(self, name: str) -> str:
+        return f"{self.place.rstrip('/')}/{name}"
+
+    def _tried(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """The work, a few times where its error may pass."""
+        for wait in WAITS:
+            try:
+                return work(*arguments)
+            except LASTING:
+                raise
+            except Exception:  # of the network, the service or its login: every driver has its own
+                time.sleep(wait)
+        return work(*arguments)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """What went wrong in one sentence, without the secrets of the address."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            full = getattr(error, "errno", None) == errno.ENOSPC
+            advice = "free some space" if full else "check the address, the network and the login"
+            raise Unreached(f"{self.shown} {what} ({reason(self.address, error)}); {advice}.") from None

@@ -1,0 +1,304 @@
+"""From what the caller of `WDJTTrainer` hands over to two models that can be mixed; what cannot be is refused here."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftConfig, PeftModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
+from trl.trainer.utils import create_model_from_path
+
+from weakdriven.errors import UserError
+from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapter, twin
+from weakdriven.models.head import causal_lm, head
+from weakdriven.models.load import vocabulary_size
+from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
+from weakdriven.training import zero3
+from weakdriven.training.fsdp import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.wmss.config import WDJTConfig
+from weakdriven.wmss.pair import WeakStrongPair, refuse_shared_layers
+
+logger = logging.getLogger(__name__)
+NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
+
+
+def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
+    """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
+    if args.deepspeed:
+        raise UserError(
+            "deepspeed is set in the arguments, and WDJTTrainer takes it from the launcher; start the script with "
+            "`accelerate launch --config_file` and a configuration such as the package's zero3-8gpu."
+        )
+    refuse_sharding_of_launch(precision=False)
+    if args.fsdp and args.world_size == 1:
+        raise UserError(
+            "fsdp is set, and this is one process, which has nobody to share weights with; start the script with "
+            "`accelerate launch`, or leave fsdp out."
+        )
+    if args.n_gpu > 1:
+        _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
+    if args.activation_offloading and not torch.accelerator.is_available():
+        raise UserError("activation_offloading moves activations off the GPU, and there is none here; turn it off.")
+    for name in NEEDS_LOGITS:
+        if options.get(name) is not None:
+            raise UserError(
+                f"{name} is set, but WDJTTrainer never builds the logits that it would read; leave it out. Losses, "
+                "probabilities and entropies of both models are logged by themselves."
+            )
+    processor = options.get("processing_class")
+    if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
+        raise UserError(
+            f"processing_class is {type(processor).__name__}; WDJTTrainer trains text-only causal LMs: give a "
+            "tokenizer."
+        )
+
+
+def refuse_sharding(trainer: Any) -> None:
+    """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
+    if trainer.is_fsdp_enabled:
+        refuse_plugin(trainer.accelerator.state.fsdp_plugin)
+    parallel = trainer.accelerator.parallelism_config
+    for kind in ("cp", "sp", "tp") if parallel else ():
+        if getattr(parallel, f"{kind}_enabled"):
+            raise UserError(
+                f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits rows or weights "
+                "within a layer over processes, and the mixed loss reads whole ones; leave it at 1. FSDP2 and ZeRO-3 "
+                "share memory among processes that each have rows of their own."
+            )
+    args = trainer.args
+    if trainer.is_deepspeed_enabled and args.strong_weight in (0, 1) and args.strong_weight_end is not None:
+        raise UserError(
+            f"strong_weight begins at {args.strong_weight:g}, so that one model does not run in the first step, and "
+            "ZeRO-3 would move its weights all the same; begin at another number, or use FSDP2."
+        )
+    refuse_sharded_adapters(trainer.is_dealt_out, isinstance(trainer.model, PeftModel))
+
+
+def _refuse_several_gpus(found: str) -> None:
+    raise UserError(
+        f"{found}, and WDJTTrainer trains on one GPU per process; start the script with `accelerate launch` to use "
+        "all of them, or with CUDA_VISIBLE_DEVICES=0 to use one."
+    )
+
+
+def load_branches(
+    model: Any, weak_model: Any, args: WDJTConfig, *, peft_config: Any = None, quantization_config: Any = None
+) -> tuple[Any, Any]:
+    """Strong and weak model, loaded where a path was given.
+
+    Two paths that lead to one base give two trees of modules over one copy of it, if the base will be frozen.
+    """
+    if peft_config is not None:
+        refuse_adapter(peft_config, "strong")
+    options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    if args.distributed_state and args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        options["device_map"] = None
+    if not isinstance(model, str):
+        _refuse_model(model, "strong")
+        if not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
+            logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
+    strong: Any = model
+    shared_base = None
+    if isinstance(model, str):
+        base = _load(_base_of(model), options, "strong")
+        adapter = PeftConfig.from_pretrained(model) if _base_of(model) != model else None
+        lora = peft_config or adapter
+        if isinstance(weak_model, str) and _same(_base_of(model), _base_of(weak_model)) and lora and keeps_base(lora):
+            shared_base = twin(base)
+        strong = base if adapter is None else _adapted(base, model, trainable=True)
+        _refuse_model(strong, "strong")
+    weak: Any = weak_model
+    if isinstance(weak_model, str):
+        inner: Any = causal_lm(strong)
+        options.setdefault("dtype", inner.dtype)
+        options.setdefault("attn_implementation", inner.config._attn_implementation)
+        if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
+            options.setdefault("quantization_config", quantized)
+        if "quantization_config" not in options:
+            options.setdefault("device_map", None)  # to main memory first, so that no second base fills the device
+        base = shared_base or _load(_base_of(weak_model), options, "weak")
+        adapter = _base_of(weak_model) != weak_model
+        weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
+    _refuse_model(weak, "weak")
+    if zero3.is_asked_for():
+        for one in (strong, weak):
+            zero3.refuse_model(one)
+    refuse_shared_layers(strong, weak)
+    return strong, weak
+
+
+def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model; an adapter may have one of its own, or its base's."""
+    base = causal_lm(strong).config._name_or_path
+    source = model if isinstance(model, str) else base
+    load: Any = args.model_init_kwargs if isinstance(model, str) else None
+    for place in (source, base):
+        options = {"revision": (load or {}).get("revision"), "trust_remote_code": args.trust_remote_code}
+        if (found := _tokenizer(place, **options)) is not None:
+            return found
+    raise UserError(f"No tokenizer stands beside {source or 'the strong model'}; give one as processing_class.")
+
+
+def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
+    refuse_pickles(Path(source))
+    if options.get("trust_remote_code"):
+        warn_of_code(source)
+    try:
+        return create_model_from_path(source, **options)
+    except Exception as error:
+        raise UserError(f"The {name} model {source} cannot be loaded ({error}).") from error
+
+
+def _base_of(source: str) -> str:
+    """Where the base of an adapter's folder or Hub id is; a model is its own base."""
+    try:
+        found = find_adapter_config_file(source)
+    except OSError:  # neither here nor on the Hub: loading it will say so
+        return source
+    return str(PeftConfig.from_pretrained(source).base_model_name_or_path) if found else source
+
+
+def _same(one: str, other: str) -> bool:
+    if Path(one).is_dir() and Path(other).is_dir():
+        return os.path.samefile(one, other)
+    return one == other
+
+
+def _adapted(base: PreTrainedModel, folder: str, *, trainable: bool) -> PeftModel:
+    refuse_pickles(Path(folder))
+    return PeftModel.from_pretrained(base, folder, is_trainable=trainable)
+
+
+def _refuse_model(model: Any, name: str) -> None:
+    if not isinstance(model, PreTrainedModel | PeftModel):
+        raise UserError(f"The {name} model is {type(model).__name__}; expected a path, a PreTrainedModel or PeftModel.")
+    if (adapter := adapter_config(model, name)) is not None:
+        refuse_adapter(adapter, name)
+    inner, config = causal_lm(model), causal_lm(model).config
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"The {name} model is {type(inner).__name__}, an encoder-decoder; weak-driven training needs a causal LM."
+        )
+    if hasattr(config, "vision_config"):
+        raise UserError(
+            f"The {name} model is {type(inner).__name__}, of a vision-language family; this version trains text-only "
+            "causal LMs. Save its language model as a checkpoint of its own first."
+        )
+    head(model)
+
+
+def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> None:
+    """What these two models and arguments cannot do together, as known before any data is read."""
+    adapter = peft_config or adapter_config(strong, "strong")
+    if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
+        raise UserError(
+            "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
+            "save the adapter, and merge it into the base in full precision."
+        )
+    fresh = {"strong": peft_config is not None, "weak": adapter is not None and not isinstance(weak, PeftModel)}
+    learns = {"strong": args.strong_runs, "weak": args.weak_learns}
+    for model, name in ((strong, "strong"), (weak, "weak")):
+        _refuse_router_loss(model, name, args.router_aux_loss_coef)
+        devices = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+        if len(devices) > 1:
+            _refuse_several_gpus(f"The {name} model lies on {len(devices)} GPUs")
+        if learns[name] and not fresh[name]:
+            _refuse_nothing_to_learn(model, name)
+
+
+def _refuse_nothing_to_learn(model: Any, name: str) -> None:
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError(
+            f"No weight of the {name} model is trainable. An adapter is loaded for training by "
+            "PeftModel.from_pretrained(base, folder, is_trainable=True)."
+        )
+
+
+def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
+    """The load-balancing loss of mixtures of experts is not part of the mixed loss."""
+    config = causal_lm(model).config.get_text_config()
+    if not hasattr(config, "output_router_logits"):
+        return
+    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
+    if weight:
+        raise UserError(
+            f"The {name} model is a mixture of experts with a load-balancing loss of weight {weight}, which the mixed "
+            "loss does not have; set router_aux_loss_coef=0.0 in the arguments to train without it."
+        )
+    config.output_router_logits = False
+
+
+def refuse_partial_optimizer(optimizer: Any, pair: WeakStrongPair, weak_learning_rate: float | None) -> None:
+    """An optimizer that the caller made must hold every weight that is to learn."""
+    if optimizer is None:
+        return
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    left = [name for name, weight in pair.named_parameters() if weight.requires_grad and id(weight) not in held]
+    if left or weak_learning_rate is not None:
+        found = f"lacks {len(left)} weights that are to learn (first: {left[0]})" if left else "has rates of its own"
+        raise UserError(
+            f"optimizers is set, and that optimizer {found}; give the parameters of both models to it and leave "
+            "weak_learning_rate out, or give optimizer_cls_and_kwargs, from which one is made for both."
+        )
+
+
+def refuse_no_targets(dataset: Any) -> None:
+    """A dataset in which no token is supervised; found at the first row that has one."""
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return
+    if len(dataset) == 0:
+        raise UserError(
+            "The training dataset is empty once rows without supervised tokens are dropped; raise max_length, or look "
+            "at the prompts and completions."
+        )
+    if "labels" in dataset.column_names:
+        rows: Any = dataset.select_columns(["labels"])
+        if not any(label != IGNORE for row in rows for label in row["labels"][1:]):
+            raise UserError(
+                f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE}. Check which "
+                "tokens the labels leave out (completion_only_loss, assistant_only_loss, max_length)."
+            )
+
+
+def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak: Any) -> int | None:
+    """Tokens of the tokenizer that serves both models, or None where the weak one's cannot be found.
+
+    Mixing logits only makes sense where token k is the same text for both. A padding token that only the strong one's
+    has is never predicted.
+    """
+    base = causal_lm(weak).config._name_or_path
+    by_path = isinstance(weak_model, str)  # then the Hub may be asked, as it was for the model
+    places = [weak_model, base] if by_path else [base]
+    found = (_tokenizer(place, local_files_only=not by_path) for place in places)
+    other = next((tokenizer for tokenizer in found if tokenizer is not None), None)
+    if other is None:
+        return None
+    strong, theirs = tokenizer.get_vocab(), other.get_vocab()
+    if tokenizer.pad_token not in theirs:
+        strong.pop(str(tokenizer.pad_token), None)
+    if strong != theirs:
+        different = len(set(strong.items()) ^ set(theirs.items()))
+        raise UserError(
+            f"Cannot mix logits: the tokenizers of the weak model ({len(theirs)} tokens) and of the strong one "
+            f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run."
+        )
+    return vocabulary_size(tokenizer)
+
+
+def _tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase | None:
+    """What stands beside a model; AutoTokenizer alone would make an empty one up from the model's configuration."""
+    where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    try:
+        if not place or cached_file(place, "tokenizer_config.json", **where) is None:
+            return None
+        return AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError):
+        return None

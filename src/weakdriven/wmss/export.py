@@ -1,0 +1,203 @@
+"""Trained pairs -> folders that others can use: find the two models, save their mixture, check what was saved."""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from weakdriven.config.file import load_recipe
+from weakdriven.errors import UserError
+from weakdriven.models.branch import Branch, open_branch
+from weakdriven.models.gemma3.wrap import refuse_used
+from weakdriven.models.load import (
+    check_model,
+    load_tokenizer,
+    refuse_different_vocabularies,
+    vocabulary_size,
+)
+from weakdriven.models.trust import SAFE
+from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, RUN_FILE
+from weakdriven.runs.files import PART
+from weakdriven.runs.manifest import MANIFEST
+from weakdriven.wmss.mixture import MixtureForCausalLM
+from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER
+
+DEFAULT_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is to be saved, and where."""
+
+    strong: Branch
+    weak: Branch
+    strong_weight: float
+    weight_from: str
+    out: Path
+
+
+def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: str | None = None) -> Mix:
+    """Save the mixture of two models as one folder of transformers, with the strong one's tokenizer.
+
+    Args:
+        paths: STRONG WEAK OUT; or SOURCE OUT, where SOURCE is a run directory, a round of it or a training checkpoint;
+            or a run directory or round alone, to save beside its models.
+        strong_weight: Share of the strong logits; by default what the pair was trained with, where that is known.
+        dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
+    """
+    mix = find_mix(paths, strong_weight)
+    transformers_logging.disable_progress_bar()
+    for branch in (mix.strong, mix.weak):
+        check_model(branch.model)
+    if mix.strong.tokenizer is None:
+        raise UserError(f"{mix.strong.folder} holds no tokenizer; save the one it was trained with there.")
+    if mix.weak.tokenizer is not None:
+        refuse_different_vocabularies(mix.weak.tokenizer, mix.strong.tokenizer)
+    tokenizer = load_tokenizer(mix.strong.tokenizer)
+    precision = dtype or common_precision(mix)
+    strong, weak = mix.strong.load(precision), mix.weak.load(precision)
+    ids = torch.arange(8)[None]
+    expected = mixed_logits(strong, weak, ids, mix.strong_weight)
+    mixture = MixtureForCausalLM.from_pair(
+        strong, weak, strong_weight=mix.strong_weight, vocabulary=vocabulary_size(tokenizer)
+    )
+    generation = mixture.generation_config
+    assert generation is not None
+    generation.use_cache = True
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    part = mix.out.with_name(f".{mix.out.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        mixture.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        del mixture, strong, weak  # two copies of a pair may not fit
+        refuse_other_answer(part, ids, expected)
+        os.replace(part, mix.out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return mix
+
+
+def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
+    """Read the command's words, and refuse what can be refused before a model is loaded."""
+    if strong_weight is not None and not 0 <= strong_weight <= 1:
+        raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
+    if len(paths) == 3:
+        strong, weak, out = open_branch(paths[0]), open_branch(paths[1]), paths[2]
+    else:
+        folder, default_out = find_pair(Path(paths[0]).expanduser())
+        strong, weak = open_branch(str(folder)), open_branch(str(folder / WEAK_FOLDER))
+        out = paths[1] if len(paths) == 2 else default_out
+    if out is None:
+        raise UserError(f"{paths[0]} is no run or round, so its mixture needs a place; add a new folder as OUT.")
+    target = refuse_used(Path(out).expanduser().resolve())
+    if strong_weight is not None:
+        return Mix(strong, weak, strong_weight, "--strong-weight", target)
+    weight, origin = trained_weight(strong.folder)
+    if weight in (0, 1):
+        alone = "strong" if weight else "weak"
+        raise UserError(f"By {origin} the mixture ended in the {alone} model; give --strong-weight.")
+    return Mix(strong, weak, weight, origin, target)
+
+
+def find_pair(source: Path) -> tuple[Path, Path | None]:
+    """Folder of a strong model with the weak one inside, and where its mixture goes if nothing is said."""
+    if not source.is_dir():
+        raise UserError(f"There is no folder {source}; give a run directory or a training checkpoint.")
+    if (source / RUN_FILE).is_file():
+        source = source / f"round-{last_round(source)}"
+    out = None
+    if (source / "strong").is_dir():
+        source, out = source / "strong", source / "mixture"
+    if (source / WEAK_FOLDER).is_dir():
+        return source, out
+    settings = read_json(source / MANIFEST).get("settings", {})
+    if not settings:
+        raise UserError(
+            f"{source} has no folder {WEAK_FOLDER}; a training checkpoint of a pair holds its weak model there. "
+            "Give STRONG, WEAK and OUT to mix two folders."
+        )
+    if "strong_weight" not in settings:
+        raise UserError(
+            f"{source} was trained without a weak model (joint.enabled or strong_weight 1): nothing to mix."
+        )
+    hint = ""
+    if settings.get("weak") == "frozen":
+        hint = " The weak model was frozen, so you can also give STRONG, the model it started as, and OUT."
+    raise UserError(
+        f"{source} did not keep its weak model. Set joint.save_weak: true in the recipe and run it again; "
+        f"the round is then trained anew.{hint}"
+    )
+
+
+def last_round(run: Path) -> int:
+    """The last finished round that belongs to the run's recipe as it is now."""
+    done = []
+    for stage, key in read_json(run / PLAN_FILE).items():
+        number = re.fullmatch(r"round-(\d+)/strong", stage)
+        if number and read_json(run / stage / MANIFEST).get("key") == key:
+            done.append(int(number[1]))
+    if not done:
+        raise UserError(f"{run} has no finished round of joint training; run its recipe to the end first.")
+    return max(done)
+
+
+def trained_weight(strong: Path) -> tuple[float, str]:
+    """The share of the strong logits at the end of training or at a checkpoint, and where that is written."""
+    pair = read_json(strong / PAIR_FILE)
+    if "strong_weight" in pair:
+        return pair["strong_weight"], str(strong / PAIR_FILE)
+    settings, origin = read_json(strong / MANIFEST).get("settings", {}), str(strong / MANIFEST)
+    if "strong_weight" not in settings:
+        run = next((folder for folder in strong.resolve().parents if (folder / RUN_FILE).is_file()), None)
+        if run is None or not (run / RECIPE_FILE).is_file():
+            return DEFAULT_WEIGHT, "the default"
+        settings, origin = load_recipe(str(run / RECIPE_FILE)).joint.model_dump(), str(run / RECIPE_FILE)
+    end = settings.get("strong_weight_end")
+    return (settings["strong_weight"] if end is None else end), origin
+
+
+def common_precision(mix: Mix) -> str:
+    """What loses nothing: bf16 if both are saved so."""
+    dtypes = [
+        AutoConfig.from_pretrained(branch.model, trust_remote_code=False).dtype for branch in (mix.strong, mix.weak)
+    ]
+    return "bf16" if all(dtype == torch.bfloat16 for dtype in dtypes) else "fp32"
+
+
+@torch.no_grad()
+def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tensor, strong_weight: float) -> Any:
+    """The mixture by its definition, each model asked alone."""
+    logits = [model(input_ids=ids, use_cache=False).logits.float() for model in (strong, weak)]  # pyright: ignore
+    rows = min(one.shape[-1] for one in logits)
+    return strong_weight * logits[0][..., :rows] + (1 - strong_weight) * logits[1][..., :rows]
+
+
+@torch.no_grad()
+def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor) -> None:
+    """Load what was saved, as a user will, and compare."""
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **SAFE)
+    difference = (saved(input_ids=ids, use_cache=False).logits - expected).abs().max().item()
+    if not difference <= 1e-3 * expected.std().item():
+        raise UserError(
+            f"The saved mixture's logits differ from those of its two models by up to {difference:.3g}, so it was "
+            "removed. Check the disk and try again; if it stays, please report it with the two configurations."
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The values in a file; none if it is missing or cannot be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,194 @@
+"""Score files: what a model makes of each example, streamed in parts that survive a kill and merged into one file.
+
+A score file carries what it was computed from (`ScoreFacts`) in its metadata, so that another run can use it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weakdriven.errors import UserError
+from weakdriven.runs.directory import RUN_FILE, SCORES
+from weakdriven.runs.files import PART, file_digest, sync
+from weakdriven.wmss.entropy import PART_SCHEMA, SCHEMA
+
+METADATA = b"weakdriven.scores"
+VERSION = 2
+"""Of what a scan computes and how it is stored; raised where scores of an older version must not be used."""
+FLUSH_SECONDS = 30.0
+"""A kill loses at most this much work, and the batches under way."""
+
+HASHED = 16
+"""Digits of a part's hash that stand in its name."""
+
+
+@dataclass(frozen=True)
+class ScoreFacts:
+    """What decides scores; two files with the same facts hold the same numbers, up to rounding."""
+
+    model: str
+    """Fingerprint of the weights."""
+    rows: str
+    """Fingerprint of the tokenised data."""
+    tokenizer: str
+    """Fingerprint of the tokenizer and its chat template."""
+    max_length: int
+    precision: str
+    """Of the forward pass: bf16, fp32 or 4bit."""
+    version: int = VERSION
+
+
+@contextmanager
+def part_writer(folder: Path, *, every_seconds: float | None = None) -> Iterator["Parts"]:
+    """Where a scan streams to; what was added last is written even if the scan fails."""
+    parts = Parts(folder, FLUSH_SECONDS if every_seconds is None else every_seconds)
+    try:
+        yield parts
+    finally:
+        parts.flush()
+
+
+class Parts:
+    """Whole batches of one process, written every so often as a small Parquet file each."""
+
+    def __init__(self, folder: Path, every_seconds: float):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.every = folder, every_seconds
+        self.waiting: list[pa.RecordBatch] = []
+        self.flushed = time.monotonic()
+        self.written: list[str] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        if time.monotonic() - self.flushed >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """A part is named after its first row, which no other part holds, and its content; it is there whole or not."""
+        if self.waiting:
+            table = pa.Table.from_batches(self.waiting, PART_SCHEMA)
+            name = f"rows-{table['row'][0].as_py():010d}"
+            part = self.folder / f"{name}.parquet{PART}"
+            pq.write_table(table, part)
+            sync(part)
+            path = self.folder / f"{name}-{file_digest(part)[:HASHED]}.parquet"
+            os.replace(part, path)
+            self.written.append(path.name)
+        self.waiting, self.flushed = [], time.monotonic()
+
+
+def wait_for(folder: Path, names: list[str], seconds: float = 60.0) -> None:
+    """Until this process sees what others have written; a network file system may show it late."""
+    end = time.monotonic() + seconds
+    while not all((folder / name).exists() for name in names) and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def read_parts(folder: Path) -> pa.Table:
+    """All that was written so far; a part that is not what its name says is removed and its rows are scored again."""
+    tables = []
+    for path in sorted(folder.glob("rows-*.parquet")):
+        named = path.stem.split("-")[2:]  # those of older versions are named after their first row alone
+        try:
+            if named and named != [file_digest(path)[:HASHED]]:
+                raise OSError(f"{path} has changed since it was written")
+            tables.append(pq.read_table(path, schema=PART_SCHEMA))
+        except (OSError, pa.ArrowException):
+            path.unlink()
+    return pa.concat_tables(tables) if tables else PART_SCHEMA.empty_table()
+
+
+def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
+    """Every example once, in the order of the data; a score that is missing, double or of another row is an error."""
+    parts = read_parts(folder)
+    row_N = parts["row"].to_numpy()
+    count_N = np.bincount(row_N, minlength=len(ids)) if len(row_N) else np.zeros(len(ids), int)
+    if len(wrong := np.flatnonzero(count_N[: len(ids)] != 1)):
+        raise UserError(
+            f"{folder}: {len(wrong)} of {len(ids)} examples were not scored exactly once (first: row {wrong[0]}, "
+            f"{count_N[wrong[0]]} times); remove that folder and run again."
+        )
+    table = parts.take(np.argsort(row_N)).select(SCHEMA.names)
+    if not table["id"].equals(ids):
+        raise UserError(f"{folder}: the parts hold scores of other data; remove that folder and run again.")
+    return table
+
+
+def write_scores(path: Path, table: pa.Table, facts: ScoreFacts) -> None:
+    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(asdict(facts)).encode()}), path)
+
+
+def read_scores(path: Path, columns: list[str] | None = None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns or SCHEMA.names)
+    except (OSError, pa.ArrowException) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as a score file ({why}); remove its folder and score again.") from error
+
+
+def read_facts(path: Path) -> ScoreFacts:
+    """Of a file that someone points to, and that may be anything."""
+    try:
+        facts = json.loads(pq.read_schema(path).metadata[METADATA])
+        if facts.get("version") == VERSION:
+            return ScoreFacts(**facts)
+        found = f"of version {facts.get('version', 1)}, and this package writes and uses version {VERSION}"
+    except (OSError, pa.ArrowException, KeyError, TypeError, AttributeError, ValueError):
+        found = "not a score file of weakdriven"
+    raise UserError(f"selection.reuse: {path} is {found}; remove it from selection.reuse.")
+
+
+def score_files(place: str) -> list[Path]:
+    """The score files at a place that a recipe points to: one file, a folder with one, or a run directory."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return [path]
+    found = [path / SCORES] if (path / SCORES).is_file() else sorted(path.glob(f"entropy/*/{SCORES}"))
+    if not found:
+        what = "is a run without score files" if (path / RUN_FILE).is_file() else "holds no score files"
+        what = what if path.exists() else "does not exist"
+        raise UserError(f"selection.reuse: {place} {what}; give a run directory, or a {SCORES} of one.")
+    return found
+
+
+def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -> None:
+    """Before anything is computed: scores of other tokens cannot be used, and whoever points to them expects that."""
+    for path in (path for place in places for path in score_files(place)):
+        facts = read_facts(path)
+        if facts.tokenizer != tokenizer:
+            raise UserError(
+                f"selection.reuse: {path} was computed with another tokenizer or chat template; remove it from "
+                "selection.reuse, or use the model and chat_template that it belongs to."
+            )
+        if facts.max_length != max_length:
+            raise UserError(
+                f"selection.reuse: {path} was computed with data.max_length={facts.max_length}, and this recipe has "
+                f"{max_length}; set that max_length, or remove it from selection.reuse."
+            )
+
+
+def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
+    """The score file with these facts; one of the same model on other rows is an error, other models are no concern."""
+    others = []
+    for path in (path for place in places for path in score_files(place)):
+        found = read_facts(path)
+        if found == facts:
+            return path
+        if found.model == facts.model:
+            others += [path]
+    if others:
+        found = read_facts(others[0])
+        what = "rows" if found.rows != facts.rows else f"precision ({found.precision}, not {facts.precision})"
+        raise UserError(
+            f"selection.reuse: {others[0]} holds scores of the same model with other {what}; use what it belongs to "
+            "or remove it from selection.reuse."
+        )
+    return None

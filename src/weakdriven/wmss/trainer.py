@@ -1,0 +1,404 @@
+"""WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one, and all that it overrides of it."""
+
+import copy
+import inspect
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+)
+from transformers.integrations.neftune import activate_neftune, deactivate_neftune
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
+from trl.models.activation_offloading import OffloadActivations
+from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
+from trl.trainer.sft_trainer import SFTTrainer
+
+from weakdriven.config.recipe import JointSettings, Recipe
+from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
+from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
+from weakdriven.models.liger import use_liger
+from weakdriven.models.recompute import keep
+from weakdriven.models.sharded import gathered_model, gradient_norm
+from weakdriven.training.attention import trained_attention
+from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
+from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
+from weakdriven.training.sft import Phase, fit
+from weakdriven.training.zero3 import MeasuredEngine
+from weakdriven.training.zero3_checkpoints import is_of_zero3
+from weakdriven.wmss import checks as branches
+from weakdriven.wmss.config import WDJTConfig
+from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
+from weakdriven.wmss.pair import (
+    WEAK_FOLDER,
+    PairOutput,
+    WeakStrongPair,
+    load_pair_weights,
+    read_pair,
+    save_pair,
+    targets,
+    write_pair,
+)
+
+__all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
+logger = logging.getLogger(__name__)
+
+
+class WDJTTrainer(ShardedCheckpoints):
+    """TRL's `SFTTrainer` on the mixed logits of two models; checkpoints hold both, `save_model` the strong one.
+
+    Args:
+        model: The strong model: a path or Hub id (of a model or of an adapter), a model, or a PeftModel.
+        weak_model: Likewise. What a path loads to has the strong model's precision unless `model_init_kwargs` say more.
+        args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
+        peft_config: Gives both models an adapter of this kind. A strong model that comes with one gives its kind to a
+            weak model that has none. Frozen tensors that are equal in both are held once.
+        more, kwargs: As for SFTTrainer, in its order.
+    """
+
+    _tag_names = ["trl", "sft", "weak-driven"]  # noqa: RUF012
+    _name = "WD-JT"
+    _paper = {  # noqa: RUF012
+        "title": "Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger",
+        "id": "2602.08222",
+    }
+    args: WDJTConfig
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel | PeftModel,
+        args: TrainingArguments | None = None,
+        *more: Any,
+        weak_model: str | PreTrainedModel | PeftModel,
+        **kwargs: Any,
+    ):
+        options = inspect.signature(SFTTrainer).bind(model, args, *more, **kwargs).arguments
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = WDJTConfig(f"{Path(name).name}-WDJT")
+        config = copy.copy(WDJTConfig.of(args))
+        branches.refuse_options(config, options)
+        load = {"quantization_config": options.pop("quantization_config", None)}
+        strong, weak = branches.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
+        branches.refuse_pair(strong, weak, config, options.get("peft_config"))
+        tokenizer = options.get("processing_class") or branches.load_tokenizer_of(model, strong, config)
+        vocabulary = branches.common_vocabulary(tokenizer, weak_model, weak)
+        refuse_different_heads(strong, weak, vocabulary)
+        if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
+            config.ddp_find_unused_parameters = True  # one model does not run in the first step
+        config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops us anyway
+        own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn of them
+        super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
+        config.model_init_kwargs = own
+        branches.refuse_sharding(self)
+        branches.refuse_no_targets(self.train_dataset)
+        if config.chat_template_path is not None:  # TRL may have added tokens
+            vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
+        pair = self._pair_up(self.model, weak, vocabulary)
+        self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
+        if isinstance(self.maybe_activation_offload_context, OffloadActivations):
+            self.maybe_activation_offload_context.update_model_params(pair)  # weights, which are not to be offloaded
+        branches.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
+        # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
+        self.model_accepts_loss_kwargs = True
+        self.neftune_noise_alpha = None  # see train
+        self._norms: dict[str, Tensor] = {}
+        self._liger = config.use_liger_kernel
+        self._forget()
+        self._in_checkpoint = False
+
+    def _pair_up(self, strong: Any, weak: Any, vocabulary: int | None) -> WeakStrongPair:
+        args = self.args
+        adapter = adapter_config(strong, "strong")
+        if args.weak_learns and adapter is not None and not isinstance(weak, PeftModel):
+            weak = add_adapter(weak, adapter, seed=args.seed + 1)
+        if shared := share_frozen(strong, weak):
+            logger.info("weak and strong model share %.2f GiB of frozen weights", shared / 2**30)
+        if args.use_liger_kernel:
+            for model in (strong, weak):
+                use_liger(causal_lm(model))
+        if isinstance(weak, PeftModel) and args.gradient_checkpointing:
+            weak.enable_input_require_grads()
+        recompute: Any = args.gradient_checkpointing_kwargs or {}
+        if recompute.get("selective"):
+            enable_selective_activation_checkpointing(weak)
+        pair = WeakStrongPair(
+            strong=strong,
+            weak=weak,
+            strong_weight=args.strong_weight or args.strong_weight_end or 0.0,
+            weak_trainable=args.weak_learns,
+            strong_anchor=args.strong_anchor,
+            vocabulary=vocabulary,
+            implementation=args.loss_implementation,
+        )
+        pair.strong_weight = args.strong_weight
+        if not args.strong_runs:
+            strong.requires_grad_(False)
+        if self.place_model_on_device and getattr(weak, "quantization_method", None) is None:
+            self._move_model_to_device(weak, args.device)
+        for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
+            refuse_other_logits(model, f"{name} model")
+        return pair
+
+    @property
+    def pair(self) -> WeakStrongPair:
+        return self.accelerator.unwrap_model(self.model)  # pyright: ignore
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream, in our attention; NEFTune puts its noise, if asked for, on both models' embeddings."""
+        self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
+        models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
+        hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
+        try:
+            with trained_attention(self.pair):
+                return super().train(*args, **kwargs)
+        finally:
+            for model, hook in hooks:
+                deactivate_neftune(model, hook)
+
+    def _forget(self) -> None:
+        self._pending: Tensor | None = None
+        self._logged: list[tuple[list[float], dict[str, float]]] = []
+        self._gap, self._total_train_tokens = GapWatch(), 0
+        self._measured = 0
+
+    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
+        """Where training begins, begins again with a smaller batch, or goes on from a checkpoint."""
+        self._forget()
+        kept = read_pair(Path(resume_from_checkpoint)) if resume_from_checkpoint else {}
+        if "gap" in kept:
+            self._total_train_tokens = kept["num_tokens"]
+            self._gap.restore(kept["gap"])
+        self.args.use_liger_kernel = self._liger  # what trackers and checkpoints record
+        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
+        """Counts the tokens that the pair takes its loss on."""
+        counted = [
+            {**batch, "shift_labels": targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask"))}
+            for batch in batch_samples
+            if "labels" in batch
+        ]
+        return super()._get_num_items_in_batch(counted, device)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
+        self._measure_heads()
+        return super().training_step(*args, **kwargs)
+
+    def _measure_heads(self) -> None:
+        """Once for all micro-batches of a step: whether it will be logged, so that mean logits are worth a pass."""
+        step, args = self.state.global_step + 1, self.args
+        if step != self._measured:
+            logged = args.logging_strategy == IntervalStrategy.EPOCH or (step == 1 and args.logging_first_step)
+            if args.logging_strategy == IntervalStrategy.STEPS:
+                logged = logged or step % self.state.logging_steps == 0
+            self.pair.measure_mean_logits(logged)
+            self._measured = step
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
+        output: PairOutput = model(**inputs, num_items_in_batch=items)
+        loss = output.loss
+        if self.args.average_tokens_across_devices and items is not None:
+            # the count is over all ranks, and DDP averages gradients
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if "attention_mask" in inputs:
+            num_tokens = inputs["attention_mask"].sum()
+        else:
+            num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device)
+        # added up where they are, so that nothing waits for the device before the optimizer step
+        sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
+        self._pending = sums if self._pending is None else self._pending + sums
+        return (loss, output) if return_outputs else loss
+
+    def _read_sums(self, norms: dict[str, Tensor]) -> tuple[list[float], dict[str, float]]:
+        """Sums over all ranks and gradient norms, in one wait for the device."""
+        assert self._pending is not None
+        sums: Any = self.accelerator.reduce(self._pending)
+        values = torch.cat([sums, *(norm.float().reshape(1).to(sums.device) for norm in norms.values())]).tolist()
+        self._pending = None
+        return values[: len(sums)], dict(zip(norms, values[len(sums) :], strict=True))
+
+    def _branch_norms(self) -> dict[str, Tensor]:
+        scaler = self.accelerator.scaler
+        found = {}
+        for name, branch in (("strong", self.pair.strong), ("weak", self.pair.weak)):
+            if (norm := gradient_norm(branch.parameters())) is not None:
+                found[name] = norm / (scaler.get_scale() if scaler else 1)
+        return found
+
+    def _look_at_gradients(self) -> None:
+        self._norms = self._branch_norms()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self.is_deepspeed_enabled:
+            self.accelerator.deepspeed_engine_wrapped = MeasuredEngine(self.model_wrapped, self._look_at_gradients)
+        return prepared
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if not self.is_deepspeed_enabled:  # which has moved the weights and cleared the gradients by now
+            self._look_at_gradients()
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The last that upstream calls before the optimizer moves, clipping or not."""
+        if grad_norm is None and not self.is_deepspeed_enabled:
+            self._look_at_gradients()
+        sums, norms = self._read_sums(self._norms)
+        self._total_train_tokens += int(sums[0])
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        _, tokens, *losses = sums[:5]
+        weight, anchor = self.pair.strong_weight, self.pair.strong_anchor
+        ran = {"mixed": True, "strong": weight > 0 or anchor > 0, "weak": weight < 1}
+        losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
+        # a gradient scaler (fp16) meets infinite gradients while it looks for its scale, and skips those steps
+        refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
+        if self.args.logging_strategy != "no":  # which would never empty it
+            self._logged.append((sums, norms))
+        gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
+        if gap is not None and self._gap.grows(gap) and self.is_world_process_zero():
+            warnings.warn(GapWatch.WARNING.format(gap=gap), stacklevel=2)
+        return super()._get_grad_norm(model, grad_norm)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._logged:
+            columns = zip(*(sums[: len(SUMS)] for sums, _ in self._logged), strict=True)
+            logs |= means([sum(column) for column in columns]) | mean_logits(self._logged[-1][0])
+            for name in ("strong", "weak"):
+                if norms := [found[name] for _, found in self._logged if name in found]:
+                    logs[f"{name}_grad_norm"] = sum(norms) / len(norms)
+            logs["strong_weight"] = self.pair.strong_weight
+            self._logged = []
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        lengths: Any = inputs.pop(LENGTHS, None)
+        state = self.accelerator.gradient_state
+        if lengths is not None and state.end_of_dataloader and state.remainder > 0:
+            ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs), None, None
+
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Means over the tokens of the whole set, where upstream takes the mean of the batches' means."""
+        self._pending = None
+        if self.accelerator.num_processes > 1:
+            inner = getattr(dataloader, "base_dataloader", dataloader)
+            inner.collate_fn = WithLengths(inner.collate_fn)
+        output: Any = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._pending is not None:
+            found = means(self._read_sums({})[0][: len(SUMS)])
+            found["strong_weight"] = self.pair.strong_weight
+            found["loss"] = found["mixed_loss"]
+            if self.pair.strong_anchor:
+                found["loss"] += self.pair.strong_anchor * found["strong_loss"]
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        fresh, rate = self.optimizer is None, self.args.weak_learning_rate
+        optimizer = super().create_optimizer(model)
+        if fresh and rate is not None:
+            weak = {id(weight) for weight in self.pair.weak.parameters()}
+            for group in list(optimizer.param_groups):
+                moved = [weight for weight in group["params"] if id(weight) in weak]
+                group["params"] = [weight for weight in group["params"] if id(weight) not in weak]
+                optimizer.add_param_group({**group, "params": moved, "lr": rate})
+        return optimizer
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._in_checkpoint = True
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.is_dealt_out and self.args.should_save:  # upstream has written shards of both models
+                folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                write_pair(self.pair, folder, **self._kept())
+        finally:
+            self._in_checkpoint = False
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint remembers beside weights and optimizer."""
+        names = ("strong_weight_end", "strong_weight_schedule")
+        kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
+        return {name: getattr(self.args, name) for name in names} | kept
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The strong model; gathered weight by weight where processes hold parts of it."""
+        if not self.is_dealt_out or _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
+        if strong is not None:
+            strong.save_pretrained(folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+            torch.save(self.args, folder / TRAINING_ARGS_NAME)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        folder = Path(output_dir or str(self.args.output_dir))
+        strong: Any = self.pair.strong
+        if self._in_checkpoint:
+            save_pair(self.pair, folder, **self._kept())
+        elif self.args.merge_adapter and isinstance(strong, PeftModel):
+            merged(strong).save_pretrained(folder)
+        else:
+            strong.save_pretrained(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir() or is_of_zero3(folder):
+            super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
+        else:
+            load_pair_weights(self.pair, folder)
+
+    def _load_whole(self, model: Any, folder: Path) -> None:
+        for branch, place in ((self.pair.strong, folder), (self.pair.weak, folder / WEAK_FOLDER)):
+            super()._load_whole(branch, place)
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_best_model()
+            return
+        load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
+
+
+def train_joint(
+    strong: PreTrainedModel | PeftModel,
+    weak: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    settings: JointSettings,
+    recipe: Recipe,
+    phase: Phase,
+) -> dict[str, Any]:
+    """Train both in place; returns counters."""
+    if isinstance(settings.gradient_checkpointing, str):
+        for model in (strong, weak):
+            keep(causal_lm(model), settings.gradient_checkpointing)
+    made = phase.prepare(dataset, settings, recipe)
+    made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
+    counters = fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))
+    models = 2 if settings.weak == "joint" else 1
+    return counters | {"trained_tokens": models * counters["trained_tokens"]}  # each model learns from each token

@@ -1,0 +1,46 @@
+"""The command line of a sweep: what it lists, and what it says where something is missing."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from weakdriven.commands.app import app
+from weakdriven.config.sweep import shipped_sweeps
+from weakdriven.errors import UserError
+
+
+def test_the_papers_sweeps_are_listed_with_what_they_are():
+    lines = CliRunner().invoke(app, ["sweep", "--list"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_sweeps())
+    assert "The paper's 17 values of lambda" in next(line for line in lines if line.startswith("lambda"))
+
+
+def test_a_sweep_of_nothing_says_what_to_give():
+    for words, answer in ((["sweep"], "Name a recipe"), (["sweep", "demo"], "give --grid KEY=0.1..0.9:9")):
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, UserError) and answer in str(error)
+
+
+def test_listing_and_grids_need_no_torch():
+    code = "import sys, weakdriven.commands.sweep, weakdriven.report.sweep.files; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5,0.7"]])
+@pytest.mark.parametrize(
+    "word, rehearsed, forced",
+    [("--no-rehearsal", False, False), ("--rehearsal", True, False), ("--force", None, True), (None, None, False)],
+)
+def test_every_run_is_rehearsed_and_forced_as_was_asked(command, word, rehearsed, forced, tmp_path, monkeypatch):
+    asked = []
+
+    def carry_out(*args, rehearsal, force, **options):
+        asked.append((rehearsal, force))
+        raise UserError("That is all.")
+
+    monkeypatch.setattr(f"weakdriven.pipeline.{command[0]}.carry_out", carry_out)
+    words = [word] if word else []
+    CliRunner().invoke(app, [*command, "--seeds", "1", "--output", str(tmp_path / "runs"), *words])
+    assert asked and set(asked) == {(rehearsed, forced)}

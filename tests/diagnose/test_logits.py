@@ -1,0 +1,234 @@
+"""Statistics of one model's logits against dense float64, and the arithmetic of the paper's tables."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import padded_batch, tiny_model, token_rows
+from loss_cases import Watch
+from weakdriven.diagnose import logits as home
+from weakdriven.diagnose.logits import LogitStatistics, logit_statistics
+from weakdriven.diagnose.summary import calibration_error, change, summarise
+from weakdriven.errors import UserError
+from weakdriven.losses.entropy import token_scores
+from weakdriven.losses.head import Head
+from weakdriven.models.head import head, hidden_states
+
+QWEN3_ROWS = 151_936
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random_case(T: int, D: int, V: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    hidden, weight = 2 * torch.randn(T, D, generator=draw), torch.randn(V, D, generator=draw)
+    return hidden.to(DEVICE), weight.to(DEVICE), torch.randint(V, (T,), generator=draw).to(DEVICE)
+
+
+def dense(logits_TV: np.ndarray, target_T: np.ndarray) -> dict[str, np.ndarray]:
+    """Every statistic by its definition, row by row."""
+    rows = []
+    for z, y in zip(logits_TV.astype(np.float64), target_T, strict=True):
+        others = np.delete(z, y)
+        p = np.exp(z - z.max())
+        p /= p.sum()
+        rows.append(
+            {
+                "target": z[y],
+                "background": others.mean(),
+                "gap": z[y] - others.mean(),
+                "mean": z.mean(),
+                "std": z.std(),
+                "centered_norm": np.linalg.norm(z - z.mean()),
+                "max": z.max(),
+                "min": z.min(),
+                "l2": np.linalg.norm(z),
+                "entropy": -(p[p > 0] * np.log(p[p > 0])).sum(),
+                "max_probability": p.max(),
+                "nll": -np.log(p[y]),
+                "rank": 1 + (z > z[y]).sum(),
+            }
+        )
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def assert_dense(found: LogitStatistics, logits_TV: Tensor, target_T: Tensor) -> None:
+    for name, expected_T in dense(logits_TV.double().cpu().numpy(), target_T.cpu().numpy()).items():
+        got_T = getattr(found, f"{name}_T").cpu().numpy()
+        np.testing.assert_allclose(got_T, expected_T, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("tile_bytes", [1, 3000, 10**9])
+@pytest.mark.parametrize("T, D, V", [(1, 1, 2), (8, 16, 128), (13, 3, 33), (5, 8, 5000)])
+def test_any_tile_equals_the_definitions(T, D, V, tile_bytes, monkeypatch):
+    for name in ("CPU_TILE_BYTES", "TILE_BYTES"):
+        monkeypatch.setattr(home, name, tile_bytes)
+    hidden, weight, target = random_case(T, D, V)
+    assert_dense(logit_statistics(hidden, weight, target), hidden.double() @ weight.double().T, target)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "cohere", "granite", "phi"])
+def test_statistics_are_those_of_the_logits_that_a_model_gives(family):
+    model = tiny_model(family).eval()
+    batch = padded_batch(token_rows(3))
+    with torch.no_grad():
+        hidden = hidden_states(model, {"input_ids": batch["input_ids"], "use_cache": False}).flatten(0, 1)
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits.flatten(0, 1)
+    target = batch["input_ids"].flatten()
+    assert_dense(logit_statistics(hidden, head(model), target), logits, target)
+
+
+def test_entropy_and_likelihood_are_those_that_the_selection_is_made_of():
+    hidden, weight, target = random_case(40, 8, 65)
+    found, scores = logit_statistics(hidden, weight, target), token_scores(hidden, weight, target)
+    torch.testing.assert_close(found.entropy_T.float(), scores.entropy_T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.nll_T.float(), scores.nll_T, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_pad_a_head_count_as_they_do_in_the_losses():
+    hidden, weight, target = random_case(6, 4, 20)
+    padded = torch.cat([weight, torch.zeros(12, 4, device=DEVICE)])
+    assert_dense(logit_statistics(hidden, padded, target), hidden @ padded.T, target)
+
+
+def test_half_precision_states_are_multiplied_in_float32():
+    hidden, weight, target = random_case(9, 16, 50)
+    hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    assert_dense(logit_statistics(hidden, weight, target), hidden.double() @ weight.double().T, target)
+
+
+def test_float64_stays_float64():
+    hidden, weight, target = (x.double() if x.is_floating_point() else x for x in random_case(4, 5, 40))
+    found = logit_statistics(hidden, weight, target)
+    expected = dense((hidden @ weight.T).cpu().numpy(), target.cpu().numpy())
+    np.testing.assert_allclose(found.centered_norm_T.cpu().numpy(), expected["centered_norm"], rtol=1e-13)
+
+
+def test_logits_of_the_size_of_the_papers_lose_nothing():
+    draw = torch.Generator().manual_seed(1)
+    logits = 3.06 * torch.randn(3, 20_000, generator=draw) + 3.65
+    logits[:, 7] = torch.tensor([36.0, 90.0, 2.0])
+    target = torch.full((3,), 7)
+    assert_dense(logit_statistics(logits, Head(torch.eye(20_000)), target), logits, target)
+
+
+def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
+    logits = torch.tensor([[4.0, 1, 0, -1], [4.0, math.nan, 0, -1], [4.0, math.inf, 0, -1], [2, 1.5, 0.5, 0]])
+    found = logit_statistics(logits, torch.eye(4), torch.zeros(4, dtype=torch.long))
+    for name, value_T in found._asdict().items():  # nan times the zeros of the identity spoils the row, as it should
+        assert value_T.isnan().tolist() == [False, True, True, False], name
+    assert found.entropy_T[[0, 3]].tolist() == pytest.approx([0.3106389, 1.1378989], abs=1e-6)
+
+
+def test_a_vocabulary_of_one_has_no_background():
+    found = logit_statistics(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.long))
+    assert math.isnan(found.background_T.item()) and math.isnan(found.gap_T.item())
+    assert (found.std_T.item(), found.entropy_T.item(), found.rank_T.item()) == (0, 0, 1)
+
+
+def test_no_tokens_give_no_values():
+    found = logit_statistics(torch.empty(0, 3), torch.ones(5, 3), torch.empty(0, dtype=torch.long))
+    assert {value_T.shape for value_T in found} == {(0,)}
+
+
+@pytest.mark.parametrize("target", [[-100, 1], [0, 5]])
+def test_a_target_outside_the_head_is_refused(target):
+    with pytest.raises(UserError, match="the head has 5 rows"):
+        logit_statistics(torch.ones(2, 3), torch.ones(5, 3), torch.tensor(target))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="expected"):
+        logit_statistics(torch.ones(2, 4), torch.ones(5, 3), torch.zeros(2, dtype=torch.long))
+
+
+def test_nothing_of_the_size_of_all_logits_is_made(monkeypatch):
+    tile = 8 * 1000 * 4
+    monkeypatch.setattr(home, "CPU_TILE_BYTES", tile * home.COPIES)
+    hidden, weight, target = random_case(64, 4, 1000)
+    with Watch() as watch:
+        logit_statistics(hidden, weight, target)
+    assert watch.largest == tile
+    assert watch.peak <= home.COPIES * tile
+
+
+def test_centered_norms_of_the_paper_are_its_deviations_times_the_root_of_the_head_rows():
+    for norm, printed in ((1191.33, 3.06), (1240.10, 3.18), (1229.79, 3.16)):
+        assert norm / QWEN3_ROWS**0.5 == pytest.approx(printed, abs=0.006)
+    found = logit_statistics(torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]]), torch.eye(4), torch.tensor([0, 0]))
+    assert found.centered_norm_T.tolist() == pytest.approx([3.7416574, 1.5811388], abs=1e-6)
+    assert (4**0.5 * found.std_T).tolist() == pytest.approx(found.centered_norm_T.tolist())
+
+
+def test_l2_norm_is_that_of_the_centered_logits_and_of_their_mean():
+    hidden, weight, target = random_case(5, 4, 30)
+    found = logit_statistics(hidden, weight, target)
+    torch.testing.assert_close(found.l2_T**2, found.centered_norm_T**2 + 30 * found.mean_T**2)
+    for mean, norm, printed in ((3.65, 1191.33, 1978.92), (2.87, 1240.10, 1865.96), (0.97, 1229.79, 1688.59)):
+        assert printed >= math.sqrt(norm**2 + QWEN3_ROWS * mean**2)  # a mean of norms is at least the norm of means
+
+
+@pytest.mark.parametrize(
+    "before, after, difference, percent",
+    [
+        (35.88, 36.10, 0.22, 0.6),
+        (2.09, 0.90, -1.19, -56.9),
+        (33.79, 35.20, 1.41, 4.2),
+        (2.93, 3.45, 0.52, 17.7),
+        (2.87, 0.97, -1.90, -66.2),
+        (3.18, 3.16, -0.02, -0.6),
+        (1240.10, 1229.79, -10.31, -0.8),
+        (48.75, 60.50, 11.75, 24.1),
+        (-26.63, -35.75, -9.12, 34.2),
+        (1865.96, 1688.59, -177.37, -9.5),
+        (0.44, 0.48, 0.04, 9.1),
+        (0.85, 0.83, -0.02, -2.4),
+    ],
+)
+def test_changes_are_printed_as_in_the_papers_tables(before, after, difference, percent):
+    found = change(before, after)
+    assert found["difference"] == pytest.approx(difference, abs=1e-9)
+    assert round(100 * found["relative"], 1) == percent
+
+
+def test_ratios_of_the_papers_pass_at_k_table_recompute():
+    pairs = {(17.97, 14.20): 1.27, (24.69, 22.40): 1.10, (49.49, 42.80): 1.16, (75.32, 70.90): 1.06}
+    for (ours, theirs), printed in pairs.items():
+        assert change(theirs, ours)["relative"] + 1 == pytest.approx(printed, abs=0.006)
+    growth = [(17.97, 33.33, 15.36), (14.20, 30.00, 15.8), (49.49, 77.50, 28.01), (42.80, 75.00, 32.2)]
+    assert all(change(first, last)["difference"] == pytest.approx(grown) for first, last, grown in growth)
+
+
+def test_a_change_of_or_from_nothing_is_a_gap():
+    assert change(None, 1.0) == change(1.0, None) == {"difference": None, "relative": None}
+    assert change(0.0, 1.0) == {"difference": 1.0, "relative": None}
+
+
+def test_the_error_of_a_mean_takes_an_example_as_one_observation():
+    rng = np.random.default_rng(0)
+    value_N = rng.normal(size=50)
+    alone = summarise(value_N, np.arange(50))
+    assert alone["error"] == pytest.approx(value_N.std(ddof=1) / 50**0.5)
+    again = summarise(np.repeat(value_N, 4), np.repeat(np.arange(50), 4))  # four equal tokens tell no more than one
+    assert again["error"] == pytest.approx(alone["error"]) and again["mean"] == pytest.approx(alone["mean"])
+
+
+def test_values_that_are_missing_are_counted_and_left_out():
+    assert summarise(np.array([np.nan, np.inf]), np.array([0, 1])) == {"mean": None, "error": None, "left_out": 2}
+    assert summarise(np.array([2.0]), np.array([5])) == {"mean": 2.0, "error": None, "left_out": 0}
+
+
+def test_the_calibration_error_is_how_far_confidence_is_from_being_right():
+    rng = np.random.default_rng(0)
+    confidence_T = rng.uniform(0.5, 1, 100_000)
+    right_T = (rng.uniform(size=100_000) < confidence_T).astype(float)
+    assert calibration_error(confidence_T, right_T) < 0.01
+    too_sure_T = np.minimum(confidence_T + 0.1, 1)
+    assert calibration_error(too_sure_T, right_T) == pytest.approx((too_sure_T - confidence_T).mean(), abs=0.01)
+    mixed_T = np.where(confidence_T < 0.75, confidence_T - 0.1, too_sure_T)  # a mean would hide both
+    assert calibration_error(mixed_T, right_T) > 0.05
+    broken_T = np.array([0.9, np.nan, 0.9])
+    assert calibration_error(broken_T, np.array([1.0, np.nan, 1.0])) == pytest.approx(0.1)
+    assert calibration_error(np.full(3, np.nan), np.full(3, np.nan)) is None

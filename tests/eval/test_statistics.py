@@ -1,0 +1,196 @@
+"""pass@k, intervals and paired comparisons, against published numbers and against counting."""
+
+from itertools import combinations, pairwise, product
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weakdriven.eval.statistics import (
+    binomial_p_value,
+    bootstrap_interval,
+    mcnemar,
+    mean_at_n,
+    paired_bootstrap,
+    pass_at_k,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    "correct, items, low, high",
+    [  # the first four are method 3 of Newcombe (1998), table I
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (5, 10, 0.2366, 0.7634),
+        (20, 20, 0.8389, 1),
+    ],
+)
+def test_wilson_intervals_are_the_published_ones(correct, items, low, high):
+    assert wilson_interval(correct, items) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("items", [1, 7, 512])
+def test_an_interval_holds_its_share_stays_in_bounds_and_mirrors(items):
+    for correct in range(items + 1):
+        low, high = wilson_interval(correct, items)
+        assert 0 <= low <= correct / items + 1e-12 and correct / items - 1e-12 <= high <= 1
+        assert wilson_interval(items - correct, items) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize("correct, items", [(0, 0), (3, 2), (-1, 2)])
+def test_a_share_of_nothing_or_of_too_much_is_refused(correct, items):
+    with pytest.raises(ValueError, match="is not a share"):
+        wilson_interval(correct, items)
+
+
+@pytest.mark.parametrize(
+    "counts, n, table",
+    [  # METHODS.md, section 7
+        ([3], 64, {1: 0.046875, 4: 0.178667, 8: 0.334677, 16: 0.584869, 32: 0.880952, 64: 1}),
+        ([32], 64, {4: 0.943404, 8: 0.997624}),
+        ([0], 64, {1: 0, 4: 0, 64: 0}),
+        ([0, 1, 3, 64], 64, {1: 0.265625, 8: 0.364919, 32: 0.595238, 64: 0.75}),
+        ([2], 4, {2: 0.833333}),
+    ],
+)
+def test_pass_at_k_has_the_numbers_of_the_methods(counts, n, table):
+    for k, expected in table.items():
+        assert pass_at_k(counts, n, k) == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize("k", [1, 4, 8, 16, 32, 64])
+def test_one_correct_sample_of_64_gives_k_in_64(k):
+    assert pass_at_k(np.array([1]), 64, k) == pytest.approx(k / 64)
+
+
+samples = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1, max_size=6))
+)
+
+
+@given(samples)
+def test_pass_at_k_counts_the_draws_that_hold_a_correct_sample(case):
+    n, counts = case
+    for k in range(1, n + 1):
+        hits = [sum(min(draw) < c for draw in combinations(range(n), k)) / comb(n, k) for c in counts]
+        assert pass_at_k(counts, n, k) == pytest.approx(np.mean(hits))
+
+
+@given(samples)
+def test_pass_at_k_rises_with_k_from_the_mean_to_what_was_observed(case):
+    n, counts = case
+    curve = [pass_at_k(counts, n, k) for k in range(1, n + 1)]
+    assert all(low <= high + 1e-12 for low, high in pairwise(curve))
+    assert curve[0] == pytest.approx(np.mean(counts) / n) == mean_at_n(counts, n)
+    assert curve[-1] == pytest.approx(np.mean(np.array(counts) > 0))
+
+
+@pytest.mark.parametrize(
+    "counts, n, k, message",
+    [
+        ([1], 4, 5, "pass@5 of 4 samples: k must be"),
+        ([1], 4, 0, "pass@0 of 4 samples: k must be"),
+        ([5], 4, 2, "from 0 to n=4"),
+        ([-1], 4, 2, "from 0 to n=4"),
+        ([0.5], 4, 2, "whole numbers"),
+        ([], 4, 2, "no problems"),
+    ],
+)
+def test_impossible_counts_are_refused(counts, n, k, message):
+    with pytest.raises(ValueError, match=message):
+        pass_at_k(counts, n, k)
+
+
+def test_a_bootstrap_interval_is_repeatable_and_near_the_normal_one():
+    values = np.random.default_rng(1).random(400)
+    low, high = bootstrap_interval(values)
+    half = 1.96 * values.std() / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.004)
+    assert bootstrap_interval(values) == (low, high) != bootstrap_interval(values, seed=43)
+
+
+def test_a_bootstrap_interval_of_equal_values_is_a_point():
+    assert bootstrap_interval([0.25] * 7) == (0.25, 0.25)
+
+
+def test_a_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    inside = 0
+    for seed in range(200):
+        low, high = bootstrap_interval(rng.random(60), draws=400, seed=seed)
+        inside += low <= 0.5 <= high
+    assert 0.90 <= inside / 200 <= 0.98
+
+
+def test_a_bootstrap_of_many_problems_works_in_pieces():
+    low, high = bootstrap_interval(np.arange(200_000) % 2, draws=200)
+    assert 0.49 < low < 0.5 < high < 0.51
+
+
+@pytest.mark.parametrize(
+    "only_a, only_b, p_value",
+    [(0, 0, 1.0), (1, 1, 1.0), (0, 1, 1.0), (0, 5, 0.0625), (5, 0, 0.0625), (2, 8, 0.109375), (10, 25, 0.016674)],
+)
+def test_the_p_value_of_mcnemar_is_the_exact_binomial_one(only_a, only_b, p_value):
+    assert binomial_p_value(only_a, only_b) == pytest.approx(p_value, abs=1e-6)
+    a = [1] * only_a + [0] * only_b + [1, 0]
+    b = [0] * only_a + [1] * only_b + [1, 0]
+    compared = mcnemar(a, b)
+    assert (compared.only_a, compared.only_b) == (only_a, only_b)
+    assert compared.p_value == pytest.approx(p_value, abs=1e-6)
+    assert compared.difference == pytest.approx((only_b - only_a) / len(a))
+
+
+def test_thousands_of_items_that_differ_are_counted_exactly():
+    assert 0 < binomial_p_value(1000, 1200) < 1e-4
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=10))
+@settings(max_examples=50, deadline=None)
+def test_mcnemar_counts_all_ways_in_which_coins_could_have_fallen(pairs):
+    a, b = zip(*pairs, strict=True)
+    differ = [int(y) - int(x) for x, y in pairs if x != y]
+    falls = [abs(sum(signs)) >= abs(sum(differ)) for signs in product([-1, 1], repeat=len(differ))]
+    assert mcnemar(a, b, draws=10).p_value == pytest.approx(np.mean(falls))
+
+
+def test_mcnemar_refuses_means():
+    with pytest.raises(ValueError, match="use paired_bootstrap"):
+        mcnemar([0.5, 1], [1, 1])
+
+
+def test_swapping_the_models_mirrors_a_comparison():
+    rng = np.random.default_rng(3)
+    a, b = rng.random(50), rng.random(50) + 0.1
+    one, other = paired_bootstrap(a, b), paired_bootstrap(b, a)
+    assert one.difference == pytest.approx(-other.difference)
+    assert one.interval == pytest.approx((-other.interval[1], -other.interval[0]))
+    assert one.p_value == other.p_value
+
+
+def test_a_clear_difference_is_significant_and_none_is_not():
+    rng = np.random.default_rng(4)
+    a = rng.random(200)
+    clear, none = paired_bootstrap(a, a + 0.05 + 0.1 * rng.random(200)), paired_bootstrap(a, a)
+    assert clear.p_value < 0.001 and clear.interval[0] > 0
+    assert none.p_value == 1 and none.difference == 0 and none.interval == (0, 0)
+
+
+def test_the_random_swaps_agree_with_all_swaps():
+    differences = np.array([0.3, -0.1, 0.2, 0.4, 0.05, -0.2, 0.25, 0.1])
+    falls = [abs(np.dot(signs, differences)) >= abs(differences.sum()) - 1e-12 for signs in product([-1, 1], repeat=8)]
+    assert paired_bootstrap(np.zeros(8), differences).p_value == pytest.approx(np.mean(falls), abs=0.02)
+
+
+@pytest.mark.parametrize("a, b, message", [([1], [1, 0], "same items: 1 and 2"), ([], [], "at least one problem")])
+def test_models_on_different_items_are_not_compared(a, b, message):
+    for compare in (mcnemar, paired_bootstrap):
+        with pytest.raises(ValueError, match=message):
+            compare(a, b)
+    with pytest.raises(ValueError, match="finite number"):
+        paired_bootstrap([float("nan")], [1.0])

@@ -1,0 +1,210 @@
+"""The language model inside a multimodal Gemma-3: loaded whole, alone, and saved as a text model."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+
+from multimodal_cases import IDS, LAYOUTS, ROWS, change_config, change_weights, copied, write_multimodal
+from weakdriven.config.recipe import LoraSettings
+from weakdriven.errors import UserError
+from weakdriven.models.gemma3.multimodal import text_config, text_name, vision_name
+from weakdriven.models.gemma3.shards import stored_weights
+from weakdriven.models.liger import model_type
+from weakdriven.models.load import (
+    check_model,
+    fingerprint,
+    load_model,
+    load_tokenizer,
+    refuse_different_tokenizers,
+    vocabulary_rows,
+)
+from weakdriven.training.lora import check_lora
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemma") / "base"
+    write_multimodal(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(base, tmp_path):
+    return copied(base, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_language_model_is_loaded_bit_for_bit_from_every_layout(layout, tied, shards, tmp_path):
+    whole = write_multimodal(tmp_path / "base", layout=layout, tied=tied, shards=shards)
+    check_model(tmp_path / "base")
+    model = load_model(tmp_path / "base", precision="fp32").eval()
+    assert type(model) is Gemma3ForCausalLM and type(model.config) is Gemma3TextConfig
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied == model.config.tie_word_embeddings
+    theirs = whole.model.language_model.state_dict()
+    ours = model.model.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(model.lm_head.weight, whole.lm_head.weight)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=IDS).logits, whole(input_ids=IDS).logits)
+
+
+def test_transformers_own_ways_still_do_not_serve(base, tmp_path):
+    assert type(AutoModelForCausalLM.from_pretrained(base)).__name__ == "Gemma3ForConditionalGeneration"
+    _, info = Gemma3ForCausalLM.from_pretrained(base, output_loading_info=True)
+    assert "model.norm.weight" in info["missing_keys"]
+    mapped = Gemma3ForCausalLM.from_pretrained(base, key_mapping={r"^language_model\.model": "model"})
+    mapped.save_pretrained(tmp_path)
+    assert "model.norm.weight" not in stored_weights(tmp_path)
+
+
+def test_what_is_saved_is_a_text_only_checkpoint_that_anyone_loads(base, tmp_path):
+    model = load_model(base, precision="bf16")
+    model.save_pretrained(tmp_path)
+    names = stored_weights(tmp_path)
+    assert all(name.startswith("model.layers.") or name.count(".") == 2 for name in names)
+    assert not any("vision" in name or "projector" in name or "language_model" in name for name in names)
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(again) is Gemma3ForCausalLM and not any(info.values())
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items())
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["dtype"]) == ("gemma3_text", "bfloat16")
+    assert again.config.rope_parameters["full_attention"]["factor"] == 8.0
+
+
+def test_the_vision_tower_is_not_read(base, monkeypatch):
+    read = []
+    from weakdriven.models.gemma3 import shards
+
+    class Watched:
+        def __init__(self, file, **options):
+            self.inner = safe_open(file, **options)
+
+        def __enter__(self):
+            self.inner.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self.inner.__exit__(*error)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def get_tensor(self, name):
+            read.append(name)
+            return self.inner.get_tensor(name)
+
+    safe_open = shards.safe_open
+    monkeypatch.setattr(shards, "safe_open", Watched)
+    model = load_model(base, precision="fp32")
+    assert read and all(name.startswith("language_model.") for name in read)
+    assert not any("vision" in name for name, _ in model.named_modules())
+
+
+@pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_attention_and_origin_are_those_asked_for(precision, dtype, base):
+    model = load_model(base, precision=precision, attention="eager")
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    assert model.config._attn_implementation == "eager"
+    assert model.config._name_or_path == model.name_or_path == str(base)
+
+
+def test_the_generation_settings_of_the_folder_are_kept(copy):
+    (copy / "generation_config.json").write_text('{"eos_token_id": [1, 106], "top_k": 64, "do_sample": true}')
+    generation = load_model(copy, precision="fp32").generation_config
+    assert (generation.eos_token_id, generation.top_k) == ([1, 106], 64)
+
+
+def test_the_outer_setting_ties_the_embeddings_as_in_the_multimodal_class(copy):
+    config = json.loads((copy / "config.json").read_text())
+    change_config(copy, text_config=config["text_config"] | {"tie_word_embeddings": False})
+    model = load_model(copy, precision="fp32")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_what_asks_for_the_text_model_gets_it(base, tmp_path):
+    assert vocabulary_rows(base) == ROWS
+    assert model_type(base) == text_config(base).model_type == "gemma3_text"
+    check_lora(LoraSettings(target_modules=["q_proj", "down_proj"]), base)
+    with pytest.raises(UserError, match="Gemma3ForCausalLM has no layer out_proj"):
+        check_lora(LoraSettings(target_modules=["out_proj"]), base)
+    load_model(base, precision="fp32").save_pretrained(tmp_path)
+    load_tokenizer(base).save_pretrained(tmp_path)
+    refuse_different_tokenizers(base, tmp_path)
+
+
+def test_a_vocabulary_that_the_configuration_leaves_to_the_default_is_known(copy):
+    config = json.loads((copy / "config.json").read_text())
+    del config["text_config"]["vocab_size"]
+    change_config(copy, text_config=config["text_config"])
+    assert vocabulary_rows(copy) == 262_208
+
+
+def test_the_fingerprint_knows_the_text_weights(base, copy):
+    assert fingerprint(copy) == fingerprint(base)
+    change_weights(copy, lambda weights: weights["language_model.model.norm.weight"].add_(1e-3))
+    assert fingerprint(copy) != fingerprint(base)
+
+
+def test_a_missing_weight_is_named_before_anything_is_read(copy):
+    change_weights(copy, lambda weights: weights.pop("language_model.model.layers.1.mlp.up_proj.weight"))
+    for look in (check_model, lambda folder: load_model(folder, precision="fp32")):
+        with pytest.raises(UserError, match=r"lacks 1 weights .first: model.layers.1.mlp.up_proj.weight. of Gemma3For"):
+            look(copy)
+
+
+def test_an_untied_model_without_its_head_is_refused(copy):
+    change_config(copy, tie_word_embeddings=False)
+    with pytest.raises(UserError, match=r"lacks 1 weights .first: lm_head.weight"):
+        check_model(copy)
+
+
+def test_a_weight_that_belongs_nowhere_is_refused(copy):
+    change_weights(copy, lambda weights: weights.update({"score.weight": torch.zeros(2, 16)}))
+    with pytest.raises(UserError, match=r"holds 1 weights .first: score.weight. that no Gemma-3 text model has"):
+        check_model(copy)
+
+
+def test_a_weight_of_another_shape_is_refused(copy):
+    change_weights(copy, lambda weights: weights.update({"language_model.model.norm.weight": torch.zeros(17)}))
+    with pytest.raises(UserError, match=r"norm.weight has the shape \(17,\), but by config.json it should be \(16,\)"):
+        check_model(copy)
+
+
+def test_a_weight_under_two_names_is_refused(copy):
+    change_weights(copy, lambda weights: weights.update({"model.language_model.norm.weight": torch.zeros(16)}))
+    with pytest.raises(UserError, match="which are the same weight; remove one"):
+        check_model(copy)
+
+
+def test_torn_and_missing_files_are_errors(copy, tmp_path):
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"model.safetensors cannot be read as safetensors"):
+        check_model(copy)
+    write_multimodal(tmp_path / "sharded", shards=3)
+    (tmp_path / "sharded/model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match=r"names model-00002-of-00003.safetensors, which is not there"):
+        check_model(tmp_path / "sharded")
+
+
+def test_names_of_all_layouts_meet():
+    name = "language_model.model.layers.0.mlp.up_proj.weight"
+    assert {text_name(rename(name)) for rename in LAYOUTS.values()} == {"model.layers.0.mlp.up_proj.weight"}
+    assert {text_name(rename("language_model.lm_head.weight")) for rename in LAYOUTS.values()} == {"lm_head.weight"}
+    tower, projector = "vision_tower.encoder.layers.0.mlp.fc1.bias", "multi_modal_projector.mm_soft_emb_norm.weight"
+    for rename in LAYOUTS.values():
+        assert vision_name(rename(tower)) == "vision_tower.vision_model.encoder.layers.0.mlp.fc1.bias"
+        assert vision_name(rename(projector)) == projector
+        assert text_name(rename(tower)) is text_name(rename(projector)) is None
+
+
+def test_a_loaded_model_and_its_file_are_independent(copy):
+    model = load_model(copy, precision="fp32")
+    before = model.model.norm.weight.detach().clone()
+    with (copy / "model.safetensors").open("r+b") as file:  # in place, as some tools write
+        file.write(bytes((copy / "model.safetensors").stat().st_size))
+    assert before.abs().sum() > 0 and torch.equal(model.model.norm.weight, before)

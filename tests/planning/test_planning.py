@@ -1,0 +1,240 @@
+"""Plans of whole recipes: from a configuration alone, beside a real run, and what is advised where one does not fit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from backbones import PARAMETERS, write_configs
+from typer.testing import CliRunner
+
+from conftest import small_recipe
+from weakdriven.commands.app import app
+from weakdriven.config.file import load_recipe, shipped_recipes
+from weakdriven.config.recipe import LoraSettings, Recipe
+from weakdriven.errors import UserError
+from weakdriven.pipeline.run import all_stages
+from weakdriven.planning import planning
+from weakdriven.planning.advice import candidates
+from weakdriven.planning.devices import GIB
+from weakdriven.planning.model_shape import read_config, shape_of
+from weakdriven.planning.parts import Cost, Part
+from weakdriven.planning.planning import known_rows, plan_recipe
+from weakdriven.runs import launcher
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    return write_configs(tmp_path_factory.mktemp("configs"))
+
+
+def planned(name: str, folders, *overrides: str, gpus: str = "H200-141G", **options):
+    recipe = load_recipe(name, list(overrides))
+    if recipe.model in folders:
+        recipe = recipe.model_copy(update={"model": str(folders[recipe.model])})
+    return plan_recipe(recipe, Path("nowhere"), all_stages, gpus=gpus, **options)
+
+
+@pytest.mark.parametrize(
+    "asked, sharding", [("ACCELERATE_USE_DEEPSPEED", "zero3"), ("ACCELERATE_USE_FSDP", "fsdp"), ("UNASKED", "ddp")]
+)
+def test_the_machine_at_hand_shares_weights_as_the_launcher_says(asked, sharding, monkeypatch):
+    monkeypatch.setenv(asked, "true")
+    monkeypatch.setattr(planning, "size", lambda: 2)
+    assert planning.machine_at_hand().sharding == sharding
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_backbone_has_as_many_parameters_as_published(name, folders):
+    assert shape_of(read_config(folders[name])).parameters == PARAMETERS[name]
+
+
+def test_an_adapter_is_counted_by_peft_itself(folders):
+    shape = shape_of(read_config(folders["Qwen/Qwen3-4B-Base"]), LoraSettings(rank=16))
+    a_layer = 16 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    assert shape.adapter and shape.adapter.parameters == 36 * a_layer
+    assert shape.parameters == PARAMETERS["Qwen/Qwen3-4B-Base"]
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_can_be_planned_from_a_configuration_alone(name, folders):
+    plan = planned(name, folders)
+    low, about, high = plan.seconds
+    assert 0 < low < about < high
+    assert 0 < plan.disk[0] <= plan.disk[1]
+    names = [cost.part.name for cost in plan.costs]
+    assert names[0] == "data" and len(names) == len(set(names))
+    trained = [cost for cost in plan.costs if cost.part.kind == "train"]
+    assert trained and all(cost.memory and cost.steps > 0 and cost.trained > 0 for cost in trained)
+    assert json.loads(json.dumps(plan.to_json()))["recipe"] == name
+
+
+def test_a_plan_names_the_stages_that_a_run_has(two_round_run, tmp_path):
+    _, recorder = two_round_run
+    plan = plan_recipe(small_recipe("joint.rounds=2"), tmp_path, all_stages)
+    assert [cost.part.name for cost in plan.costs] == list(recorder.ran)
+
+
+def test_steps_tokens_and_lengths_of_a_run_that_is_there_are_those_of_the_run(two_round_run):
+    root, _ = two_round_run
+    recipe = small_recipe("joint.rounds=2")
+    rows = known_rows(recipe, root)
+    assert rows and rows.known and rows.count == 96
+    assert known_rows(small_recipe("data.max_length=128"), root) is None
+    costs = {cost.part.name: cost for cost in plan_recipe(recipe, root, all_stages).costs}
+    for stage in ("sft", "baselines/sft"):
+        counters = json.loads((root / stage / "manifest.json").read_text())["counters"]
+        assert costs[stage].steps == counters["steps"] and costs[stage].trained == counters["parameters"]
+        assert costs[stage].tokens == pytest.approx(counters["trained_tokens"], rel=0.02)
+
+
+def test_the_disk_of_the_demo_is_predicted_within_a_fifth(two_round_run):
+    root, recorder = two_round_run
+    real = sum(file.stat().st_size for stage in recorder.ran for file in (root / stage).iterdir() if file.is_file())
+    predicted = plan_recipe(small_recipe("joint.rounds=2"), root, all_stages).disk[0]
+    assert predicted == pytest.approx(real, rel=0.2)
+
+
+def test_what_does_not_fit_gets_settings_that_the_recipe_accepts(folders):
+    plan = planned("qwen3-4b-math", folders, gpus="H100-80G")
+    (advice,) = plan.advice
+    assert advice.stage == "round-1/strong" and advice.needs > 79 * GIB and advice.micro_batch == 0
+    found = {change.override: change for change in advice.changes}
+    assert not found["joint.optimizer=adamw_8bit"].fits and found["joint.optimizer=adamw_8bit"].saves > 40 * GIB
+    assert found["precision=bf16 joint.optimizer=adamw_bf16"].fits
+    assert "joint.optimizer=adamw_bf16" not in found  # needs precision: bf16
+    for change in advice.changes:
+        accepted = planned("qwen3-4b-math", folders, *change_words(change.override), gpus="H100-80G")
+        assert (not accepted.advice) == change.fits
+    together = planned("qwen3-4b-math", folders, *advice.together, gpus="H100-80G")
+    assert advice.together and together.fits
+
+
+def change_words(override: str) -> list[str]:
+    return [override] if "{" in override else override.split()
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not(folders):
+    plan = planned("qwen3-4b-math", folders, "precision=bf16")
+    largest = plan.micro["round-1/strong"]
+    assert largest > 2
+    for micro, fits in ((largest, True), (2 * largest, False)):
+        changed = planned("qwen3-4b-math", folders, "precision=bf16", f"joint.micro_batch_size={micro}")
+        (cost,) = (cost for cost in changed.costs if cost.part.name == "round-1/strong")
+        assert cost.micro_batch == micro and (cost.memory.total <= 139.8 * GIB) == fits
+
+
+def test_more_devices_split_the_weights_and_the_batch(folders):
+    one = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders).costs}
+    eight = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200").costs}
+    name = "round-1/strong"
+    assert eight[name].memory.optimizer == pytest.approx(one[name].memory.optimizer / 8)
+    assert eight[name].steps == one[name].steps and eight[name].tokens == pytest.approx(one[name].tokens)
+    assert one[name].seconds / 8 <= eight[name].seconds < one[name].seconds / 4
+    ddp = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200", sharding="ddp").costs}
+    assert ddp[name].memory.optimizer == one[name].memory.optimizer
+
+
+@pytest.mark.parametrize(
+    "overrides, options, sentence",
+    [
+        (["lora={}"], {"gpus": "8xH200", "sharding": "fsdp"}, "FSDP2 with LoRA is not supported"),
+        (["lora={}"], {"gpus": "8xH200", "sharding": "zero3"}, "FSDP2 with LoRA is not supported, nor is ZeRO-3"),
+        (["baselines=[undial]"], {"gpus": "8xH200"}, "undial trains in one process, found 8"),
+        (
+            ["baselines=[dpo]"],
+            {"gpus": "8xH200", "sharding": "fsdp"},
+            "dpo trains in one process or under DDP, and FSDP",
+        ),
+        (["baselines=[]", "precision=bf16"], {"gpus": "8xH200", "sharding": "zero3"}, "precision"),
+        (["baselines=[]"], {"gpus": "7xH200"}, "which 7 processes cannot share evenly"),
+    ],
+)
+def test_what_a_run_on_several_devices_refuses_is_not_planned(folders, overrides, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        planned("qwen3-8b-math", folders, *overrides, **options)
+
+
+def test_adapters_are_planned_with_ddp_and_advised_only_where_a_run_takes_them(folders):
+    settings = ("lora={}", "baselines=[]")
+    assert planned("qwen3-8b-math", folders, *settings, gpus="2xH200").machine.sharding == "ddp"
+    assert planned("qwen3-8b-math", folders, "baselines=[spin]", gpus="2xH200").machine.sharding == "ddp"
+    assert planned("qwen3-8b-math", folders, *settings).machine.sharding == "none"
+    recipe = load_recipe("qwen3-4b-math")
+    given = load_recipe("qwen3-4b-math", ["sft.model=somewhere"])
+    part = Part("round-1/strong", "train", recipe.joint, "joint")
+
+    def adapters(asked: Recipe, sharding: str) -> bool:
+        found = candidates(part, asked, 2, on_cpu=False, sharding=sharding)
+        return any(text.startswith("lora") for overrides, _ in found for text in overrides)
+
+    assert adapters(recipe, "none") and adapters(recipe, "ddp")
+    assert not adapters(recipe, "fsdp") and not adapters(given, "none")
+    dealt_out = candidates(part, recipe, 2, on_cpu=False, sharding="zero3")
+    told = " ".join(text for overrides, _ in dealt_out for text in overrides)
+    assert "micro_batch_size" in told and not re.search("optimizer|precision|lora", told)
+
+
+def test_the_network_of_several_computers_is_told(folders):
+    told = [planned("qwen3-8b-math", folders, "baselines=[]", gpus=gpus).assumptions for gpus in ("8xH200", "16xH200")]
+    assert [any("InfiniBand" in line for line in lines) for lines in told] == [False, True]
+
+
+def test_a_subsample_and_the_pass_of_the_reference_are_counted(folders):
+    def costs(method: str, rows: int) -> dict[str, Cost]:
+        overrides = (f"method={method}", "baselines=[]", f"{method}.rollouts.subsample=1000")
+        return {cost.part.name: cost for cost in planned("qwen3-4b-math", folders, *overrides, rows=rows).costs}
+
+    few, many = costs("ssb", 500), costs("ssb", 100_000)
+    for name in ("hints/ssb", "targets/ssb"):
+        assert many[name].kept == pytest.approx(2 * few[name].kept)
+    assert many["targets/ssb"].seconds == pytest.approx(2 * few["targets/ssb"].seconds)
+    dpo = costs("dpo", 100_000)
+    scan = costs("ssb", 100_000)["targets/ssb"]  # of as many rows, of one side
+    tuned = dpo["baselines/dpo"]
+    plain = 3 * tuned.tokens / (2 * scan.tokens) * 2 * scan.flops
+    assert tuned.flops == pytest.approx(plain + 2 * scan.flops, rel=0.01)
+
+
+def test_what_is_not_known_is_told_as_assumed_or_guessed(folders):
+    plan = planned("qwen3-4b-math", folders, "lora={quantize: 4bit}", gpus="A100-80G")
+    assert any("math.jsonl is not here: 100,000 rows" in line for line in plan.assumptions)
+    assert any("QLoRA" in line for line in plan.guesses) and any("A100-80G" in line for line in plan.guesses)
+    assert not any("is not here" in line for line in planned("qwen3-4b-math", folders, rows=111_657).assumptions)
+
+
+def test_rows_that_are_here_are_sampled_and_a_missing_tokenizer_is_told(tmp_path, folders):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": f"What is {i}?" * 20, "solution": "It is. " * 100} for i in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = planned("qwen3-4b-math", folders, f"data.path={file}")
+    (data,) = (cost for cost in plan.costs if cost.part.name == "data")
+    characters = len(rows[-1]["question"]) + len("It is. " * 100)
+    assert data.tokens == pytest.approx(30 * characters / 3.5, rel=0.05)
+    assert any("tokenizer is not here" in line for line in plan.assumptions)
+    assert any("data.max_length tokens" in line for line in plan.assumptions)
+
+
+def test_the_command_prints_a_plan_and_as_json_one_object(folders):
+    model = f"model={folders['Qwen/Qwen3-4B-Base']}"
+    shown = CliRunner().invoke(app, ["plan", "qwen3-4b-math", model, "--gpus", "H100-80G"])
+    assert shown.exit_code == 0, shown.output
+    for words in ("round-1/strong does not fit", "Together these fit", "Total:", "GPU hours", "Assumed:", "Guessed:"):
+        assert words in shown.output
+    found = CliRunner().invoke(app, ["plan", "qwen3-4b-math", model, "--gpus", "2xH200", "--json"])
+    assert json.loads(found.output)["machine"]["sharding"] == "fsdp"
+    whole = [line for line in shown.output.splitlines() if line.startswith("│ round-1/strong ")]
+    assert len(whole) == 2 and "…" not in shown.output  # a pipe has 80 columns, and tables are not cut
+
+
+def test_a_model_that_is_nowhere_is_told(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"config\.json"):
+        plan_recipe(load_recipe("demo", ["model=nobody/nothing"]), Path("nowhere"), all_stages, gpus="H200")
+
+
+def test_a_launch_configuration_is_read_as_strictly_as_a_recipe(tmp_path):
+    file = tmp_path / "launch.yaml"
+    file.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 8\n")
+    with pytest.raises(UserError, match="num_processes stands twice"):
+        launcher.read_config(file)

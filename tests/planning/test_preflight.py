@@ -1,0 +1,256 @@
+"""A run that cannot fit in memory or on the disk is refused before anything is trained; not with --force."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import Recorder, small_recipe
+from weakdriven.errors import UserError
+from weakdriven.pipeline.run import all_stages, carry_out
+from weakdriven.planning import preflight
+from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine, this_much
+from weakdriven.planning.memory import Memory
+from weakdriven.planning.parts import Cost, Part, disk_bytes
+from weakdriven.planning.stages import Planner
+from weakdriven.runs.directory import WORK, Planned, work_folder
+
+SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
+
+
+def with_memory(monkeypatch, gib: float, device: str = "CPU") -> None:
+    """This computer, with less memory than it has."""
+    small = Machine(this_much(DEVICES[device], gib * GIB))
+    monkeypatch.setattr(preflight, "machine_at_hand", lambda: small)
+
+
+class Passed(Exception):
+    """Raised where the first stage after the check would be computed."""
+
+
+def checked(root, *overrides: str, force: bool = False) -> Recorder:
+    noted = Recorder()
+
+    def work(stages):
+        if not stages.run.dry:
+            raise Passed
+        all_stages(stages)
+
+    with pytest.raises(Passed):
+        carry_out(small_recipe(*SHORT, *overrides), root, noted, work, force=force, rehearsal=False)
+    return noted
+
+
+def test_what_cannot_fit_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 0.05)
+    recorder = Recorder()
+    with pytest.raises(UserError) as refusal:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
+    assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
+    sentence = str(refusal.value)
+    assert "GiB" in sentence and "this computer has 0.1" in sentence
+    assert "weakdriven run --force" in sentence and "Set " in sentence
+
+
+def test_force_goes_on_and_says_so(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 0.05)
+    noted = checked(tmp_path / "run", force=True)
+    assert any("--force" in text for text in noted.notes)
+
+
+def test_what_fits_is_not_spoken_of(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 8.0)
+    assert not [text for text in checked(tmp_path / "run").notes if "GiB" in text]
+
+
+def test_an_assumed_length_refuses_nothing(tmp_path, no_gpu, monkeypatch):
+    """Rows of some hundred tokens are what counts, not a data.max_length that none of them has."""
+    with_memory(monkeypatch, 1.0)
+    checked(tmp_path / "run", "data.max_length=100000")
+
+
+def test_finished_stages_and_those_of_siblings_are_not_checked():
+    found = preflight.will_run(
+        [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over", taken=Path("b"))]
+    )
+    assert found == {"a"}
+
+
+def out_of_memory(*_, **__):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+
+
+@pytest.mark.parametrize("module", ["scoring", "rehearsal"])
+def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_path, monkeypatch, module):
+    monkeypatch.setattr(f"weakdriven.pipeline.{module}.scan", out_of_memory)
+    recipe = small_recipe(*SHORT, "data.limit=96")
+    told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB \(same result\)\."
+    with pytest.raises(UserError, match=told):
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, rehearsal=module == "rehearsal")
+
+
+def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
+    """Adapters, other optimizers and bf16 weights are refused under ZeRO-3, so they are not proposed."""
+    several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "zero3")
+    monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
+    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", out_of_memory)
+    with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+    assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
+
+
+def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_named(tmp_path, monkeypatch):
+    def unknown(*_):
+        raise UserError("no such architecture")
+
+    monkeypatch.setattr(Planner, "cost", unknown)
+    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", out_of_memory)
+    with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+
+
+@pytest.mark.parametrize("reserved, told", [(5, "hold 90.0 GiB of the GPU: without them it may fit."), (94, "")])
+def test_what_others_hold_of_a_gpu_is_asked_of_cuda(monkeypatch, reserved, told):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5 * GIB, 100 * GIB))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: reserved * GIB)
+    assert preflight.held_by_others().endswith(told) and bool(preflight.held_by_others()) == bool(told)
+
+
+def test_a_gpu_that_cannot_be_asked_leaves_the_remedies(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", out_of_memory)
+    assert preflight.held_by_others() == ""
+
+
+@pytest.mark.parametrize("error, told", [(torch.OutOfMemoryError("CUDA out of memory."), True), (MemoryError(), False)])
+def test_a_gpu_that_others_fill_is_told_beside_the_remedies(tmp_path, monkeypatch, error, told):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
+    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", fail)
+    with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+    assert str(caught.value).endswith(" Others hold it.") == told
+
+
+def needing(monkeypatch, gib: float) -> None:
+    """Every stage needs so much."""
+    needs = Memory(weights=gib * GIB)
+    monkeypatch.setattr(Planner, "cost", lambda _, part: Cost(part, memory=needs, micro_batch=1))
+
+
+def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
+    with_memory(monkeypatch, 1.0)
+    needing(monkeypatch, 1.05)
+    assert any("off by 10%" in text for text in checked(tmp_path / "near", "selection.match_steps=true").notes)
+    needing(monkeypatch, 1.2)
+    with pytest.raises(UserError, match=r"needs about 1\.2 GiB"):
+        carry_out(small_recipe(*SHORT), tmp_path / "far", Recorder(), all_stages, rehearsal=False)
+
+
+def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu, monkeypatch):
+    """Of 32 rows some 20 are drawn, and how micro-batches divide them is not known before."""
+    whole = Planner.cost
+
+    def only_joint(self, part):
+        cost = whole(self, part)
+        return replace(cost, memory=Memory(weights=9 * GIB)) if part.active else cost
+
+    with_memory(monkeypatch, 4.0)
+    monkeypatch.setattr(Planner, "cost", only_joint)
+    assert any("may be fewer" in text for text in checked(tmp_path / "run").notes)
+    with pytest.raises(UserError, match="round-1/strong needs about 9"):
+        carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Recorder(), all_stages)
+
+
+def with_disk(monkeypatch, size: int) -> None:
+    """A file system that has so many bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+
+
+def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    with_disk(monkeypatch, 8 << 20)
+    recorder = Recorder()
+    with pytest.raises(UserError, match=r"^The run will need about .* 8\.0 MiB free; free .* MiB more") as refusal:
+        carry_out(small_recipe(*SHORT), tmp_path / "run", recorder, all_stages)
+    assert list(recorder.ran) == ["data"] and not (tmp_path / "run/sft").exists()
+    assert "checkpoints of round-1/strong" in str(refusal.value) and "weakdriven run --force" in str(refusal.value)
+    noted = checked(tmp_path / "run", force=True)
+    assert any(text.startswith("The run will need") and "--force" in text for text in noted.notes)
+
+
+def test_what_is_on_the_disk_already_needs_no_room_again(tmp_path):
+    put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
+    put(tmp_path / "sft/model.safetensors", 10)
+    costs = [Cost(Part(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
+    first, second = (preflight.still_to_write(cost, tmp_path) for cost in costs)
+    assert disk_bytes([first]) == (10 - 10 - 30, 10 + 60 - 30), "an older result stays until the new one is there"
+    assert disk_bytes([first, second]) == (-20, 40)
+
+
+def without_links(monkeypatch) -> None:
+    """What is taken over lies on another disk."""
+
+    def refused(*_):
+        raise OSError("Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refused)
+
+
+def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+    """Also where nothing is left to train; the rows are there when it is looked at."""
+    recipe, theirs, mine = small_recipe(*SHORT, "method=sft"), tmp_path / "theirs", tmp_path / "mine"
+    carry_out(recipe, theirs, Recorder(), all_stages, rehearsal=False)
+    (theirs / "data/large.bin").write_bytes(bytes(5 << 20))
+    without_links(monkeypatch)
+    with_disk(monkeypatch, 2 << 20)
+    recorder = Recorder()
+    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* 3\.\d MiB of it is for copies"
+    with pytest.raises(UserError, match=told) as refusal:
+        carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+    assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
+    with_disk(monkeypatch, 4 << 20)
+    carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+    assert recorder.ran["baselines/sft"] == "taken over from theirs"
+
+
+def test_copies_count_beside_models_in_the_order_of_the_run_and_links_do_not(tmp_path, monkeypatch):
+    for folder in (tmp_path / "theirs/sft", tmp_path / "theirs/baselines/sft"):
+        put(folder / "model.safetensors", 3 << 20)
+    (tmp_path / "mine" / WORK).mkdir(parents=True)
+    trained = [Cost(Part("round-1/strong", "train"), kept=3 << 20, work=6 << 20)]
+    names = ("sft", "round-1/strong", "baselines/sft")
+    planned = [Planned(name, "k", "", taken=tmp_path / "theirs" / name) for name in names]
+    planned[1] = Planned("round-1/strong", "k", "not run yet")
+
+    def short(size: int) -> str:
+        with_disk(monkeypatch, size << 20)
+        noted = Recorder()
+        preflight.check_disk(trained, planned, tmp_path / "mine", noted, force=True)
+        return " ".join(noted.notes)
+
+    assert not short(9) and "about 9.0 MiB" in short(8) and "for copies" not in short(8)
+    without_links(monkeypatch)
+    assert not short(12), "the last copy comes when the checkpoints are gone"
+    assert (
+        "about 12.0 MiB" in short(11) and "raise save_steps" in short(11) and "3.0 MiB of it is for copies" in short(11)
+    )
+    assert not list((tmp_path / "mine" / WORK).iterdir())
+
+
+def test_a_copy_that_was_begun_goes_first_and_a_try_at_computing_the_stage_last(tmp_path):
+    put(tmp_path / "sft/model.safetensors", 10)
+    put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
+    put(work_folder(tmp_path, "sft") / "out/model.safetensors", 6)
+    assert disk_bytes([preflight.still_to_copy("sft", 12, tmp_path)]) == (12 - 10 - 30 - 6, 12 - 6)
+
+
+def put(path, size: int) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(size))

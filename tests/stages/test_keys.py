@@ -1,0 +1,247 @@
+"""Which stages a change touches, read from the keys of dry runs; everything else is reused."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import small_recipe
+from helpers import write_rows
+from weakdriven.data.demo import demo_rows
+from weakdriven.models.load import locate_model
+from weakdriven.pipeline.run import all_stages
+from weakdriven.runs.directory import Run
+from weakdriven.stages.checks import bind
+
+BASE = locate_model("embedded:base")
+TRAINED = {"sft", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"}
+TRAINED |= {f"eval/{model}/arithmetic" for model in ("sft", "round-1", "baseline-sft")}
+ALL = TRAINED | {"data", "entropy/base", "eval/base/arithmetic"}
+
+
+def keys(*overrides: str) -> dict[str, str]:
+    recipe = small_recipe(*overrides)
+    stages = bind(recipe, Run(Path("nowhere"), recipe.seed, dry=True))
+    all_stages(stages)
+    return {entry.name: entry.key for entry in stages.run.planned}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before | after if before.get(name) != after.get(name)}
+
+
+def change_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] += 1e-3
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A copy of the embedded model that a test may change."""
+    return Path(shutil.copytree(BASE, tmp_path / "model"))
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    return Path(write_rows(tmp_path / "rows.jsonl", demo_rows("train")[:8]))
+
+
+@pytest.mark.parametrize(
+    "override, touched",
+    [
+        ("data.limit=95", ALL - {"eval/base/arithmetic"}),
+        ("data.max_length=255", ALL - {"eval/base/arithmetic"}),
+        ("data.split=test", ALL - {"eval/base/arithmetic"}),
+        ("data.empty_completions=drop", ALL - {"eval/base/arithmetic"}),
+        ("data.style=tagged", ALL),
+        ("precision=bf16", ALL - {"data"}),
+        ("attention=eager", ALL - {"data", "entropy/base"}),
+        ("seed=43", TRAINED),
+        ("sft.learning_rate=1e-4", TRAINED),
+        ("sft.epochs=2", TRAINED),
+        ("sft.optimizer=adamw_8bit", TRAINED),
+        ("joint.optimizer=adamw_8bit", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.strong_weight=0.3", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.strong_weight_end=1", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.weak_learning_rate=1e-6", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.weak=frozen", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("joint.save_weak=true", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("sft.snapshots=[0.5]", TRAINED),
+        ("joint.snapshots=[0.5]", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("selection.match_steps=true", {"round-1/strong", "eval/round-1/arithmetic"}),
+        ("eval.max_new_tokens=47", {name for name in ALL if name.startswith("eval/")}),
+        ("eval.limit=23", {name for name in ALL if name.startswith("eval/")}),
+        ("eval.temperature=0.5", {name for name in ALL if name.startswith("eval/")}),
+    ],
+)
+def test_a_setting_touches_its_stages_and_the_later_ones(override, touched):
+    assert changed(keys(), keys(override)) == touched
+
+
+def test_another_weak_model_touches_only_the_round_and_its_own_entropies():
+    before = keys("sft.snapshots=[0.25, 0.5]")
+    after = keys("sft.snapshots=[0.25, 0.5]", "joint.weak_snapshot=0.25")
+    round_one = {"round-1/active", "round-1/strong", "eval/round-1/arithmetic"}
+    assert changed(before, after) == round_one | {"entropy/base", "entropy/sft-at-25"}
+
+
+def test_no_snapshots_leave_the_keys_of_older_runs_alone():
+    assert keys() == keys("sft.snapshots=[]", "joint.snapshots=[]")
+
+
+@pytest.mark.parametrize(
+    "override", ["consolidation=0.2", "difficulty=0.7", "repair=0.2", "formula=official", "multiplier=2", "dedup=false"]
+)
+def test_selection_touches_only_the_active_set_and_later_stages(override):
+    assert changed(keys(), keys(f"selection.{override}")) == {
+        "round-1/active",
+        "round-1/strong",
+        "eval/round-1/arithmetic",
+    }
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "eval.batch_size=7",
+        "eval.batching=static",
+        "eval.max_prompt_tokens=400",
+        "sft.micro_batch_size=4",
+        "joint.micro_batch_size=4",
+        "sft.save_steps=9",
+        "joint.save_steps=9",
+        "sft.logging_steps=3",
+        "sft.gradient_checkpointing=true",
+        "joint.gradient_checkpointing=true",
+        "joint.gradient_checkpointing=keep_products",
+        "fast_layers=off",
+        "selection.batch_tokens=1024",
+    ],
+)
+def test_what_changes_speed_or_memory_changes_no_key(override):
+    assert changed(keys(), keys(override)) == set()
+
+
+@pytest.mark.parametrize("name", ["strong_weight_schedule=cosine", "strong_weight_end=0.5", "weak_learning_rate=1e-3"])
+def test_a_setting_that_says_what_would_happen_without_it_changes_no_key(name):
+    fixed = ["joint.strong_weight=0.5", "joint.learning_rate=1e-3"]
+    assert changed(keys(*fixed), keys(*fixed, f"joint.{name}")) == set()
+
+
+def test_where_scores_may_come_from_changes_no_key(two_round_run):
+    assert changed(keys(), keys(f"selection.reuse=[{two_round_run[0]}]")) == set()
+
+
+def test_what_needs_a_gpu_and_changes_speed_or_memory_changes_no_key(monkeypatch):
+    before = keys()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert keys("joint.activation_offloading=true", "fast_layers=liger") == before
+
+
+def test_a_second_round_leaves_the_first_as_it_was():
+    added = {"entropy/round-1", "round-2/active", "round-2/strong", "eval/round-2/arithmetic"}
+    longer_control = {"baselines/sft", "eval/baseline-sft/arithmetic"}
+    assert changed(keys(), keys("joint.rounds=2")) == added | longer_control
+    mixed = changed(keys("joint.rounds=2"), keys("joint.rounds=2", "joint.strong_weight=0.3"))
+    assert mixed == added | {"round-1/strong", "eval/round-1/arithmetic"}
+
+
+def test_the_content_of_the_data_file_touches_all_but_the_evaluation_of_the_base(rows):
+    before = keys(f"data.path={rows}")
+    rows.write_text(rows.read_text().replace("\n", " \n", 1))
+    assert changed(before, keys(f"data.path={rows}")) == ALL - {"eval/base/arithmetic"}
+
+
+def test_the_spelling_of_a_path_touches_nothing(rows, tmp_path, monkeypatch):
+    before = keys(f"data.path={rows}")
+    copy = shutil.copy(rows, tmp_path / "copy.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for spelling in ("rows.jsonl", "./rows.jsonl", "~/rows.jsonl", os.path.relpath(rows), copy):
+        assert keys(f"data.path={spelling}") == before
+    assert keys(f"data.path={rows}", "data.split=other") == before  # a file has no splits
+
+
+def test_the_chat_template_touches_everything_and_only_by_its_text(tmp_path):
+    template = tmp_path / "template.jinja"
+    shutil.copy(BASE / "chat_template.jinja", template)
+    before = keys(f"chat_template={template}")
+    assert before == keys()
+    template.write_text(template.read_text().replace("assistant\n", "assistant:\n"))
+    assert changed(before, keys(f"chat_template={template}")) == ALL
+
+
+def test_the_questions_of_a_benchmark_file_touch_its_evaluations_and_its_golds_only_their_grades(tmp_path):
+    items = [{"id": str(i), "question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(1319)]
+    overrides = ["eval.benchmarks=[arithmetic, gsm8k]", f"eval.data_dir={tmp_path}"]
+    write_rows(tmp_path / "gsm8k.jsonl", items)
+    before = keys(*overrides)
+    assert before.keys() - ALL == {f"eval/{model}/gsm8k" for model in ("base", "sft", "round-1", "baseline-sft")}
+    write_rows(tmp_path / "gsm8k.jsonl", [items[0] | {"answer": "0"}, *items[1:]])
+    assert changed(before, keys(*overrides)) == set()
+    write_rows(tmp_path / "gsm8k.jsonl", [items[0] | {"question": "What is 1 + 1?"}, *items[1:]])
+    assert changed(before, keys(*overrides)) == before.keys() - ALL
+
+
+def test_the_weights_of_the_base_touch_everything_and_its_place_nothing(model):
+    before = keys(f"model={model}")
+    assert before == keys()
+    change_a_weight(model)
+    assert changed(before, keys(f"model={model}")) == ALL
+
+
+def test_the_weights_of_a_given_m1_touch_what_comes_from_it(model):
+    before = keys(f"sft.model={model}")
+    assert before.keys() == ALL - {"sft"}
+    assert changed(keys(), before) & {"data", "entropy/base", "eval/base/arithmetic", "baselines/sft"} == set()
+    change_a_weight(model)
+    later = {"entropy/sft", "round-1/active", "round-1/strong", "eval/sft/arithmetic", "eval/round-1/arithmetic"}
+    assert changed(before, keys(f"sft.model={model}")) == later
+
+
+def test_files_that_decide_nothing_are_no_part_of_a_model(model):
+    before = keys(f"sft.model={model}")
+    (model / "README.md").write_text("A model.")
+    (model / "manifest.json").write_text(json.dumps({"stage": "sft"}))
+    (model / "built.json").unlink()
+    torch.save({}, model / "optimizer.pt")
+    assert keys(f"sft.model={model}") == before
+
+
+BASELINES = "baselines=[sft,neftune,dpo,spin,ssb,sft_compute]"
+
+
+@pytest.mark.parametrize(
+    "override, touched",
+    [
+        ("dpo.beta=0.2", {"baselines/dpo"}),
+        ("dpo.rollouts.top_k=5", {"rollouts/sft/dpo", "pairs/dpo", "baselines/dpo"}),
+        ("ssb.temperature=2.0", {"targets/ssb", "baselines/ssb"}),
+        ("ssb.kd_weight=0.7", {"baselines/ssb"}),
+        ("neftune.alpha=1.0", {"baselines/neftune"}),
+        ("neftune.length=padded", {"baselines/neftune"}),
+        ("spin.micro_batch_size=8", set()),
+        ("sft.micro_batch_size=8", set()),
+    ],
+)
+def test_a_baselines_setting_touches_its_own_stages_alone(override, touched):
+    found = changed(keys(BASELINES), keys(BASELINES, override))
+    assert {name for name in found if not name.startswith("eval/")} == touched
+
+
+def test_how_programs_are_run_decides_labels_and_so_what_is_learned_from_them():
+    found = changed(keys(BASELINES), keys(BASELINES, "eval.unsafe=true"))
+    asked = {name for name in found if name.startswith("rollouts/")}
+    assert asked == {"rollouts/sft/dpo", "rollouts/sft/ssb", "rollouts/sft/ssb-hinted"}, "SPIN verifies nothing"
+    assert {"baselines/dpo", "baselines/ssb"} < found and "baselines/spin" not in found
+
+
+def test_noise_by_the_padded_length_depends_on_the_micro_batch():
+    padded = [BASELINES, "neftune.length=padded"]
+    found = changed(keys(*padded), keys(*padded, "sft.micro_batch_size=8"))
+    assert {name for name in found if not name.startswith("eval/")} == {"baselines/neftune"}

@@ -1,0 +1,287 @@
+"""The entropy stages: exact, each example once, the same after an interruption, and taken over from other runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from conftest import Recorder, small_recipe
+from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.errors import UserError
+from weakdriven.models.load import load_model, locate_model
+from weakdriven.pipeline.run import select_recipe
+from weakdriven.runs.directory import work_folder
+from weakdriven.stages import score_examples as scoring
+from weakdriven.stages.model_loader import Loader
+from weakdriven.wmss import score_files as scores
+from weakdriven.wmss.score_files import read_facts, read_scores
+
+BASE = locate_model("embedded:base")
+ROWS = 96
+MODELS = ("base", "sft")
+
+
+def select(root: Path, *overrides: str) -> Recorder:
+    recorder = Recorder()
+    assert select_recipe(small_recipe("selection.batch_tokens=1024", *overrides), root, recorder)
+    return recorder
+
+
+def counters(root: Path, stage: str) -> dict:
+    return json.loads((root / stage / "manifest.json").read_text())["counters"]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    names = [f"entropy/{model}/scores.parquet" for model in MODELS] + ["round-1/active/active.parquet"]
+    return {name: (root / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def ready(two_round_run) -> str:
+    """An override that gives a trained M1."""
+    return f"sft.model={two_round_run[0] / 'sft'}"
+
+
+@pytest.fixture(scope="module")
+def whole(ready, tmp_path_factory) -> Path:
+    """A selection that nothing interrupted."""
+    root = tmp_path_factory.mktemp("whole") / "run"
+    select(root, ready)
+    return root
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    """Rows of each batch that was scored; made to fail after some with `stop_after`."""
+    real, seen = scoring.scan, []
+
+    def watch(model, dataset, batches):
+        for batch in real(model, dataset, batches):
+            if len(seen) == watch.stop_after:
+                raise RuntimeError("killed")
+            seen.append(batch["row"].to_pylist())
+            yield batch
+
+    watch.stop_after = None
+    monkeypatch.setattr(scoring, "scan", watch)
+    monkeypatch.setattr(scores, "FLUSH_SECONDS", 0)
+    return watch, seen
+
+
+@pytest.fixture
+def no_scan(monkeypatch):
+    """No model may be asked; training may load its own."""
+    real = Loader.load
+
+    def load(self, model, *, train=True, scan=False):
+        assert not scan, f"{model.name} is loaded to be scanned"
+        return real(self, model, train=train)
+
+    monkeypatch.setattr(Loader, "load", load)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    def load(self, model, **how):
+        raise AssertionError(f"{model.name} is loaded")
+
+    monkeypatch.setattr(Loader, "load", load)
+
+
+@torch.no_grad()
+def dense_entropies(folder: Path, tokens: Path) -> list[float]:
+    """One unpadded row at a time in float64; logits row t - 1 predicts token t."""
+    model, found = load_model(folder, precision="fp32").double().eval(), []
+    for row in load_tokens(tokens):
+        logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0]
+        places = (torch.tensor(row["labels"]) != IGNORE).nonzero()[:, 0]
+        log_p = logits[places - 1].double().log_softmax(-1)
+        found.append(-(log_p.exp() * log_p).sum(-1).mean().item())
+    return found
+
+
+def test_every_entropy_of_a_run_is_that_of_dense_logits_in_float64(whole, two_round_run):
+    for model, folder in zip(MODELS, (BASE, two_round_run[0] / "sft"), strict=True):
+        table = read_scores(whole / f"entropy/{model}/scores.parquet")
+        exact = dense_entropies(folder, whole / "data/tokens.arrow")
+        assert table["entropy"].to_pylist() == pytest.approx(exact, abs=1e-5)
+        assert len(exact) == ROWS and max(exact) - min(exact) > 0.05  # rows that were swapped would show
+
+
+def test_batches_of_another_size_give_the_same_scores_up_to_rounding(whole, two_round_run):
+    assert counters(whole, "entropy/base")["batches"] > counters(two_round_run[0], "entropy/base")["batches"]
+    one, other = (read_scores(root / "entropy/base/scores.parquet") for root in (whole, two_round_run[0]))
+    assert one["id"] == other["id"]
+    assert one["entropy"].to_pylist() == pytest.approx(other["entropy"].to_pylist(), abs=1e-5)
+
+
+def test_the_counters_of_a_scan_are_the_sums_and_means_of_its_file(whole):
+    table, record = read_scores(whole / "entropy/sft/scores.parquet"), counters(whole, "entropy/sft")
+    assert (record["examples"], record["processes"], record["truncated"]) == (ROWS, 1, 0)
+    assert record["tokens"] == sum(table["tokens"].to_pylist())
+    assert record["entropy"] == pytest.approx(np.mean(table["entropy"].to_pylist()))
+    assert 0 < record["padding"] < 0.5 and record["tokens_read"] > record["tokens"]
+
+
+def test_an_interrupted_scan_goes_on_and_ends_with_the_file_of_one_that_was_not(scanned, ready, whole, tmp_path):
+    watch, seen = scanned
+    watch.stop_after = 3
+    with pytest.raises(RuntimeError, match="killed"):
+        select(tmp_path, ready)
+    parts = sorted((work_folder(tmp_path, "entropy/base") / "work" / "parts").iterdir())
+    assert [path.name.rsplit("-", 1)[0] for path in parts] == sorted(f"rows-{rows[0]:010d}" for rows in seen)
+    watch.stop_after = 5
+    with pytest.raises(RuntimeError, match="killed"):
+        select(tmp_path, ready)
+    watch.stop_after = None
+    select(tmp_path, ready)
+    assert files(tmp_path) == files(whole)
+    batches = sum(counters(whole, f"entropy/{model}")["batches"] for model in MODELS)
+    assert len(seen) == batches, "a batch that was finished is not scored again"
+    assert json.loads((tmp_path / "entropy/base/manifest.json").read_text())["resumed"] == 2
+    assert not list((tmp_path / ".work").glob("*--*"))
+
+
+def test_a_torn_part_is_scored_again_and_nothing_else(scanned, ready, whole, tmp_path):
+    watch, seen = scanned
+    watch.stop_after = 4
+    with pytest.raises(RuntimeError, match="killed"):
+        select(tmp_path, ready)
+    (torn,) = (work_folder(tmp_path, "entropy/base") / "work" / "parts").glob(f"rows-{seen[1][0]:010d}-*.parquet")
+    torn.write_bytes(torn.read_bytes()[:100])
+    watch.stop_after = None
+    select(tmp_path, ready)
+    assert seen.count(seen[1]) == 3  # twice under the base, once under M1
+    assert all(seen.count(rows) == 2 for rows in (seen[0], seen[2], seen[3]))
+    assert files(tmp_path) == files(whole)
+
+
+@pytest.mark.parametrize("batch_tokens", [300, 4096])
+def test_other_batches_after_an_interruption_still_score_every_row_once(batch_tokens, scanned, ready, whole, tmp_path):
+    watch, seen = scanned
+    watch.stop_after = 3
+    with pytest.raises(RuntimeError, match="killed"):
+        select(tmp_path, ready)
+    before = [row for rows in seen for row in rows]
+    watch.stop_after = None
+    select(tmp_path, ready, f"selection.batch_tokens={batch_tokens}")
+    later = [row for rows in seen for row in rows][len(before) :]
+    assert sorted(before + later) == sorted([*range(ROWS), *range(ROWS)]), "each row once under each model"
+    mine, theirs = (read_scores(root / "entropy/base/scores.parquet") for root in (tmp_path, whole))
+    assert mine["id"] == theirs["id"]
+    assert mine["entropy"].to_pylist() == pytest.approx(theirs["entropy"].to_pylist(), abs=1e-5)
+
+
+def test_scores_that_are_not_finite_are_an_error_naming_examples(monkeypatch, ready, tmp_path):
+    def broken(self, model, **how):
+        network = load_model(BASE, precision="fp32")
+        network.model.norm.weight.data[0] = float("nan")
+        return network
+
+    monkeypatch.setattr(Loader, "load", broken)
+    with pytest.raises(UserError, match=r"entropy or likelihood is not a finite number .*ids 'arithmetic-train-"):
+        select(tmp_path, ready)
+    assert not (tmp_path / "entropy").exists()
+
+
+def test_scores_of_another_run_are_taken_over_without_loading_a_model(no_model, ready, whole, tmp_path):
+    select(tmp_path, ready, f"selection.reuse=[{whole}]")
+    assert files(tmp_path) == files(whole)
+    for model in MODELS:
+        record, own = counters(tmp_path, f"entropy/{model}"), counters(whole, f"entropy/{model}")
+        assert record["reused_from"] == str(whole / f"entropy/{model}/scores.parquet")
+        assert {name: record[name] for name in ("examples", "tokens", "entropy", "nll")} == {
+            name: own[name] for name in ("examples", "tokens", "entropy", "nll")
+        }
+
+
+def test_a_run_that_trains_the_same_m1_takes_over_its_scores_too(no_scan, two_round_run, tmp_path):
+    source, _ = two_round_run
+    recorder = select(tmp_path, f"selection.reuse=[{source}]")
+    assert "sft" in recorder.ran
+    assert files(tmp_path) == files(source)
+
+
+def test_what_no_other_run_knows_is_scanned(scanned, ready, whole, tmp_path):
+    _, seen = scanned
+    select(tmp_path, ready, f"selection.reuse=[{whole / 'entropy/sft'}]")
+    assert len(seen) == counters(whole, "entropy/base")["batches"]
+    assert "reused_from" not in counters(tmp_path, "entropy/base")
+    assert "reused_from" in counters(tmp_path, "entropy/sft")
+    assert files(tmp_path) == files(whole)
+
+
+def test_where_scores_may_come_from_runs_no_finished_stage_again(ready, whole, tmp_path):
+    root = Path(shutil.copytree(whole, tmp_path / "run"))
+    assert select(root, ready, f"selection.reuse=[{whole}]").ran == {}
+
+
+def test_scores_of_the_second_round_are_taken_over_as_well(no_scan, ready, two_round_run, tmp_path):
+    source, _ = two_round_run
+    recipe = small_recipe("joint.rounds=2", ready, f"selection.reuse=[{source}]")
+    select_recipe(recipe, tmp_path, Recorder(), 2)
+    for model in (*MODELS, "round-1"):
+        assert counters(tmp_path, f"entropy/{model}")["reused_from"] == str(source / f"entropy/{model}/scores.parquet")
+
+
+def other_template(tmp_path: Path) -> str:
+    template = tmp_path / "template.jinja"
+    template.write_text((BASE / "chat_template.jinja").read_text().replace("assistant\n", "assistant:\n"))
+    return f"chat_template={template}"
+
+
+def other_tokenizer(tmp_path: Path) -> str:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model"))
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**rules, "normalizer": {"type": "Lowercase"}}))
+    return f"model={folder}"
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda _: "data.max_length=255", "max_length=256, and this recipe has 255"),
+        (other_template, "another tokenizer or chat template"),
+        (other_tokenizer, "another tokenizer or chat template"),
+    ],
+    ids=["max_length", "chat template", "tokenizer"],
+)
+def test_scores_of_other_tokens_are_refused_before_anything_is_computed(change, words, whole, tmp_path):
+    recorder, root = Recorder(), tmp_path / "new/run"
+    recipe = small_recipe(change(tmp_path), f"selection.reuse=[{whole}]")
+    with pytest.raises(UserError, match=f"selection.reuse: .*{words}"):
+        select_recipe(recipe, root, recorder)
+    assert recorder.ran == {} and recorder.planned == []
+    assert not root.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [("data.limit=95", "with other rows"), ("precision=bf16", r"with other precision \(fp32, not bf16\)")],
+)
+def test_scores_of_the_same_model_on_other_rows_or_in_another_precision_are_refused(
+    override, words, no_model, ready, whole, tmp_path
+):
+    with pytest.raises(UserError, match=f"selection.reuse: .*same model {words}"):
+        select(tmp_path, ready, f"selection.reuse=[{whole}]", override)
+    assert not (tmp_path / "entropy").exists()
+
+
+def test_a_place_without_scores_is_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere does not exist"):
+        select(tmp_path / "run", f"selection.reuse=[{tmp_path / 'nowhere'}]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_score_file_of_other_examples_under_the_right_facts_is_refused(no_model, ready, whole, tmp_path):
+    copy = tmp_path / "copy.parquet"
+    path = whole / "entropy/base/scores.parquet"
+    table = read_scores(path)
+    backwards = pa.chunked_array([table["id"].to_pylist()[::-1]])
+    scores.write_scores(copy, table.set_column(0, "id", backwards), read_facts(path))
+    with pytest.raises(UserError, match=r"copy\.parquet is of other examples"):
+        select(tmp_path / "run", ready, f"selection.reuse=[{copy}]")

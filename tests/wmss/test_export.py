@@ -1,0 +1,382 @@
+"""`weakdriven export mix`: from two folders, a checkpoint or a run to one folder; and what it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import weakdriven.wmss.export
+from conftest import run_small
+from helpers import embedded_tokenizer, tiny_model
+from weakdriven.commands.app import app, main
+from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED, check_model, load_model, locate_model
+from weakdriven.runs.directory import WORK
+from weakdriven.runs.files import read_jsonl
+from weakdriven.wmss.mixture import MixtureForCausalLM
+from weakdriven.wmss.pair import WeakStrongPair, save_pair
+
+IDS = torch.arange(3, 12)[None]
+JUST_TRAIN = ["baselines=[]", "eval.benchmarks=[]", "data.limit=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run of two rounds that kept its weak models."""
+    root = tmp_path_factory.mktemp("runs") / "kept"
+    run_small(root, *JUST_TRAIN, "joint.rounds=2", "joint.save_weak=true", "joint.strong_weight=0.7")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    """Two model folders with the embedded tokenizer: the embedded model, and a wider head on a smaller model."""
+    root = tmp_path_factory.mktemp("pair")
+    strong, weak = embedded(), tiny_model("llama", vocab_size=512, max_position_embeddings=512)
+    for model, name in ((strong, "strong"), (weak, "weak")):
+        model.save_pretrained(root / name)
+        embedded_tokenizer().save_pretrained(root / name)
+    return root / "strong", root / "weak"
+
+
+def embedded() -> Any:
+    return load_model(locate_model(EMBEDDED), precision="fp32")
+
+
+@pytest.fixture
+def export(monkeypatch, capsys):
+    """Run the command; returns what it printed."""
+
+    def call(*words: Any) -> str:
+        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", "mix", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder; returns its sentence after checking that nothing was written there."""
+
+    def call(*words: Any) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", "mix", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        errors = capsys.readouterr().err
+        assert stop.value.code == 2 and errors.startswith("Error: ") and "Traceback" not in errors
+        assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
+        return errors
+
+    return call
+
+
+@torch.no_grad()
+def dense(strong: Any, weak: Any, weight: float) -> torch.Tensor:
+    models = [
+        model if isinstance(model, torch.nn.Module) else AutoModelForCausalLM.from_pretrained(model)
+        for model in (strong, weak)
+    ]
+    one, two = (model.eval()(IDS).logits.float() for model in models)
+    rows = min(one.shape[-1], two.shape[-1])
+    return weight * one[..., :rows] + (1 - weight) * two[..., :rows]
+
+
+@torch.no_grad()
+def check(folder: Path, want: torch.Tensor) -> MixtureForCausalLM:
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert isinstance(loaded, MixtureForCausalLM)
+    torch.testing.assert_close(loaded(IDS).logits, want)
+    return loaded
+
+
+def test_a_run_gives_its_last_rounds_pair_at_the_weight_it_was_trained_with(run, export, tmp_path):
+    said = export(run, tmp_path / "mix")
+    assert "0.7 on the strong logits" in said and str(run / "round-2/strong/weak") in said
+    loaded = check(tmp_path / "mix", dense(run / "round-2/strong", run / "round-2/strong/weak", 0.7))
+    strong = AutoModelForCausalLM.from_pretrained(run / "round-2/strong")
+    assert loaded.generation_config.eos_token_id == strong.generation_config.eos_token_id
+    theirs, ours = (AutoTokenizer.from_pretrained(path) for path in (run / "round-2/strong", tmp_path / "mix"))
+    assert ours.chat_template == theirs.chat_template is not None and ours.get_vocab() == theirs.get_vocab()
+    assert not [path for path in tmp_path.iterdir() if path.name != "mix"]
+
+
+def test_the_python_of_the_docs_runs_in_a_fresh_process(run, export, tmp_path):
+    text = (Path(__file__).parents[2] / "docs/mixture.md").read_text(encoding="utf-8")
+    export(run, tmp_path / "mixture")
+    code = text.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("What is 2 + 3?"), done.stderr
+
+
+def test_the_mixture_can_be_evaluated_and_not_trained(run, export, tmp_path):
+    export(run, tmp_path / "mixture")
+    asked = ["--benchmarks", "arithmetic", "--limit", "3", "--max-new-tokens", "8", "--output"]
+    command = ["eval", "run", "--model", str(tmp_path / "mixture"), *asked, str(tmp_path / "answers")]
+    # in a fresh process, which has not seen a mixture yet
+    done = subprocess.run([sys.executable, "-m", "weakdriven", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(read_jsonl(tmp_path / "answers/arithmetic/samples.jsonl"))) == 3
+    for engine in (["--serve", sys.executable], ["--batching", "continuous"], ["--url", "http://localhost:9"]):
+        refusal = CliRunner().invoke(app, [*command, *engine]).exception
+        assert isinstance(refusal, UserError) and "only transformers' static batches can answer" in str(refusal)
+    with pytest.raises(UserError, match=r"is a mixture of two models .* give its strong"):
+        check_model(tmp_path / "mixture")
+
+
+def test_a_run_needs_no_out(run, export):
+    export(run)
+    check(run / "round-2/mixture", dense(run / "round-2/strong", run / "round-2/strong/weak", 0.7))
+
+
+def test_a_round_and_a_weight_can_be_chosen(run, export, tmp_path):
+    export(run / "round-1", tmp_path / "mix", "--strong-weight", "0.2")
+    check(tmp_path / "mix", dense(run / "round-1/strong", run / "round-1/strong/weak", 0.2))
+
+
+def test_a_rounds_strong_folder_knows_its_weight(run, export, tmp_path):
+    assert "0.7 on the strong logits, from " in export(run / "round-1/strong", tmp_path / "mix")
+
+
+def test_a_round_that_the_recipe_no_longer_has_is_left_alone(run, export, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["round-2/strong"] = "another key"
+    (copy / "plan.json").write_text(json.dumps(plan))
+    assert str(copy / "round-1/strong/weak") in export(copy, tmp_path / "mix")
+
+
+def test_a_scheduled_weight_is_taken_at_its_end(run, export, tmp_path):
+    shutil.copytree(run / "round-1/strong", tmp_path / "strong")
+    manifest = json.loads((tmp_path / "strong/manifest.json").read_text())
+    manifest["settings"]["strong_weight_end"] = 0.9
+    (tmp_path / "strong/manifest.json").write_text(json.dumps(manifest))
+    assert "0.9 on the strong logits" in export(tmp_path / "strong", tmp_path / "mix")
+
+
+def test_a_checkpoint_in_a_runs_work_folder_takes_the_weight_of_its_recipe(run, export, tmp_path):
+    place = tmp_path / "run" / WORK / "round-1--strong" / "work" / "checkpoints" / "checkpoint-1"
+    shutil.copytree(run / "round-1/strong", place)
+    (place / "manifest.json").unlink()
+    for name in ("run.json", "recipe.yaml"):
+        shutil.copy(run / name, tmp_path / "run")
+    assert "0.7 on the strong logits" in export(place, tmp_path / "mix")
+
+
+def test_two_folders_whose_heads_are_padded_differently(pair, export, tmp_path):
+    said = export(*pair, tmp_path / "deep/mix")
+    assert "0.5 on the strong logits, from the default" in said
+    loaded = check(tmp_path / "deep/mix", dense(*pair, 0.5))
+    assert loaded.config.vocab_size == loaded.strong.config.vocab_size < loaded.weak.config.vocab_size
+
+
+def test_an_empty_folder_may_be_filled(pair, export, tmp_path):
+    (tmp_path / "mix").mkdir()
+    export(*pair, tmp_path / "mix")
+    check(tmp_path / "mix", dense(*pair, 0.5))
+
+
+@pytest.mark.parametrize("dtype, expected", [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_weights_are_saved_in_the_asked_precision(pair, export, tmp_path, dtype, expected):
+    export(*pair, tmp_path / "mix", "--dtype", dtype)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mix")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
+
+
+def test_bf16_is_kept_where_both_models_have_it(pair, export, tmp_path):
+    for name, folder in zip(("strong", "weak"), pair, strict=True):
+        shutil.copytree(folder, tmp_path / name)
+        AutoModelForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(tmp_path / name)
+    export(tmp_path / "strong", tmp_path / "weak", tmp_path / "mix")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "mix").dtype == torch.bfloat16
+    export(tmp_path / "strong", pair[1], tmp_path / "mix-of-both")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "mix-of-both").dtype == torch.float32
+
+
+def test_a_training_checkpoint_holds_both(export, tmp_path):
+    strong, weak = embedded(), embedded()
+    with torch.no_grad():
+        weak.get_input_embeddings().weight.mul_(1.5)
+    strong.config.use_cache = weak.config.use_cache = False
+    save_pair(WeakStrongPair(strong=strong, weak=weak), tmp_path / "checkpoint-8")
+    embedded_tokenizer().save_pretrained(tmp_path / "checkpoint-8")
+    export(tmp_path / "checkpoint-8", tmp_path / "mix")
+    loaded = check(tmp_path / "mix", dense(strong, weak, 0.5))
+    assert loaded.strong.config.use_cache and loaded.generation_config.use_cache is not False
+
+
+def test_a_training_checkpoint_is_mixed_at_the_weight_that_it_had(export, refused, tmp_path):
+    save_pair(WeakStrongPair(strong=embedded(), weak=embedded()), tmp_path / "checkpoint-8")
+    embedded_tokenizer().save_pretrained(tmp_path / "checkpoint-8")
+    words = tmp_path / "checkpoint-8/pair.json"
+    words.write_text('{"strong_weight": 0.8}')
+    said = export(tmp_path / "checkpoint-8", tmp_path / "mix")
+    assert f"0.8 on the strong logits, from {words}" in said
+    words.write_text('{"strong_weight": 1.0}')
+    said = refused(tmp_path / "checkpoint-8", tmp_path / "other")
+    assert f"By {words} the mixture ended in the strong model; give --strong-weight." in said
+    export(tmp_path / "checkpoint-8", tmp_path / "other", "--strong-weight", "0.5")
+
+
+def adapter(folder: Path, seed: int, **options: Any) -> Any:
+    """A LoRA adapter on the embedded model that changes its answers; returns the merged model."""
+    torch.manual_seed(seed)
+    model: Any = get_peft_model(embedded(), LoraConfig(r=2, target_modules=["q_proj", "down_proj"], **options))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.normal_(std=0.5)
+    model.save_pretrained(folder)
+    return model.merge_and_unload()
+
+
+def test_adapters_are_merged(export, tmp_path):
+    strong, weak = adapter(tmp_path / "lora", 1), adapter(tmp_path / "lora/weak", 2)
+    export(tmp_path / "lora", tmp_path / "mix")
+    want = dense(strong, weak, 0.5)
+    assert not torch.allclose(want, dense(embedded(), embedded(), 0.5), atol=0.1)
+    check(tmp_path / "mix", want)
+    assert AutoTokenizer.from_pretrained(tmp_path / "mix").chat_template
+
+
+def test_a_head_that_an_adapter_trained_is_no_longer_tied(export, tmp_path):
+    strong, weak = adapter(tmp_path / "lora", 1, modules_to_save=["lm_head"]), adapter(tmp_path / "lora/weak", 2)
+    want = dense(strong, weak, 0.5)
+    export(tmp_path / "lora", tmp_path / "mix")
+    loaded = check(tmp_path / "mix", want)
+    tied = [
+        one.get_output_embeddings().weight is one.get_input_embeddings().weight for one in (loaded.strong, loaded.weak)
+    ]
+    assert tied == [False, True]
+
+
+def test_an_adapter_and_a_whole_model(export, tmp_path):
+    strong = adapter(tmp_path / "lora", 1)
+    export(tmp_path / "lora", EMBEDDED, tmp_path / "mix")
+    check(tmp_path / "mix", dense(strong, embedded(), 0.5))
+
+
+def test_a_run_that_did_not_keep_its_weak_model(two_round_run, refused, tmp_path):
+    root, _ = two_round_run
+    said = refused(root, tmp_path / "mix")
+    assert "round-2/strong did not keep its weak model. Set joint.save_weak: true" in said and "frozen" not in said
+
+
+def test_a_run_with_a_frozen_weak_model_points_to_it(run, refused, tmp_path):
+    shutil.copytree(run / "round-1", tmp_path / "round-1")
+    shutil.rmtree(tmp_path / "round-1/strong/weak")
+    manifest = tmp_path / "round-1/strong/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"weak": "joint"', '"weak": "frozen"'))
+    assert "was frozen, so you can also give STRONG, the model it started as, and OUT" in refused(tmp_path / "round-1")
+
+
+def test_a_round_trained_without_a_weak_model(run, refused, tmp_path):
+    shutil.copytree(run / "sft", tmp_path / "round-1/strong")
+    assert "was trained without a weak model" in refused(tmp_path / "round-1")
+
+
+def test_a_run_without_a_finished_round(refused, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    assert "has no finished round of joint training" in refused(tmp_path, tmp_path / "mix")
+
+
+def test_a_folder_without_a_weak_model(pair, refused, tmp_path):
+    assert "strong has no folder weak;" in refused(pair[0], tmp_path / "mix")
+
+
+def test_a_folder_that_is_not_there(refused, tmp_path):
+    assert "There is no folder " in refused(tmp_path / "nowhere", tmp_path / "mix")
+    assert "There is no model folder " in refused(tmp_path / "nowhere", EMBEDDED, tmp_path / "mix")
+
+
+def test_a_checkpoint_without_a_place_for_its_mixture(run, refused):
+    assert "needs a place; add a new folder as OUT" in refused(run / "round-1/strong")
+
+
+def test_a_folder_that_holds_files(pair, refused, tmp_path):
+    (tmp_path / "mix").mkdir()
+    (tmp_path / "mix/notes.txt").write_text("mine")
+    assert "mix holds files; give a new or empty folder as OUT" in refused(*pair, tmp_path / "mix")
+    assert "notes.txt is a file; give a new or empty folder" in refused(*pair, tmp_path / "mix/notes.txt")
+
+
+def test_a_forgotten_out_does_not_overwrite_the_weak_model(run, refused):
+    strong = run / "round-1/strong"
+    assert "weak holds files" in refused(strong, strong / "weak")
+
+
+@pytest.mark.parametrize("weight", ["-0.1", "1.5", "nan"])
+def test_a_weight_outside_its_range(pair, refused, tmp_path, weight):
+    assert "it must be between 0 and 1" in refused(*pair, tmp_path / "mix", "--strong-weight", weight)
+
+
+def test_different_tokenizers(pair, refused, tmp_path):
+    shutil.copytree(pair[1], tmp_path / "weak")
+    tokenizer = embedded_tokenizer()
+    tokenizer.add_tokens(["another"])
+    tokenizer.save_pretrained(tmp_path / "weak")
+    assert "differ in 1 entries" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+
+
+def test_a_head_shorter_than_the_vocabulary(pair, refused, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "weak")
+    said = refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+    assert "Cannot mix logits: weak has 64 vocabulary rows" in said
+
+
+def test_a_strong_model_without_a_tokenizer(pair, refused, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "strong")
+    assert "strong holds no tokenizer" in refused(tmp_path / "strong", pair[1], tmp_path / "mix")
+
+
+def test_a_folder_without_weights(pair, refused, tmp_path):
+    shutil.copytree(pair[1], tmp_path / "weak", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert "holds no .safetensors weights" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+
+
+def test_an_adapter_whose_model_is_not_here(pair, refused, tmp_path):
+    adapter(tmp_path / "lora", 1)
+    config = tmp_path / "lora/adapter_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"base_model_name_or_path": "./gone"}))
+    assert "is an adapter on a model that is not here. There is no model folder ./gone" in refused(
+        tmp_path / "lora", pair[1], tmp_path / "mix"
+    )
+    config.write_text(json.dumps(values | {"base_model_name_or_path": None}))
+    assert "does not name the adapter's model" in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
+
+
+def test_an_adapter_of_another_model(pair, refused, tmp_path):
+    adapter(tmp_path / "lora", 1)
+    config = tmp_path / "lora/adapter_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"base_model_name_or_path": str(pair[1])}))
+    assert "lora does not fit" in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
+
+
+def test_a_mixture_that_came_out_wrong_is_removed(pair, refused, tmp_path, monkeypatch):
+    right = weakdriven.wmss.export.mixed_logits
+    monkeypatch.setattr(weakdriven.wmss.export, "mixed_logits", lambda *words: right(*words) + 0.1)
+    said = refused(*pair, tmp_path / "mix")
+    assert "differ from those of its two models by up to 0.1" in said
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys; from weakdriven.commands.app import app; from typer.testing import CliRunner; "
+        "result = CliRunner().invoke(app, ['export', 'mix', '--help']); "
+        "assert result.exit_code == 0 and 'mixed' in result.output and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,326 @@
+"""WDJTTrainer under the options, datasets and launchers that SFTTrainer knows."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+)
+from trl import SFTConfig
+
+from helpers import embedded_tokenizer, tiny_model, token_rows
+from joint_cases import CHAT, EMBEDDED_MODEL, HERE, MARKED, arguments, close, logs, make, trained
+from two_processes import run
+from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Two steps of four padded rows each."""
+    return trained(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_without_padding_train_as_padded_ones(attention, plain, tmp_path):
+    models = [tiny_model(seed=seed, attn_implementation=attention) for seed in (1, 2)]
+    free = trained(tmp_path, model=models[0], weak_model=models[1], padding_free=True, max_length=None)
+    close(free, plain)
+    assert [e["tokens"] for e in logs(free)] == [e["tokens"] for e in logs(plain)]
+    assert [e["num_tokens"] for e in logs(free)] == [e["num_tokens"] for e in logs(plain)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_train_as_padded_ones(attention, tmp_path):
+    def models():
+        return {
+            name: tiny_model(seed=seed, attn_implementation=attention)
+            for name, seed in (("model", 1), ("weak_model", 2))
+        }
+
+    options = {"max_steps": 1, "per_device_train_batch_size": 8}
+    padded = trained(tmp_path / "padded", **models(), **options)
+    packed = trained(tmp_path / "packed", **models(), **options, packing=True, max_length=32)
+    assert len(packed.train_dataset) < len(padded.train_dataset)
+    close(packed, padded)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        {"neftune_noise_alpha": 0.0},
+        {"loss_implementation": "reference"},
+    ],
+    ids=["checkpointing", "selective", "reentrant", "no-noise", "reference"],
+)
+def test_options_that_only_change_speed_or_memory_change_no_result(options, plain, tmp_path):
+    close(trained(tmp_path, **options), plain)
+
+
+def test_gradient_checkpointing_reaches_both_models(tmp_path):
+    trainer = trained(tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True})
+    for model in (trainer.pair.strong, trainer.pair.weak):
+        layer = model.model.layers[0]
+        assert layer.gradient_checkpointing and "context_fn" in layer._gradient_checkpointing_func.keywords
+
+
+def test_noise_reaches_the_embeddings_of_both_models_and_leaves_with_training(plain, tmp_path):
+    noisy = trained(tmp_path, neftune_noise_alpha=5.0)
+    for key in ("strong_loss", "weak_loss"):
+        assert logs(noisy)[0][key] != pytest.approx(logs(plain)[0][key], abs=1e-3)
+    for model in (noisy.pair.strong, noisy.pair.weak):
+        assert not model.get_input_embeddings()._forward_hooks
+
+
+def test_compiled_training_gives_the_same_result(plain, tmp_path):
+    compiled = trained(tmp_path, torch_compile=True, torch_compile_backend="eager")
+    close(compiled, plain)
+
+
+def test_a_schedule_compiles_no_more_graphs_than_a_constant_mixture(tmp_path):
+    rows = Dataset.from_list([{"input_ids": list(range(5, 13)), "labels": [-100] * 2 + list(range(7, 13))}] * 24)
+
+    def graphs(**options):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        options |= {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 6}
+        trained(tmp_path, data=rows, **options)
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    assert graphs(strong_weight_end=0.9) == graphs() > 0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": f"{i} + 1 = {i + 1}"} for i in range(4)],
+        [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(4)],
+        [
+            {
+                "prompt": [{"role": "user", "content": f"{i}+1?"}],
+                "completion": [{"role": "assistant", "content": f"{i + 1}"}],
+            }
+            for i in range(4)
+        ],
+        CHAT,
+    ],
+    ids=["text", "prompt-completion", "conversational-completion", "chat"],
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["map", "stream"])
+def test_every_kind_of_dataset_trains_from_paths_alone(rows, streamed, tmp_path):
+    data = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+    data = data.to_iterable_dataset() if streamed else data
+    options = arguments(tmp_path, max_steps=1)
+    trainer = WDJTTrainer(EMBEDDED_MODEL, weak_model=EMBEDDED_MODEL, args=options, train_dataset=data)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    assert logs(trainer)[0]["loss"] > 0 and logs(trainer)[0]["tokens"] > 0
+
+
+def test_only_the_assistants_words_count_where_asked(tmp_path):
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = MARKED
+    options = {"model": EMBEDDED_MODEL, "weak_model": EMBEDDED_MODEL, "data": CHAT, "max_steps": 1}
+    options["trainer"] = {"processing_class": tokenizer}
+    words, everything = (trained(tmp_path / str(only), **options, assistant_only_loss=only) for only in (True, False))
+    assert logs(words)[0]["tokens"] < logs(everything)[0]["tokens"]
+    answers = [tokenizer(row["messages"][1]["content"] + tokenizer.eos_token)["input_ids"] for row in CHAT]
+    assert logs(words)[0]["tokens"] == sum(map(len, answers))
+
+
+def test_trls_own_arguments_are_enough(tmp_path):
+    trainer = WDJTTrainer(
+        tiny_model(seed=1),
+        weak_model=tiny_model(seed=2),
+        args=arguments(tmp_path, SFTConfig),
+        train_dataset=token_rows(8),
+        processing_class=embedded_tokenizer(),
+    )
+    assert isinstance(trainer.args, WDJTConfig) and trainer.pair.strong_weight == 0.5
+
+
+def test_evaluation_gives_means_over_the_tokens_of_the_whole_set(plain):
+    rows = token_rows(5, seed=9)
+    metrics = plain.evaluate(rows)
+    total, tokens = 0.0, 0
+    plain.pair.eval()
+    for row in rows:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        with torch.no_grad():
+            output = plain.pair(input_ids=ids, labels=labels)
+        total, tokens = total + output.statistics.mixed_loss.item(), tokens + output.num_tokens.item()
+    assert metrics["eval_tokens"] == tokens
+    assert metrics["eval_mixed_loss"] == metrics["eval_loss"] == pytest.approx(total / tokens, abs=1e-5)
+    assert metrics["eval_strong_gap"] == pytest.approx(metrics["eval_strong_loss"] - metrics["eval_mixed_loss"])
+    assert plain.predict(rows).metrics["test_loss"] == pytest.approx(metrics["eval_loss"])
+
+
+def test_evaluation_while_training_changes_nothing_and_the_best_model_is_loaded(plain, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    best = trained(
+        tmp_path,
+        trainer={"eval_dataset": {"one": token_rows(3, seed=9), "two": token_rows(4, seed=8)}},
+        **saving,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_one_strong_loss",
+        greater_is_better=True,
+    )
+    assert [e["loss"] for e in logs(best)] == [e["loss"] for e in logs(plain)]
+    seen = [entry["eval_one_strong_loss"] for entry in best.state.log_history if "eval_one_strong_loss" in entry]
+    assert len(seen) == 2 and best.state.best_metric == max(seen)
+    assert best.evaluate()["eval_one_strong_loss"] == pytest.approx(max(seen))
+
+
+SPLIT = {
+    "full": {"strong_weight": 1.0, "strong_weight_end": 0.4, "strong_anchor": 0.1},
+    "lora": {"lora": True},
+    "free": {"padding_free": True, "max_length": None},
+    "packed": {"packing": True, "max_length": 21},
+}
+
+
+@pytest.fixture(scope="module")
+def from_two(tmp_path_factory):
+    """What two processes give, for each of `SPLIT`."""
+    folder = tmp_path_factory.mktemp("two")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / "two_processes.py"), str(folder), json.dumps(list(SPLIT.values()))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(SPLIT, torch.load(folder / "results.pt", weights_only=False), strict=True))
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_two_processes_give_the_result_of_one(kind, from_two, tmp_path):
+    one, two = run(tmp_path, **SPLIT[kind]), from_two[kind]
+    torch.testing.assert_close(two["weights"], one["weights"], rtol=0, atol=1e-5)
+    for mine, theirs in zip(two["logs"][:4], one["logs"][:4], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    kept = [key for key in one["metrics"] if not key.endswith(("runtime", "per_second"))]
+    assert {key: two["metrics"][key] for key in kept} == pytest.approx(
+        {key: one["metrics"][key] for key in kept}, abs=1e-4
+    )
+
+
+def test_heads_padded_differently_for_one_tokenizer_are_mixed(tmp_path):
+    weak = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    weak.resize_token_embeddings(len(weak.get_output_embeddings().weight) + 8)
+    weak.save_pretrained(tmp_path / "weak")
+    with pytest.raises(UserError, match="vocabulary rows"):
+        make(tmp_path, model=EMBEDDED_MODEL, weak_model=str(tmp_path / "weak"), data=CHAT)
+    embedded_tokenizer().save_pretrained(tmp_path / "weak")
+    trainer = trained(tmp_path, model=EMBEDDED_MODEL, weak_model=str(tmp_path / "weak"), data=CHAT, max_steps=1)
+    assert math.isfinite(logs(trainer)[0]["loss"])
+
+
+def test_the_positional_order_is_that_of_trl(plain, tmp_path):
+    positional = WDJTTrainer(
+        tiny_model(seed=1),
+        arguments(tmp_path),
+        None,
+        token_rows(8),
+        None,
+        embedded_tokenizer(),
+        weak_model=tiny_model(seed=2),
+    )
+    positional.remove_callback(PrinterCallback)
+    positional.train()
+    close(positional, plain)
+
+
+def test_the_callers_arguments_stay_as_they_are(tmp_path):
+    args = arguments(tmp_path, strong_weight=1.0, strong_weight_end=0.5, model_init_kwargs={"revision": "main"})
+    before = {item.name: getattr(args, item.name) for item in fields(args)}
+    trainer = WDJTTrainer(
+        EMBEDDED_MODEL,
+        weak_model=EMBEDDED_MODEL,
+        args=args,
+        train_dataset=CHAT,
+        processing_class=embedded_tokenizer(),
+    )
+    assert {name: getattr(args, name) for name in before} == before
+    assert trainer.args.ddp_find_unused_parameters and trainer.args.model_init_kwargs == {"revision": "main"}
+
+
+def test_liger_is_applied_once_to_both_models_and_recorded(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr("weakdriven.wmss.trainer.use_liger", given.append)
+    monkeypatch.setattr("transformers.trainer.apply_liger_kernel", lambda *args: pytest.fail("given to the pair"))
+    trainer = trained(tmp_path, use_liger_kernel=True, max_steps=1)
+    assert given == [trainer.pair.strong, trainer.pair.weak]
+    trainer.save_model(str(tmp_path / "out"))
+    assert torch.load(tmp_path / "out" / "training_args.bin", weights_only=False).use_liger_kernel
+
+
+def own_optimizer(*models):
+    return torch.optim.AdamW([weight for model in models for weight in model.parameters()], lr=2e-3, weight_decay=0.0)
+
+
+def test_an_optimizer_of_the_caller_must_hold_both_models(plain, tmp_path):
+    strong, weak = tiny_model(seed=1), tiny_model(seed=2)
+    models = {"model": strong, "weak_model": weak}
+    with pytest.raises(UserError, match=r"lacks \d+ weights .*first: weak\..*optimizer_cls_and_kwargs"):
+        make(tmp_path, **models, trainer={"optimizers": (own_optimizer(strong), None)})
+    both = {"optimizers": (own_optimizer(strong, weak), None)}
+    with pytest.raises(UserError, match="has rates of its own"):
+        make(tmp_path, **models, trainer=both, weak_learning_rate=1e-3)
+    close(trained(tmp_path, **models, trainer=both), plain)
+
+
+def test_sums_of_a_step_that_was_broken_off_are_forgotten(plain, tmp_path):
+    class Break(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            trainer.remove_callback(self)
+            raise KeyboardInterrupt
+
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    trainer = make(tmp_path, trainer={"callbacks": [Break()]}, **options)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.pair.zero_grad()
+    trainer.train()
+    assert [e["tokens"] for e in logs(trainer)] == [e["tokens"] for e in logs(plain)]
+    assert [e["num_tokens"] for e in logs(trainer)] == [e["num_tokens"] for e in logs(plain)]
+
+
+def joined(rows):
+    """Rows one after another, as TRL's collator does it, but the first token of each keeps its label."""
+    columns = {"input_ids": "input_ids", "labels": "input_ids"}
+    batch = {name: torch.tensor([[t for row in rows for t in row[source]]]) for name, source in columns.items()}
+    return batch | {"position_ids": torch.tensor([[i for row in rows for i in range(len(row["input_ids"]))]])}
+
+
+def test_the_loss_is_divided_by_the_tokens_that_it_sums_whatever_the_collator(tmp_path):
+    trainer = trained(tmp_path, trainer={"data_collator": joined}, gradient_accumulation_steps=2, max_steps=1)
+    assert logs(trainer)[0]["loss"] == pytest.approx(logs(trainer)[0]["mixed_loss"], abs=1e-5)
+
+
+def test_the_example_of_the_documentation_trains_a_model_that_loads(tmp_path):
+    script = HERE.parent / "examples" / "trl_swap.py"
+    command = [sys.executable, str(script), "--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--use_cpu"]
+    command += ["--save_strategy", "no", "--bf16", "false"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "'strong_weight': " in done.stdout
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    before = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    chat = tokenizer.apply_chat_template(CHAT[0]["messages"][:1], add_generation_prompt=True, return_tensors="pt")
+    assert model.generate(**chat, max_new_tokens=2).shape[1] > chat["input_ids"].shape[1]
+    assert not (tmp_path / "out" / "weak").exists()

@@ -1,0 +1,394 @@
+"""WD-DS: weights, probabilities, draws and counters."""
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from weakdriven.errors import UserError
+from weakdriven.wmss import selection
+from weakdriven.wmss.selection import (
+    ROUNDING,
+    draw_active,
+    expected_unique,
+    rank_correlation,
+    selection_counters,
+    selection_probabilities,
+    selection_weights,
+)
+
+WEAK, STRONG = np.array([1, 0.5, 0.8, 0]), np.array([0.4, 0.6, 0.8, 0])
+P_PAPER, P_OFFICIAL = [0.251656, 0.324503, 0.423841, 0], [0.843478, 0.121739, 0.034783, 0]
+PARTS = {"consolidation": 0.1, "difficulty": 0.8, "repair": 0.1}
+
+
+PAPER_ROWS, PAPER_BATCH = 111657, 512
+
+# zeros and ties are what the formulas treat apart, so they come up often
+ENTROPY = st.sampled_from([0.0, 0.25, 1.0]) | st.floats(1e-6, 15)
+ENTROPIES = st.integers(1, 40).flatmap(lambda n: arrays.arrays(np.float64, (2, n), elements=ENTROPY))
+WEIGHTS = st.tuples(*[st.just(0.0) | st.floats(0.01, 10)] * 3).filter(any)
+
+
+def by_loop(weak, strong, parts, formula):
+    """METHODS 1.3, one example at a time."""
+    a, b, c = parts
+    fall = [max(w - s, 0) for w, s in zip(weak, strong, strict=True)]
+    rise = [max(s - w, 0) for w, s in zip(weak, strong, strict=True)]
+    if formula == "paper":
+        weights = [a * f + b * s + c * r for f, s, r in zip(fall, strong, rise, strict=True)]
+    else:
+        sums = [math.fsum(term) or math.inf for term in (weak, fall, rise)]  # a term without mass contributes 0
+        weights = [
+            a * w / sums[0] + b * f / sums[1] + c * r / sums[2] for w, f, r in zip(weak, fall, rise, strict=True)
+        ]
+    total = math.fsum(weights)
+    return [weight / total if total else 1 / len(weights) for weight in weights]
+
+
+def counters(formula, *, weak=WEAK, strong=STRONG, multiplier=1.0):
+    p = selection_probabilities(weak, strong, formula=formula)
+    active = draw_active(p, seed=0, multiplier=multiplier)
+    return selection_counters(weak, strong, p, active, formula=formula, multiplier=multiplier, **PARTS), active
+
+
+def test_paper_weights_of_the_example_are_the_published_ones():
+    assert selection_weights(WEAK, STRONG).sum(0) == pytest.approx([0.38, 0.49, 0.64, 0])
+
+
+@pytest.mark.parametrize("formula, expected", [("paper", P_PAPER), ("official", P_OFFICIAL)])
+def test_probabilities_of_the_example_are_the_published_ones(formula, expected):
+    assert selection_probabilities(WEAK, STRONG, formula=formula) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("formula, shares", [("paper", [0.039735, 0.953642, 0.006623]), ("official", [0.1, 0.8, 0.1])])
+def test_term_shares_of_the_example_are_the_published_ones(formula, shares):
+    found, _ = counters(formula)
+    assert list(found["term_shares"]) == ["consolidation", "difficulty", "repair"]
+    assert list(found["term_shares"].values()) == pytest.approx(shares, abs=1e-6)
+
+
+def test_an_example_on_which_the_models_agree_can_have_the_largest_weight_of_the_papers_formula():
+    p = selection_probabilities(WEAK, STRONG)
+    assert WEAK[2] == STRONG[2]
+    assert p.argmax() == 2
+
+
+@pytest.mark.parametrize("formula", ["paper", "official"])
+@pytest.mark.parametrize("parts", [(0.1, 0.8, 0.1), (1, 0, 0), (0.3, 0.3, 2)])
+def test_both_formulas_equal_a_plain_loop_on_random_entropies(formula, parts):
+    rng = np.random.default_rng(0)
+    weak, strong = rng.gamma(2, 0.3, 50), rng.gamma(2, 0.3, 50)
+    got = selection_probabilities(weak, strong, formula=formula, **dict(zip(PARTS, parts, strict=True)))
+    assert got == pytest.approx(by_loop(weak, strong, parts, formula))
+    assert got.sum() == pytest.approx(1)
+
+
+@given(ENTROPIES, WEIGHTS, st.sampled_from(["paper", "official"]))
+def test_both_formulas_equal_a_plain_loop_with_zeros_and_ties(entropies, parts, formula):
+    got = selection_probabilities(*entropies, formula=formula, **dict(zip(PARTS, parts, strict=True)))
+    assert got == pytest.approx(by_loop(*entropies.tolist(), parts, formula), rel=1e-9, abs=1e-15)
+    assert got.sum() == pytest.approx(1)
+
+
+@given(ENTROPIES, WEIGHTS, st.sampled_from(["paper", "official"]), st.data())
+def test_the_weights_of_some_rows_are_theirs_among_all(entropies, parts, formula, data):
+    given_parts = dict(zip(PARTS, parts, strict=True))
+    rows = data.draw(st.lists(st.integers(0, entropies.shape[1] - 1), min_size=1, max_size=5))
+    everything = selection_weights(*entropies, formula=formula, **given_parts)
+    some = selection_weights(*entropies, rows=rows, formula=formula, **given_parts)
+    assert everything.shape == (3, entropies.shape[1])
+    assert np.array_equal(some, everything[:, rows])
+
+
+def test_entropies_are_not_changed_in_place():
+    weak, strong = WEAK.copy(), STRONG.copy()
+    p = selection_probabilities(weak, strong, formula="official")
+    before = p.copy()
+    counters("official", weak=weak, strong=strong)
+    draw_active(p, seed=0)
+    assert all(np.array_equal(x, y) for x, y in ((weak, WEAK), (strong, STRONG), (p, before)))
+
+
+def test_lists_and_single_precision_are_taken_as_they_come():
+    want = selection_probabilities(WEAK, STRONG)
+    assert selection_probabilities(WEAK.tolist(), STRONG.tolist()).tolist() == want.tolist()
+    single = selection_probabilities(WEAK.astype(np.float32), STRONG.astype(np.float32))
+    assert single.dtype == np.float64
+    assert single == pytest.approx(want, abs=1e-7)
+    assert draw_active(want.astype(np.float32), seed=0).tolist() == draw_active(want.tolist(), seed=0).tolist()
+
+
+def test_an_official_term_without_mass_contributes_nothing():
+    weak, strong = np.array([0.2, 0.4]), np.array([0.1, 0.4])  # no entropy rises
+    want = 0.1 * weak / 0.6 + 0.8 * np.array([1, 0])
+    assert selection_probabilities(weak, strong, formula="official") == pytest.approx(want / want.sum())
+
+
+@pytest.mark.parametrize("formula", ["paper", "official"])
+def test_all_zero_weights_are_drawn_uniformly_with_a_warning(formula, caplog):
+    with caplog.at_level(logging.WARNING, "weakdriven.wmss.selection"):
+        p = selection_probabilities(np.zeros(5), np.zeros(5), formula=formula)
+    assert p.tolist() == [0.2] * 5
+    assert "drawn uniformly" in caplog.text
+
+
+def test_no_warning_is_given_where_some_weight_is_positive(caplog):
+    selection_probabilities(WEAK, STRONG)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("formula", ["paper", "official"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["weak", "strong"])
+def test_an_entropy_that_is_not_finite_is_an_error(name, bad, formula):
+    columns = {"weak": [0.1, 0.2], "strong": [0.3, 0.4]} | {name: [0.3, bad]}
+    with pytest.raises(UserError, match=f"{name} entropies are not finite in 1 of 2 rows"):
+        selection_probabilities(columns["weak"], columns["strong"], formula=formula)
+
+
+def test_non_finite_entropies_are_counted_and_the_first_rows_named():
+    strong = np.where(np.arange(20) % 2, math.nan, 0.5)
+    with pytest.raises(UserError, match=r"10 of 20 rows \(first: 1, 3, 5, 7, 9\)"):
+        selection_probabilities(np.ones(20), strong)
+
+
+@pytest.mark.parametrize(
+    "weak, strong, message",
+    [
+        ([0.1], [0.1, 0.2], "1 weak and 2 strong entropies"),
+        ([], [], "weak entropies are empty"),
+        ([0.1], [], "strong entropies are empty"),
+        ([[0.1, 0.2]], [0.1, 0.2], r"weak entropies have shape \(1, 2\)"),
+        (0.1, [0.1], r"weak entropies have shape \(\)"),
+        (["a"], [0.1], "weak entropies are not a column of numbers"),
+        ([0.1, 0.2, 0.3], [0.1, -0.5, -0.2], r"strong entropies are negative in 2 of 3 rows \(first: 1, 2\).*-0.5"),
+    ],
+    ids=["lengths", "empty", "one-empty", "table", "number", "words", "negative"],
+)
+def test_columns_that_are_not_entropies_are_an_error(weak, strong, message):
+    with pytest.raises(UserError, match=message):
+        selection_probabilities(weak, strong)
+
+
+@pytest.mark.parametrize("formula", ["paper", "official"])
+def test_a_rounding_error_below_zero_counts_as_zero(formula):
+    weak, strong = WEAK.copy(), STRONG.copy()
+    weak[3], strong[3] = -ROUNDING, -ROUNDING / 2
+    p = selection_probabilities(weak, strong, formula=formula)
+    assert p.tolist() == selection_probabilities(WEAK, STRONG, formula=formula).tolist()
+
+
+@pytest.mark.parametrize(
+    "given_settings, message",
+    [
+        ({"formula": "Paper"}, "formula is 'Paper', expected 'paper' .* or 'official'"),
+        ({"difficulty": -0.8}, "difficulty is -0.8"),
+        ({"repair": math.nan}, "repair is nan"),
+        ({"consolidation": math.inf}, "consolidation is inf"),
+        ({"consolidation": 0, "difficulty": 0, "repair": 0}, "are all 0"),
+    ],
+    ids=["formula", "negative", "nan", "infinite", "zero"],
+)
+def test_settings_that_make_no_probabilities_are_an_error(given_settings, message):
+    for function in (selection_probabilities, selection_weights):
+        with pytest.raises(UserError, match=message):
+            function(WEAK, STRONG, **given_settings)
+
+
+@pytest.mark.parametrize("p, expected", [(P_PAPER, 2.367976), (P_OFFICIAL, 1.536469), ([0.25] * 4, 2.734375)])
+def test_expected_unique_of_four_draws_is_the_published_one(p, expected):
+    assert expected_unique(np.array(p), 4) == pytest.approx(expected, abs=5e-6)
+
+
+def test_expected_unique_is_precise_where_rows_are_rare_or_sure():
+    assert expected_unique(np.array([1e-18]), 4) == pytest.approx(4e-18, rel=1e-12)
+    assert expected_unique(np.array([1.0, 0.0]), 4) == 1
+
+
+def test_uniform_draws_reach_the_published_number_of_rows():
+    rows = expected_unique(np.full(PAPER_ROWS, 1 / PAPER_ROWS), PAPER_ROWS)
+    assert rows / PAPER_ROWS == pytest.approx(0.632122, abs=5e-7)
+    assert (round(rows), round(rows) // PAPER_BATCH) == (70581, 137)
+    assert expected_unique(np.full(1000, 1e-3), 1000) == pytest.approx(632.3, abs=0.05)
+
+
+def test_the_papers_step_counts_are_those_of_its_rows():
+    assert (PAPER_ROWS // PAPER_BATCH, PAPER_ROWS // 256) == (218, 436)
+    assert round(123 / 218, 6) == 0.564220
+    fewest, most = 123 * PAPER_BATCH, 124 * PAPER_BATCH - 1
+    assert (fewest, most) == (62976, 63487)
+    assert (round(100 * fewest / PAPER_ROWS, 1), round(100 * most / PAPER_ROWS, 1)) == (56.4, 56.9)
+
+
+def test_realised_unique_rows_agree_with_the_expectation():
+    p = np.full(1000, 1e-3)
+    sizes = [len(draw_active(p, seed=seed)) for seed in range(100)]
+    assert np.mean(sizes) == pytest.approx(632.3, abs=4 * 9.9 / 10)
+    assert np.std(sizes) == pytest.approx(9.9, rel=0.4)
+
+
+@pytest.mark.parametrize("seed, drawn", [(0, [2, 1, 0, 0]), (42, [2, 1, 2, 2])])
+def test_draws_of_the_example_are_the_published_ones(seed, drawn):
+    p = selection_probabilities(WEAK, STRONG)
+    assert np.random.default_rng(seed).choice(4, 4, p=p).tolist() == drawn  # numpy may change its streams one day
+    assert draw_active(p, seed=seed, dedup=False).tolist() == sorted(drawn)
+    assert draw_active(p, seed=seed).tolist() == sorted(set(drawn))
+
+
+@pytest.mark.parametrize("seed", [0, 42, [42, 1], [7, 0, 3]])
+@pytest.mark.parametrize("rows, multiplier", [(1, 1.0), (7, 3.0), (1000, 0.3), (1000, 1.0), (50_000, 1.0)])
+def test_a_draw_is_that_of_numpys_choice_in_order(rows, multiplier, seed):
+    rng = np.random.default_rng(rows)
+    weak, strong = rng.gamma(2, 0.3, rows), rng.gamma(2, 0.3, rows)
+    weak[1::3] = strong[1::3] = 0
+    p = selection_probabilities(weak, strong)
+    drawn = np.random.default_rng(seed).choice(rows, round(multiplier * rows), p=p)
+    assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier, dedup=False), np.sort(drawn))
+    assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier), np.unique(drawn))
+
+
+@settings(max_examples=50)
+@given(ENTROPIES, st.integers(0, 2**32), st.floats(0.1, 4))
+def test_a_draw_is_that_of_numpys_choice_with_zeros_and_ties(entropies, seed, multiplier):
+    p = selection_probabilities(*entropies)
+    drawn = np.random.default_rng(seed).choice(len(p), max(round(multiplier * len(p)), 1), p=p)
+    assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier, dedup=False), np.sort(drawn))
+    assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier), np.unique(drawn))
+
+
+def test_dedup_of_the_published_draws_keeps_each_row_once(monkeypatch):
+    p = selection_probabilities(WEAK, STRONG)
+    injected = np.array([0.99, 0.1, 0.9, 0.3])  # these fall on rows 2, 0, 2, 1
+    generator = type("Injected", (), {"random": lambda self, count: injected[:count].copy()})
+    monkeypatch.setattr(selection.np.random, "default_rng", lambda seed: generator())
+    assert draw_active(p, seed=0, dedup=False).tolist() == [0, 1, 2, 2]
+    assert draw_active(p, seed=0).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "p, message",
+    [
+        ([0.5, 0.4], "sum to 0.9, expected 1"),
+        ([0.5, 0.5 + 1e-6], "sum to 1.000001, expected 1"),
+        ([1.5, -0.5], r"negative in 1 of 2 rows \(first: 1\), as low as -0.5"),
+        ([math.nan, 1.0], r"not finite in 1 of 2 rows \(first: 0\)"),
+        ([], "probabilities are empty"),
+        ([[0.5, 0.5]], r"shape \(1, 2\)"),
+    ],
+    ids=["sum", "nearly", "negative", "nan", "empty", "table"],
+)
+def test_probabilities_that_are_none_are_an_error(p, message):
+    with pytest.raises(UserError, match=message):
+        draw_active(p, seed=0)
+
+
+@pytest.mark.parametrize("multiplier", [0, -1.0, math.nan, math.inf])
+def test_a_multiplier_that_draws_nothing_or_without_end_is_an_error(multiplier):
+    with pytest.raises(UserError, match=f"multiplier is {multiplier}, expected"):
+        draw_active([1.0], seed=0, multiplier=multiplier)
+
+
+def test_dedup_gives_the_sorted_unique_rows_of_the_same_draw():
+    p = selection_probabilities(WEAK, STRONG)
+    for seed in range(20):
+        kept = draw_active(p, seed=seed, dedup=False)
+        assert len(kept) == 4
+        assert kept.tolist() == sorted(kept.tolist())
+        assert draw_active(p, seed=seed).tolist() == sorted(set(kept.tolist()))
+
+
+@pytest.mark.parametrize("multiplier, count", [(0.5, 50), (1.0, 100), (2.0, 200), (0.026, 3)])
+def test_the_multiplier_sets_the_number_of_draws(multiplier, count):
+    assert len(draw_active(np.full(100, 0.01), seed=0, multiplier=multiplier, dedup=False)) == count
+
+
+def test_a_draw_depends_on_its_seed_alone():
+    p = np.full(100, 0.01)
+    assert draw_active(p, seed=3).tolist() == draw_active(p, seed=3).tolist()
+    assert draw_active(p, seed=3).tolist() != draw_active(p, seed=4).tolist()
+
+
+@pytest.mark.parametrize("formula", ["paper", "official"])
+def test_examples_of_weight_zero_are_never_drawn(formula):
+    rng = np.random.default_rng(1)
+    weak, strong = rng.random(40), rng.random(40)
+    weak[::4] = strong[::4] = 0
+    p = selection_probabilities(weak, strong, formula=formula)
+    drawn = np.concatenate([draw_active(p, seed=seed, multiplier=5) for seed in range(10)])
+    assert not p[::4].any()
+    assert not (drawn % 4 == 0).any()
+
+
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [
+        ([1, 2, 3], [10, 20, 400], 1),
+        ([1, 2, 3], [3, 2, 1], -1),
+        ([1, 2, 3, 4, 5], [5, 6, 7, 8, 7], 0.8207827),  # ranks of b: 1, 2, 3.5, 5, 3.5
+        ([1, 1, 2], [1, 2, 3], 0.8660254),  # ranks of a: 1.5, 1.5, 3
+    ],
+)
+def test_rank_correlation_agrees_with_a_hand_calculation(a, b, expected):
+    assert rank_correlation(np.array(a), np.array(b)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("a, b", [([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0, 0, 0]), ([5], [7])])
+def test_rank_correlation_with_a_constant_is_none(a, b):
+    assert rank_correlation(np.array(a), np.array(b)) is None
+
+
+def test_counters_describe_the_example_selection():
+    found, active = counters("paper")
+    p = np.array(P_PAPER)
+    assert {k: found[k] for k in ("examples", "falling", "equal", "rising", "zero_weight")} == {
+        "examples": 4,
+        "falling": 1,
+        "equal": 2,
+        "rising": 1,
+        "zero_weight": 1,
+    }
+    assert found["active"] == len(active)
+    assert found["realised_unique"] == len(active) / 4
+    assert found["expected_unique"] == pytest.approx(2.367976 / 4, abs=1e-5)
+    assert found["effective_sample_size"] == pytest.approx(1 / (p**2).sum(), rel=1e-5)
+    assert found["p_cv"] == pytest.approx(p.std() / 0.25, rel=1e-5)
+    assert (found["p_min"], found["p_max"]) == pytest.approx((0, 0.423841), abs=1e-6)
+    assert found["formula_rank_correlation"] == pytest.approx(0.2)  # ranks 2 3 4 1 against 4 3 2 1
+
+
+def test_unique_shares_in_the_counters_are_of_the_draws():
+    found, active = counters("paper", multiplier=2.0)
+    assert found["realised_unique"] == len(active) / 8
+    assert found["expected_unique"] == pytest.approx(expected_unique(np.array(P_PAPER), 8) / 8, abs=1e-5)
+
+
+def test_repeated_rows_count_once_among_the_realised_ones():
+    p = selection_probabilities(WEAK, STRONG)
+    active = draw_active(p, seed=42, dedup=False)  # 1, 2, 2, 2
+    found = selection_counters(WEAK, STRONG, p, active, formula="paper", multiplier=1.0, **PARTS)
+    assert (found["active"], found["realised_unique"]) == (4, 0.5)
+
+
+def test_counters_can_be_written_as_json():
+    found, _ = counters("official")
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_rank_correlation_of_many_rows_is_nearly_that_of_all_even_where_the_data_has_a_period(monkeypatch):
+    rng = np.random.default_rng(2)
+    weak, strong = rng.gamma(2, 0.3, (2, 4000))
+    weak[::8] = strong[::8] = 0
+    everything = counters("paper", weak=weak, strong=strong)[0].pop("formula_rank_correlation")
+    monkeypatch.setattr(selection, "RANKED_ROWS", 1000)
+    found, again = (counters("paper", weak=weak, strong=strong)[0].pop("formula_rank_correlation") for _ in range(2))
+    p, official = (selection_probabilities(weak, strong, formula=formula) for formula in ("paper", "official"))
+    assert everything == rank_correlation(p, official)
+    assert found == again != everything
+    assert found == pytest.approx(everything, abs=4 / 1000**0.5)
+    assert rank_correlation(p[::4], official[::4]) != pytest.approx(everything, abs=4 / 1000**0.5)
