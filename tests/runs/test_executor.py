@@ -13,9 +13,10 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import claimed, hardware, library_versions
+from weakdriven.runs.directory import claimed
 from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import append_jsonl, file_digest, read_jsonl, salvage_jsonl, write_text
+from weakdriven.runs.machine import hardware, library_versions
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings
 
