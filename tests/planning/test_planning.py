@@ -14,12 +14,13 @@ from weakdriven.config.file import load_recipe, shipped_recipes
 from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import all_stages
-from weakdriven.planning import planning
+from weakdriven.planning import plan as planning
 from weakdriven.planning.advice import candidates
+from weakdriven.planning.costs import Cost
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.model_shape import read_config, shape_of
-from weakdriven.planning.parts import Cost
-from weakdriven.planning.planning import known_rows, plan_recipe
+from weakdriven.planning.plan import plan_recipe
+from weakdriven.planning.rows import known_rows
 from weakdriven.runs import launcher
 from weakdriven.stages.workload import Workload
 

@@ -13,10 +13,10 @@ from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.planning import preflight
+from weakdriven.planning.costs import Cost, disk_bytes
 from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine, this_much
 from weakdriven.planning.memory import Memory
-from weakdriven.planning.parts import Cost, disk_bytes
-from weakdriven.planning.stages import Planner
+from weakdriven.planning.stage_costs import Planner
 from weakdriven.runs.directory import WORK, work_folder
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings

@@ -12,8 +12,8 @@ from weakdriven.commands.common import Debug, here, quieten_libraries
 from weakdriven.config.file import load_recipe
 
 if TYPE_CHECKING:
-    from weakdriven.planning.parts import Advice, Cost
-    from weakdriven.planning.planning import Plan
+    from weakdriven.planning.costs import Advice, Cost
+    from weakdriven.planning.plan import Plan
 
 GIB, GB = 2**30, 1e9
 WIDTH = 140
@@ -38,7 +38,7 @@ def plan(
     settings = load_recipe(recipe, overrides)
     quieten_libraries()
     from weakdriven.pipeline.run import all_stages
-    from weakdriven.planning.planning import plan_recipe
+    from weakdriven.planning.plan import plan_recipe
 
     root = output or Path("runs") / settings.name
     found = plan_recipe(settings, root, all_stages, gpus=gpus, sharding=sharding, rows=rows)

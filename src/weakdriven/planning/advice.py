@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.planning.parts import Advice, Change, Cost, Workload
+from weakdriven.planning.costs import Advice, Change, Cost, Workload
 
 SAME = "same result"
 OTHER = "other result"

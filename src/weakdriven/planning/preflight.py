@@ -13,11 +13,12 @@ import torch
 
 from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.liger import fast_layers
+from weakdriven.planning.costs import Advice, Change, Cost, disk_bytes
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.model_shape import read_config
-from weakdriven.planning.parts import Advice, Change, Cost, disk_bytes
-from weakdriven.planning.planning import Planning, machine_at_hand, rows_of, tokenizer_bytes
-from weakdriven.planning.stages import batch_is_known
+from weakdriven.planning.plan import Planning, machine_at_hand, tokenizer_bytes
+from weakdriven.planning.rows import rows_of
+from weakdriven.planning.stage_costs import batch_is_known
 from weakdriven.runs.directory import WORK, Progress, work_folder
 from weakdriven.runs.disk import gib, held, shortage, unlinkable
 from weakdriven.runs.processes import led

@@ -27,10 +27,10 @@ from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import stored, train_student
+from weakdriven.planning.costs import micro_batch
 from weakdriven.planning.devices import GIB
-from weakdriven.planning.parts import micro_batch
 from weakdriven.planning.preflight import will_run
-from weakdriven.planning.stages import batch_is_known, epoch_rows
+from weakdriven.planning.stage_costs import batch_is_known, epoch_rows
 from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
 from weakdriven.runs.executor import Run
 from weakdriven.runs.files import read_json

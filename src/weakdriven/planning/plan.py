@@ -1,10 +1,8 @@
 """`weakdriven plan`: what a recipe takes on a machine, from its configuration alone."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,15 @@ import torch
 
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import LoraSettings, Recipe
-from weakdriven.data.prompts import Renderer, give_chat_template
-from weakdriven.data.rows.files import EMBEDDED
-from weakdriven.data.rows.sources import open_source
-from weakdriven.data.tokenize import load_tokens, tokenize
-from weakdriven.errors import UserError
-from weakdriven.models.load import load_tokenizer
 from weakdriven.planning.advice import advise, candidates, largest_micro
+from weakdriven.planning.costs import (
+    ANSWER_HIGH,
+    ANSWER_LOW,
+    ANSWER_SHARE,
+    Advice,
+    Cost,
+    disk_bytes,
+)
 from weakdriven.planning.devices import (
     DEVICES,
     MEASURED,
@@ -31,34 +31,17 @@ from weakdriven.planning.devices import (
     this_much,
 )
 from weakdriven.planning.model_shape import config_folder, read_config, shape_of
-from weakdriven.planning.parts import (
-    ANSWER_HIGH,
-    ANSWER_LOW,
-    ANSWER_SHARE,
-    CHARACTERS,
-    MEAN_SHARE,
-    ROWS,
-    Advice,
-    Cost,
-    Rows,
-    disk_bytes,
-)
+from weakdriven.planning.rows import Rows, known_rows, sampled_rows
 from weakdriven.planning.shape import Adapter, Shape
-from weakdriven.planning.stages import Planner
-from weakdriven.runs.directory import EXAMPLES, TOKENS
+from weakdriven.planning.stage_costs import Planner
 from weakdriven.runs.executor import Listing
-from weakdriven.runs.files import read_json
-from weakdriven.runs.manifest import MANIFEST
 from weakdriven.runs.processes import size
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload, list_workloads
 from weakdriven.training.fsdp import sharding_asked_for
-from weakdriven.wmss.entropy import row_lengths
 
-SAMPLED = 512
-"""Rows that are looked at where the data is here and not tokenised."""
 LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
 """Model types that Liger has layers for, for machines that are not this one."""
 
@@ -314,65 +297,3 @@ def main_memory() -> float:
         if text.isdigit():
             total = min(total, int(text))
     return float(total)
-
-
-def known_rows(recipe: Recipe, root: Path) -> Rows | None:
-    """Lengths of the rows that a run there has tokenised from the same data; None if it has not."""
-    folder = root / "data"
-    if not (folder / MANIFEST).is_file():
-        return None
-    manifest = read_json(folder / MANIFEST)
-    settings, source = manifest["settings"], manifest["execution"]
-    wanted = recipe.data.model_dump(mode="json")
-    same = all(settings.get(name) == wanted[name] for name in ("max_length", "limit", "domain", "style"))
-    if not same or any(source.get(name) != wanted[name] for name in ("path", "split")):
-        return None
-    return rows_of(folder)
-
-
-def rows_of(folder: Path) -> Rows:
-    """Of a finished data stage."""
-    length_N = np.sort(row_lengths(load_tokens(folder / TOKENS)))
-    return Rows(
-        count=len(length_N),
-        mean=float(length_N.mean()),
-        longest=int(length_N[-1]),
-        likely_longest=int(length_N[max(len(length_N) - 10, 0)]),
-        known=True,
-        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N) if (folder / EXAMPLES).is_file() else 0.0,
-    )
-
-
-def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
-    """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
-    settings, limit = recipe.data, recipe.data.max_length
-    here = settings.path == EMBEDDED or Path(settings.path).expanduser().is_file()
-    longest = f"The longest row has data.max_length tokens ({limit:,})."
-    if not here:
-        count = rows or settings.limit or ROWS
-        said = () if rows else (f"{settings.path} is not here: {count:,} rows (--rows says otherwise).",)
-        mean = MEAN_SHARE * limit
-        assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
-        return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
-    source = open_source(
-        settings.path, settings.split, settings.limit, domain=settings.domain, empty_completions="drop"
-    )
-    sample = list(islice(source, SAMPLED))
-    if not sample:
-        raise UserError(f"{settings.path} has no rows; give a file that has some.")
-    text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
-    count = rows or source.count()
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer(folder, trust_remote_code=recipe.trust_remote_code)
-        give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-        renderer = Renderer(tokenizer, settings.domain, settings.style)
-        found = [len(tokenize(example, renderer, limit)["input_ids"]) for example in sample]
-        how = f"Row lengths are those of the first {len(sample):,} rows, {np.mean(found):,.0f} tokens on average."
-    else:
-        texts = (sum(len(turn["content"]) for turn in one.prompt) + len(one.completion) for one in sample)
-        found = [min(characters / CHARACTERS, limit) for characters in texts]
-        how = (
-            f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
-            f"row in the first {len(sample):,}."
-        )
-    return Rows(count, float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))

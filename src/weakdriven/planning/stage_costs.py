@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.methods.control_stages import TokenCosts
-from weakdriven.planning.devices import Machine
-from weakdriven.planning.memory import Step, forward_memory, state_bytes, training_memory
-from weakdriven.planning.parts import (
+from weakdriven.planning.costs import (
     ANSWER_HIGH,
     ANSWER_LOW,
     ANSWER_SHARE,
     Cost,
-    Rows,
     Workload,
     active_rows,
     micro_batch,
 )
+from weakdriven.planning.devices import Machine
+from weakdriven.planning.memory import Step, forward_memory, state_bytes, training_memory
+from weakdriven.planning.rows import Rows
 from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
 from weakdriven.runs.disk import CHECKPOINTS

@@ -9,30 +9,8 @@ from weakdriven.planning.memory import Memory
 from weakdriven.runs.processes import divide
 from weakdriven.stages.workload import Workload
 
-ROWS = 100_000
-"""Assumed where the data is not here; --rows says otherwise."""
-MEAN_SHARE = 0.5
-"""Assumed mean length of a row, as a share of data.max_length, where it is not known."""
-CHARACTERS = 3.5
-"""Assumed characters of a token where there is no tokenizer here."""
 ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH = 0.25, 0.1, 1.0
 """Assumed mean length of a completion, as a share of what it may have, and the range that is told."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of the training data, and how long they are in tokens."""
-
-    count: int
-    mean: float
-    longest: int
-    likely_longest: int
-    """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
-    known: bool = False
-    """Tokenised, so that the longest row is a fact and no assumption."""
-    text_bytes: float = 0.0
-    """Of a row as it is kept beside its tokens."""
-    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
