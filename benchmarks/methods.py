@@ -38,9 +38,12 @@ from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, 
 from weakdriven.config.settings import TrainSettings
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import STORED, stored, train_student
-from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
+from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.undial.loss import AdjustedLogits
+from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model

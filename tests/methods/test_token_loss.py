@@ -11,7 +11,10 @@ from weakdriven.config.recipe import DataSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.methods import token_loss
-from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
+from weakdriven.methods.scaled_ce import ScaledLogits
+from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.undial.loss import AdjustedLogits
+from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.sft import Phase, train_supervised

@@ -13,8 +13,11 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.stage import ssb
-from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
+from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.undial.loss import AdjustedLogits
+from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, wmss
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
