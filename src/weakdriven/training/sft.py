@@ -23,7 +23,6 @@ from weakdriven.methods.token_loss import TokenLoss, TokenLossTrainer
 from weakdriven.models.adapters import has_adapter
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
-from weakdriven.models.sharded import elements
 from weakdriven.planning.memory import state_bytes
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.disk import disk_need, held, is_full, refuse_full_disk
@@ -143,7 +142,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
-    trained = sum(elements(p) for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return facts | {"trained_tokens": trained_tokens(rows)}
 
@@ -159,7 +158,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
-    states = (elements(weight) * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
+    states = (weight.numel() * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
     optimizer = math.ceil(sum(states))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it

@@ -17,7 +17,7 @@ from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entrop
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states, refuse_different_heads
-from weakdriven.models.sharded import held_whole, whole
+from weakdriven.models.sharded import whole
 from weakdriven.models.trust import SAFE
 
 WEAK_FOLDER = "weak"
@@ -177,9 +177,7 @@ class WeakStrongPair(nn.Module):
 
 def _whole_row(model: Any) -> MeanRow | None:
     """Of all of the head; between two forwards each process may hold a part of it."""
-    own = head(model)
-    with held_whole(own.weight_VD, own.bias_V):
-        row = mean_row(own)
+    row = mean_row(head(model))
     return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
 
 
