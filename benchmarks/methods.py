@@ -46,7 +46,8 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase, fit, train_supervised
+from weakdriven.training.phase import Phase, fit
+from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.trainer import train_joint
 
 QWEN2 = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}

@@ -27,7 +27,7 @@ from weakdriven.models.load import load_model, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 
 says = rollout_cases.says
 SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps=2", "teacher.max_new_tokens=40"]

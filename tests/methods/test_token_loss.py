@@ -14,7 +14,8 @@ from weakdriven.methods import token_loss
 from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
-from weakdriven.training.sft import Phase, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weakdriven.errors import UserError
 from weakdriven.planning.devices import DEVICES, GIB, Machine, match_device, parse_machine
-from weakdriven.planning.memory import Step, forward_memory, loss_memory, state_bytes, training_memory
+from weakdriven.planning.memory import Step, forward_memory, loss_memory, training_memory
 from weakdriven.planning.parts import Rows, active_rows, micro_batch
 from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.planning.speed import (
@@ -21,6 +21,7 @@ from weakdriven.planning.speed import (
     step_seconds,
     update_seconds,
 )
+from weakdriven.training.optimizer import state_bytes
 
 ONE = Machine(DEVICES["H200-141G"])
 SHAPE = Shape(

@@ -13,7 +13,7 @@ from weakdriven.eval.engine_pool import Engines
 from weakdriven.eval.harness import HARNESS_TASKS, cross_check, refuse_missing_lm_eval
 from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine, served_model
-from weakdriven.models.branch import open_branch
+from weakdriven.models.folder import open_model
 from weakdriven.models.load import DTYPES, fingerprint, positions
 from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES, WORK, Progress, Run, Stage, claimed
 from weakdriven.runs.files import digest, read_json, read_jsonl
@@ -26,7 +26,7 @@ OWNER = "eval"
 def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progress: Progress) -> dict[str, Any]:
     """Answer, grade and score; what is done is skipped, what was interrupted goes on. Returns all scores in `root`."""
     transformers_logging.disable_progress_bar()
-    branch = open_branch(subject.model)
+    branch = open_model(subject.model)
     renderer = find_renderer(subject, branch)
     check_engine(subject, settings, branch)
     served = served_model(subject, branch) if subject.url is not None else {}
@@ -88,7 +88,7 @@ def refuse_no_cross_check(settings: EvalSettings) -> None:
 
 def cross_checks(subject: Subject, settings: EvalSettings, root: Path) -> list[dict[str, Any]]:
     """The same prompts through lm-evaluation-harness, on the benchmarks that both have; kept in <benchmark>/harness."""
-    branch = open_branch(subject.model)
+    branch = open_model(subject.model)
     renderer = find_renderer(subject, branch)
     checks = []
     for name in (name for name in settings.benchmarks if name in HARNESS_TASKS):

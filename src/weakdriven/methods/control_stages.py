@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weakdriven.data.tokenize import load_tokens
+from weakdriven.data.tokenize import load_tokens, row_lengths
 from weakdriven.runs.directory import ACTIVE, BUDGET, TOKENS, Stage
 from weakdriven.runs.files import write_json
 from weakdriven.stages.stages import Stages, keys
 from weakdriven.training.arguments import training_order
-from weakdriven.wmss.entropy import row_lengths
 
 
 def uniform_draw(stages: Stages, name: str, turn: int, data: Stage, active: Stage) -> Stage:

@@ -10,10 +10,9 @@ from typing import Literal
 from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
 from weakdriven.planning.devices import GIB, Machine
 from weakdriven.planning.shape import Shape
+from weakdriven.training.optimizer import state_bytes
 
 Precision = Literal["bf16-mixed", "bf16", "fp32"]
-BLOCK = 256
-"""Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
 TILE = 0.73 * GIB
 CPU_TILE = 176 * 2**20
 """Logits that are in memory at a time: losses/tiles.py."""
@@ -111,19 +110,6 @@ class Step:
             masked=self.masked,
             eager=int(self.length) if self.eager else 0,
         )
-
-
-def state_bytes(optimizer: str, weight: int) -> float:
-    """Of an optimizer's state, for one trained weight of so many bytes.
-
-    >>> state_bytes("adamw", 4), state_bytes("adamw_8bit", 4), state_bytes("rmsprop", 2)
-    (8, 2.03125, 2)
-    """
-    if optimizer in ("adamw_8bit", "adamw_fp8"):
-        return 2 * (1 + 4 / BLOCK)
-    if optimizer == "adamw_bf16":
-        return 4
-    return weight if optimizer == "rmsprop" else 2 * weight
 
 
 def base_weights(step: Step) -> float:

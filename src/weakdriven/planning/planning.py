@@ -16,7 +16,7 @@ from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.rows.files import EMBEDDED
 from weakdriven.data.rows.sources import open_source
-from weakdriven.data.tokenize import load_tokens, tokenize
+from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_tokenizer
 from weakdriven.planning.advice import advise, candidates, largest_micro
@@ -54,7 +54,6 @@ from weakdriven.runs.processes import size
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.stages import Stages
 from weakdriven.training.fsdp import fsdp_is_asked_for
-from weakdriven.wmss.entropy import row_lengths
 
 SAMPLED = 512
 """Rows that are looked at where the data is here and not tokenised."""

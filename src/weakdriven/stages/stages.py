@@ -57,7 +57,8 @@ from weakdriven.runs.processes import leads, led, size
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.score_examples import score_examples
 from weakdriven.training.lora import name_base
-from weakdriven.training.sft import Phase, save_model, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import save_model, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.wmss.entropy import column
 from weakdriven.wmss.pair import WEAK_FOLDER

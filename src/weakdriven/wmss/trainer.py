@@ -32,7 +32,7 @@ from weakdriven.models.sharded import gathered_model, gradient_norm
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
-from weakdriven.training.sft import Phase, fit
+from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss import checks as branches
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence

@@ -29,7 +29,7 @@ from weakdriven.methods.wmss import first_strong
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, Stage
 from weakdriven.runs.files import append_jsonl, read_jsonl, write_json
 from weakdriven.stages.stages import Model, Stages, keys
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"

@@ -30,7 +30,7 @@ from weakdriven.runs.files import append_jsonl, read_json, write_json
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.stages.model_loader import Loader
 from weakdriven.stages.stages import Model, Stages, keys
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.wmss.entropy import plan_batches
 

@@ -20,7 +20,7 @@ from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
 from weakdriven.methods.token_loss import SummingTrainer
 from weakdriven.models.head import causal_lm, head, hidden_states, refuse_other_logits
 from weakdriven.models.recompute import keep
-from weakdriven.training.sft import Phase, fit
+from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss.pair import targets
 
 STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
