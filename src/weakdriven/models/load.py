@@ -147,17 +147,18 @@ def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
 
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Refuse, before anything is computed, what this version cannot train or would mix wrongly."""
-    if is_mixture(folder):
+    if trust_remote_code:
+        warn_of_code(folder)
+    try:
+        mixture = is_mixture(folder)
+        config: Any = None if mixture else AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
+    if mixture:
         raise UserError(
             f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated but not trained or "
             "mixed again; give its strong or its weak model."
         )
-    if trust_remote_code:
-        warn_of_code(folder)
-    try:
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
     refuse_pickles(folder)
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")

@@ -1,7 +1,9 @@
-"""Weights that FSDP2 has sharded: the part of one process, and the whole again, to be read or saved."""
+"""Weights that FSDP2 may have sharded: the part of one process, the whole again, and a checkpoint's weights by name."""
 
 import copy
 from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from weakdriven.errors import UserError
+from weakdriven.models.trust import SAFE
 from weakdriven.runs.processes import leads
 
 
@@ -72,3 +76,23 @@ def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
     plain.tie_weights()
     plain.generation_config = model.generation_config
     return plain
+
+
+def checkpoint_weights(model: Any, folder: Path) -> dict[str, Tensor]:
+    """Weights of an ordinary checkpoint under the model's own names; a checkpoint that does not fit raises an error.
+
+    They are read by `from_pretrained`, because `save_pretrained` writes some of them under other names.
+    """
+    dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **SAFE}
+    try:
+        loaded, found = architecture_of(model).from_pretrained(folder, **options)
+    except Exception as error:
+        raise UserError(f"The checkpoint {folder} cannot be read ({error}). If it is damaged, remove it.") from error
+    missing, extra = found["missing_keys"], found["unexpected_keys"]
+    if missing or extra:
+        raise UserError(
+            f"The checkpoint {folder} does not fit: {len(missing)} weights are missing and {len(extra)} too many "
+            f"(first: {sorted({*missing, *extra})[0]}). Remove it and run again."
+        )
+    return loaded.state_dict()

@@ -21,12 +21,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.errors import UserError
-from weakdriven.models.sharded import architecture_of
+from weakdriven.models.sharded import checkpoint_weights
 from weakdriven.runs.launcher import refuse_deepspeed
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
@@ -113,7 +112,7 @@ class ShardedCheckpoints(SFTTrainer):
 
     def _load_whole(self, model: Any, folder: Path) -> None:
         """An ordinary checkpoint into a sharded model."""
-        load_into_shards(model, whole_state(architecture_of(model), folder, model))
+        load_into_shards(model, checkpoint_weights(model, folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         folder = Path(checkpoint or "")
@@ -139,16 +138,6 @@ def load_optimizer_shards(model: Any, optimizer: Any, folder: Path) -> None:
     state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
-
-
-def whole_state(kind: type[PreTrainedModel], folder: Path, model: Any) -> dict[str, Any]:
-    """Weights of an ordinary checkpoint under the model's own names."""
-    dtype = next(model.parameters()).dtype
-    options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
-    loaded, found = kind.from_pretrained(folder, **options)  # pyright: ignore
-    if found["missing_keys"] or found["unexpected_keys"]:
-        raise UserError(f"The checkpoint {folder} does not fit the model. Remove it and run again.")
-    return loaded.state_dict()
 
 
 @torch.no_grad()
