@@ -4,9 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 VLLM := .venv-vllm
-DEEPSPEED := .venv-deepspeed
 
-.PHONY: setup demo test test-vllm test-deepspeed lint types clean
+.PHONY: setup demo test test-vllm lint types clean
 
 setup: $(READY)
 
@@ -34,16 +33,6 @@ $(VLLM)/ready:
 test-vllm: $(READY) $(VLLM)/ready
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WEAKDRIVEN_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
 
-# DeepSpeed's build imports torch, which a build of its own would not see; tests build its shm_comm with ninja.
-$(DEEPSPEED)/ready: pyproject.toml constraints.txt
-	test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel hatchling editables
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[deepspeed]"
-	touch $@
-
-test-deepspeed: $(DEEPSPEED)/ready
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PATH="$(abspath $(DEEPSPEED)/bin):$$PATH" $(DEEPSPEED)/bin/python -m pytest -m deepspeed
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -53,4 +42,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(DEEPSPEED) runs dist
+	rm -rf $(VENV) $(VLLM) runs dist

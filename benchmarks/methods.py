@@ -49,7 +49,8 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase, fit, train_supervised
+from weakdriven.training.phase import Phase, fit
+from weakdriven.training.sft import train_supervised
 from weakdriven.training.variant import PLAIN, Variant
 from weakdriven.wmss.trainer import train_joint
 

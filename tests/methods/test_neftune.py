@@ -21,7 +21,8 @@ from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
 from weakdriven.training.variant import PLAIN
 from weakdriven.wmss.entropy import score_dataset
 

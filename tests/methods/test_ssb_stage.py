@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from recipe_cases import parse
 from safetensors.torch import load_file
 
 import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer, tiny_model
+from recipe_cases import parse
 from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import LoraSettings
 from weakdriven.data.prompts import Renderer
@@ -28,7 +28,7 @@ from weakdriven.models.load import load_model, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 
 says = rollout_cases.says
 SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps=2", "teacher.max_new_tokens=40"]

@@ -17,7 +17,8 @@ from weakdriven.methods.undial.loss import AdjustedLogits
 from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
-from weakdriven.training.sft import Phase, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
 from weakdriven.training.variant import PLAIN
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

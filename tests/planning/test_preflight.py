@@ -97,8 +97,8 @@ def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_pa
 
 
 def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
-    """Adapters, other optimizers and bf16 weights are refused under ZeRO-3, so they are not proposed."""
-    several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "zero3")
+    """Adapters are not supported under FSDP2, so they are not proposed."""
+    several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "fsdp")
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
     monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:

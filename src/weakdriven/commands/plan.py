@@ -25,7 +25,7 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
     sharding: Annotated[
-        str | None, typer.Option(help="Over several devices: fsdp (the default), zero3, or ddp (with lora).")
+        str | None, typer.Option(help="Over several devices: fsdp (the default), or ddp (with lora).")
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
     output: Annotated[

@@ -12,7 +12,7 @@ from weakdriven.eval.benchmarks import BENCHMARKS, unknown_benchmark
 from weakdriven.eval.engine_pool import Engines
 from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine, served_model
-from weakdriven.models.branch import open_branch
+from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
 from weakdriven.runs.executor import DryRun, Listing, Run
@@ -26,7 +26,7 @@ OWNER = "eval"
 def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progress: Progress) -> dict[str, Any]:
     """Answer, grade and score; what is done is skipped, what was interrupted goes on. Returns all scores in `root`."""
     transformers_logging.disable_progress_bar()
-    branch = open_branch(subject.model)
+    branch = open_model(subject.model)
     renderer = find_renderer(subject, branch)
     check_engine(subject, settings, branch)
     served = served_model(subject, branch) if subject.url is not None else {}

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.config.recipe import Recipe
-from weakdriven.data.tokenize import load_tokens
+from weakdriven.data.tokenize import load_tokens, row_lengths
 from weakdriven.runs.directory import ACTIVE, BUDGET, TOKENS
 from weakdriven.runs.files import write_json
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.training.arguments import training_order
-from weakdriven.wmss.entropy import row_lengths
 
 
 def uniform_draw(context: Context, name: str, round_number: int, data: Stage, active: Stage) -> Stage:

@@ -18,8 +18,7 @@ def candidates(
 ) -> list[tuple[list[str], str]]:
     """Overrides that may help, cheapest first: what costs nothing, then time, then another result.
 
-    What a run would refuse is left out: adapters under FSDP and after an M1 that is a whole model, and under ZeRO-3
-    other optimizers and bf16 weights too.
+    What a run does not support is left out: adapters under FSDP and after an M1 that is a whole model.
     """
     if workload.kind == "scan":
         size = recipe.selection.batch_tokens
@@ -37,12 +36,11 @@ def candidates(
         found.append(([f"{block}.gradient_checkpointing={mode}"], SAME))
     if not on_cpu:
         found.append(([f"{block}.activation_offloading=true"], SAME))
-    if sharding != "zero3":
-        found.append(([f"{block}.optimizer=adamw_8bit"], OTHER))
-        found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
-        found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
+    found.append(([f"{block}.optimizer=adamw_8bit"], OTHER))
+    found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
+    found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
     found.append(([f"data.max_length={recipe.data.max_length // 2}"], OTHER))
-    if sharding in ("fsdp", "zero3") or (recipe.sft.model and recipe.lora is None):
+    if sharding == "fsdp" or (recipe.sft.model and recipe.lora is None):
         return found
     found.append((["lora={}"], OTHER))
     if not on_cpu:

@@ -40,7 +40,7 @@ from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload, list_workloads
-from weakdriven.training.fsdp import sharding_asked_for
+from weakdriven.training.fsdp import fsdp_is_asked_for
 
 LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
 """Model types that Liger has layers for, for machines that are not this one."""
@@ -211,8 +211,7 @@ class Planning:
                 f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s."
             )
         if self.machine.split > 1:
-            how = "ZeRO-3, which keeps one more fp32 copy" if self.machine.sharding == "zero3" else "FSDP2"
-            found.append(f"Weights, gradients and optimizer state are split over all devices ({how}).")
+            found.append("Weights, gradients and optimizer state are split over all devices (FSDP2).")
         return found
 
     def guesses(self, workloads: list[Workload]) -> list[str]:
@@ -259,7 +258,7 @@ def plan_recipe(
     whole = recipe.lora is not None or not {recipe.method, *recipe.baselines}.isdisjoint(UNSHARDED)
     machine = parse_machine(gpus, sharding or ("ddp" if whole else None)) if gpus else machine_at_hand()
     if machine.count > 1:
-        refuse_processes(recipe, machine.count, {"fsdp": "FSDP", "zero3": "ZeRO-3"}.get(machine.sharding))
+        refuse_processes(recipe, machine.count, sharded=machine.sharding == "fsdp")
     folder = config_folder(recipe.model)
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
     facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
@@ -277,8 +276,7 @@ def tokenizer_bytes(folder: Path) -> float:
 
 def machine_at_hand() -> Machine:
     """The GPU of each process of this run, with the memory that it has; or its part of this computer's memory."""
-    asked = {"ZeRO-3": "zero3", "FSDP": "fsdp", None: "ddp"}
-    spread = "none" if size() == 1 else asked[sharding_asked_for()]
+    spread = "none" if size() == 1 else "fsdp" if fsdp_is_asked_for() else "ddp"
     if torch.cuda.is_available():
         known = match_device(torch.cuda.get_device_name()) or replace(DEVICES[MEASURED], name="this GPU")
         return Machine(this_much(known, torch.cuda.mem_get_info()[1]), size(), spread)

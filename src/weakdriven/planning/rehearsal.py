@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, LoraSettings, Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
@@ -41,8 +41,9 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.workload import Workload, list_workloads
 from weakdriven.training.checkpoints import COMPLETE, checkpoints
-from weakdriven.training.sft import Phase, train_supervised
-from weakdriven.wmss.entropy import plan_batches, row_lengths, scan
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
+from weakdriven.wmss.entropy import plan_batches, scan
 from weakdriven.wmss.trainer import train_joint
 
 STEPS = 2

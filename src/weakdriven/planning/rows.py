@@ -11,13 +11,12 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.rows.files import EMBEDDED
 from weakdriven.data.rows.sources import open_source
-from weakdriven.data.tokenize import load_tokens, tokenize
+from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.directory import EXAMPLES, TOKENS
 from weakdriven.runs.files import read_json
 from weakdriven.runs.manifest import MANIFEST
-from weakdriven.wmss.entropy import row_lengths
 
 SAMPLED = 512
 """Examples that are looked at where the data is here and not tokenised."""

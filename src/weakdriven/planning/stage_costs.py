@@ -15,11 +15,12 @@ from weakdriven.planning.costs import (
     micro_batch,
 )
 from weakdriven.planning.devices import Machine
-from weakdriven.planning.memory import Step, forward_memory, state_bytes, training_memory
+from weakdriven.planning.memory import Step, forward_memory, training_memory
 from weakdriven.planning.rows import Rows
 from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
 from weakdriven.runs.disk import CHECKPOINTS
+from weakdriven.training.optimizer import state_bytes
 
 TOKEN_BYTES = 8
 """Of a token in the tokenised file: its id and its label."""

@@ -25,8 +25,7 @@ from weakdriven.runs.files import digest
 from weakdriven.runs.processes import launched, refuse_uneven
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.training import zero3
-from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch, sharding_asked_for
+from weakdriven.training.fsdp import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.wmss.score_files import refuse_other_tokens
@@ -79,11 +78,11 @@ def bind(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = 
     return context
 
 
-def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None) -> None:
+def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
     """Processes, GPUs and batch sizes that do not go together.
 
     Args:
-        sharding: What a plan deals weights out with: FSDP or ZeRO-3. Unset: what the launcher asks for.
+        sharded: Whether a plan shards weights, whatever the launcher asks for.
     """
     devices = torch.cuda.device_count()
     if processes == 1 and launched() > 1:
@@ -99,8 +98,8 @@ def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None
     if processes == 1:
         return
     refuse_sharding_of_launch()
-    sharding = sharding or sharding_asked_for()
-    refuse_sharded_adapters(sharding is not None, recipe.lora is not None)
+    sharded = sharded or fsdp_is_asked_for()
+    refuse_sharded_adapters(sharded, recipe.lora is not None)
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(
@@ -108,15 +107,13 @@ def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None
             "of method and baselines here and run it afterwards: what is finished is kept."
         )
     used = [name for name in UNSHARDED if name in methods]
-    if used and sharding:
+    if used and sharded:
         raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and {sharding} is asked for; use --launch "
+            f"{', '.join(used)} trains in one process or under DDP, and FSDP is asked for; use --launch "
             "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
         )
     used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
     used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
-    if sharding == "ZeRO-3":
-        zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 

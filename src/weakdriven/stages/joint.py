@@ -10,7 +10,7 @@ from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import epoch_rows, matched_steps, model_stage, other_weak, training_rows
 from weakdriven.stages.workload import Workload
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 from weakdriven.wmss.pair import WEAK_FOLDER
 from weakdriven.wmss.trainer import train_joint

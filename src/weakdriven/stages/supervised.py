@@ -12,7 +12,8 @@ from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import epoch_rows, matched_steps, model_stage, training_rows
 from weakdriven.stages.workload import Workload
-from weakdriven.training.sft import Phase, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
 from weakdriven.training.snapshots import publish_snapshots
 from weakdriven.training.variant import PLAIN, Variant
 

@@ -33,7 +33,7 @@ from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"

@@ -33,7 +33,7 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.wmss.entropy import plan_batches
 

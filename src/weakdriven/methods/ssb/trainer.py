@@ -20,7 +20,7 @@ from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
 from weakdriven.methods.token_loss import TokenLossTrainer, Tokens
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
-from weakdriven.training.sft import Phase, fit
+from weakdriven.training.phase import Phase, fit
 
 STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
 """Of each row: token ids (int32) and logits (the bits of bfloat16) of all its reply tokens in one list, and the
