@@ -61,7 +61,7 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, foun
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="seed stands twice"):
+    with pytest.raises(UserError, match="seed is given twice"):
         load_recipe(write(tmp_path / "twice.yaml", "model: m\ndata: {path: a}\nseed: 1\nseed: 2\n"))
 
 

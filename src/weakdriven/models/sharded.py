@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from weakdriven.runs.processes import leads
+from weakdriven.runs.processes import is_main
 
 
 def in_zero3(weight: Any) -> bool:
@@ -88,10 +88,10 @@ def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict
             with held_whole(weight):
                 full = whole(weight.detach())
                 wanted = dtype if dtype is not None and full.is_floating_point() else full.dtype
-                by_identity[id(weight)] = full.to("cpu", wanted, copy=True) if leads() else full.new_empty(0)
+                by_identity[id(weight)] = full.to("cpu", wanted, copy=True) if is_main() else full.new_empty(0)
                 del full
         found[name] = by_identity[id(weight)]
-    return found if leads() else {}
+    return found if is_main() else {}
 
 
 def architecture_of(model: Any) -> Any:
@@ -102,7 +102,7 @@ def architecture_of(model: Any) -> Any:
 def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
     """In the first process the model again in one piece, in main memory, to be saved; in the others None."""
     weights = gathered_weights(model, dtype)
-    if not leads():
+    if not is_main():
         return None
     with torch.device("meta"):
         plain = architecture_of(model)(copy.deepcopy(model.config))

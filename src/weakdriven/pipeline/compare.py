@@ -22,6 +22,7 @@ from weakdriven.report.compare.table import COMPARE_FILE, REFERENCE, write_compa
 from weakdriven.runs.directory import RUN_FILE, Progress
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.runs.redact import redact
 from weakdriven.stages.merge import merged
 from weakdriven.stages.stages import Stages
 
@@ -148,7 +149,7 @@ def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> 
         except Exception as error:
             if stages.run.dry or (sentence := explain(error)) is None:
                 raise
-            found["failed"][method] = sentence
+            found["failed"][method] = redact(sentence)  # which is written into comparison.json
             stages.run.progress.note(f"{method} has no result: {sentence}")
 
 

@@ -36,7 +36,7 @@ from weakdriven.runs.directory import (
     claimed,
 )
 from weakdriven.runs.files import read_json, write_json, write_text
-from weakdriven.runs.processes import agree, all_processes, led, raise_together
+from weakdriven.runs.processes import agree, all_processes, on_main, raise_together
 from weakdriven.stages.checks import bind
 from weakdriven.stages.merge import merged
 from weakdriven.stages.remote_copy import Mirror
@@ -70,7 +70,7 @@ def run_recipe(
         if mirror:
             mirror.finish()
 
-    led(write)
+    on_main(write)
     return root / REPORT
 
 
@@ -124,12 +124,12 @@ def carry_out(
     transformers_logging.disable_progress_bar()
     count, leads = (processes.num_processes, processes.is_main_process) if processes else (1, True)
     with ExitStack() as held:
-        led(lambda: held.enter_context(claimed(root, recipe.name)))
+        on_main(lambda: held.enter_context(claimed(root, recipe.name)))
         if mirror:
-            led(lambda: mirror.open(recipe.name))
+            on_main(lambda: mirror.open(recipe.name))
         check = partial(checked, recipe, root, work, count, evaluates=evaluates, beside=beside, siblings=siblings)
         stages, plan = check()
-        if mirror and agree(led(lambda: mirror.bring(stages.run.planned))):
+        if mirror and agree(on_main(lambda: mirror.bring(stages.run.planned))):
             stages, plan = check()
         planned = agree(stages.run.planned)
         among = {"siblings": siblings, "locks": locks, "copy": mirror.send if mirror else None}

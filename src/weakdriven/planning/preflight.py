@@ -21,7 +21,7 @@ from weakdriven.planning.stage_listing import Outline
 from weakdriven.planning.stages import batch_is_known
 from weakdriven.runs.directory import WORK, Planned, Progress, Stage, work_folder
 from weakdriven.runs.disk import gib, held, shortage, unlinkable
-from weakdriven.runs.processes import led
+from weakdriven.runs.processes import on_main
 from weakdriven.stages.stages import Stages
 
 TOLERANCE = 0.1
@@ -65,7 +65,9 @@ def check_room(
             check_memory(costs, planning, progress, force=force)
     saved = [cost for cost in costs if cost.part.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
-    led(lambda: check_disk(saved, ahead, stages.run.root, progress, force=force))  # free space changes between looks
+    on_main(
+        lambda: check_disk(saved, ahead, stages.run.root, progress, force=force)
+    )  # free space changes between looks
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:

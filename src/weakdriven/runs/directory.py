@@ -21,7 +21,7 @@ from weakdriven.runs.files import PART, digest, link, now, read_json, sync, sync
 from weakdriven.runs.machine import hardware, library_versions, peak_memory, reset_peak_memory
 from weakdriven.runs.manifest import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.runs.processes import ended_together
-from weakdriven.runs.signals import Stopped, asked, stop_here
+from weakdriven.runs.signals import Stopped, stop_here, stop_requested
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 OUR_FILES, METRICS = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), "metrics.jsonl"
@@ -136,7 +136,7 @@ class Run:
         out = home / "out"  # it is whole if a kill came between the last byte and the rename
         whole = _key(out) == stage.key and not damage(out, files_of(out), contents=True)
         # all have looked before the first one changes anything, and all do what it found
-        key, reason, whole, signal = self.agree((stage.key, reason, whole, asked()))
+        key, reason, whole, signal = self.agree((stage.key, reason, whole, stop_requested()))
         if signal:
             raise Stopped(signal)
         if key != stage.key:

@@ -53,7 +53,7 @@ from weakdriven.runs.directory import (
 )
 from weakdriven.runs.files import append_jsonl, digest, file_digest, read_json, read_jsonl, write_json
 from weakdriven.runs.manifest import MANIFEST, refuse_damage
-from weakdriven.runs.processes import leads, led, size
+from weakdriven.runs.processes import is_main, on_main, size
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.score_examples import score_examples
 from weakdriven.training.lora import name_base
@@ -340,7 +340,7 @@ class Stages:
             shared=True,
         )
         if not self.run.dry:
-            led(lambda: refresh(stage.path, task, self.run.progress))
+            on_main(lambda: refresh(stage.path, task, self.run.progress))
         return stage
 
     def task(self, benchmark: str) -> Task:
@@ -415,7 +415,7 @@ class Stages:
         """A model's folder, with the metrics of its phase in `work`; written by the first process."""
         if is_sharded(model):
             model = gathered_model(model, torch.bfloat16 if self.recipe.precision == "bf16-mixed" else None)
-        if not leads():
+        if not is_main():
             return
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)

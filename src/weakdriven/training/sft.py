@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, is_disk_full
 from weakdriven.methods.neftune import EmbeddingNoise, noisy_embeddings
 from weakdriven.methods.token_loss import TokenLoss, TokenLossTrainer
 from weakdriven.models.adapters import has_adapter
@@ -26,8 +26,8 @@ from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import elements
 from weakdriven.planning.memory import state_bytes
 from weakdriven.runs.directory import METRICS, Progress
-from weakdriven.runs.disk import disk_need, held, is_full, refuse_full_disk
-from weakdriven.runs.processes import agree, led
+from weakdriven.runs.disk import disk_need, held, refuse_full_disk
+from weakdriven.runs.processes import agree, on_main
 from weakdriven.runs.signals import Stopped
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
@@ -127,7 +127,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
-    checkpoint = agree(led(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
+    checkpoint = agree(on_main(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
     if phase:
         check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
@@ -136,8 +136,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         with trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
-        if is_full(error):
-            raise disk_is_full(trainer, phase, folder) from error
+        if is_disk_full(error):
+            raise disk_is_disk_full(trainer, phase, folder) from error
         raise
     if phase and phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
@@ -171,7 +171,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
 
 
-def disk_is_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError:
+def disk_is_disk_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError:
     """Removes the checkpoint that was not written to its end."""
     remove_unmarked(folder)
     good = last_complete_checkpoint(folder)

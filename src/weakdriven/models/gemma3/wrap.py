@@ -79,7 +79,7 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        write_json(part / "config.json", config, exact=True)
+        write_json(part / "config.json", config)
         refuse_other_settings(part, text_folder)
         copy_files(text_folder, base_folder, part)
         write_shards(wanted, part, shard_bytes=shard_bytes)
