@@ -1,14 +1,12 @@
-"""What a user's input or machine can cause, told in one sentence; the command line exits with 2 on it."""
+"""Errors that a user's input or machine can cause, as one sentence; the command line exits with 2 on them."""
 
 import errno
 
-from weakdriven.runs.redact import masked
-
 WRITE_FAILURES = ("No space left on device", "inline_container", "PytorchStreamWriter")
-"""How safetensors (from Rust) and torch.save tell of a full disk: without an errno."""
+"""How safetensors (from Rust) and torch.save report a full disk: without an errno."""
 
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
-"""How torch tells of it, on a GPU and on a CPU."""
+"""How torch reports it, on a GPU and on a CPU."""
 
 
 class UserError(Exception):
@@ -16,19 +14,13 @@ class UserError(Exception):
 
 
 def explain(error: BaseException) -> str | None:
-    """One sentence for an error that the user can mend, or None if it is our own fault."""
-    sentence = _sentence(error)
-    return None if sentence is None else masked(sentence)
-
-
-def _sentence(error: BaseException) -> str | None:
+    """One sentence for an error that the user can fix, or None if it is a bug of ours."""
     if isinstance(error, UserError):
         return str(error)
-    number = getattr(error, "errno", None)
     place = getattr(error, "filename", None) or "the output directory"
-    if number == errno.ENOSPC or any(words in str(error) for words in WRITE_FAILURES):
+    if is_disk_full(error):
         return f"The disk is full while writing {place}; free some space and run again, nothing finished is lost."
-    if isinstance(error, OSError) and number in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{place} cannot be written ({error.strerror}); choose a writable --output."
     if is_out_of_memory(error):
         return (
@@ -37,6 +29,10 @@ def _sentence(error: BaseException) -> str | None:
             "change no result, so what is finished is kept."
         )
     return None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in WRITE_FAILURES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

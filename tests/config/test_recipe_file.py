@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from recipe_cases import MINIMAL, parse
 
+from recipe_cases import MINIMAL, parse
 from weakdriven.config.file import dump_recipe, load_recipe, shipped_recipes
 from weakdriven.errors import UserError
 
@@ -61,7 +61,7 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, foun
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="seed stands twice"):
+    with pytest.raises(UserError, match="seed is given twice"):
         load_recipe(write(tmp_path / "twice.yaml", "model: m\ndata: {path: a}\nseed: 1\nseed: 2\n"))
 
 

@@ -60,7 +60,7 @@ def test_a_stage_that_is_told_to_stop_says_so_and_goes_on_in_the_next_run(case, 
     code, output = strike(tmp_path, case, "term", 2)
     assert code == 143
     sentence = one_sentence(output)
-    assert sentence.startswith("Stopped on SIGTERM") and sentence.endswith("run the same command again to go on.")
+    assert sentence.startswith("Stopped on SIGTERM") and sentence.endswith("run the same command again to resume.")
     if case.stage in ("sft", "joint"):
         assert f"at step 1 of {STAGES[case.stage]}, saved" in sentence
     goes_on(tmp_path)

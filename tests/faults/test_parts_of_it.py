@@ -21,8 +21,8 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.disk import SMALL_FILES, disk_need, held, refuse_full_disk
 from weakdriven.runs.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.runs.manifest import inventory, refuse_damage, refuse_damaged_model, rewriting
-from weakdriven.runs.processes import Ended, ended_together
-from weakdriven.runs.signals import Stopped, asked, stop_here, stoppable
+from weakdriven.runs.processes import OtherProcessFailed, ended_together
+from weakdriven.runs.signals import Stopped, stop_here, stop_requested, stoppable
 from weakdriven.training import callbacks, phase
 from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
 
@@ -79,10 +79,10 @@ def test_a_signal_leaves_a_mark_and_the_same_request_once_more_changes_nothing(n
         stop_here()
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGTERM)  # from a launcher that was told too
-        assert asked() == signal.Signals(number).name
+        assert stop_requested() == signal.Signals(number).name
         with pytest.raises(Stopped, match="Stopped on SIG"):
             Progress().update(1, 2)
-    assert signal.getsignal(number) == before and asked() is None
+    assert signal.getsignal(number) == before and stop_requested() is None
 
 
 def test_an_interrupt_tells_how_to_go_on(monkeypatch, capsys):
@@ -94,7 +94,7 @@ def test_an_interrupt_tells_how_to_go_on(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
-    assert capsys.readouterr().err.strip() == "Stopped; run the same command again to go on."
+    assert capsys.readouterr().err.strip() == "Stopped; run the same command again to resume."
 
 
 def test_a_later_signal_ends_at_once():
@@ -103,7 +103,7 @@ def test_a_later_signal_ends_at_once():
     assert subprocess.run([sys.executable, "-c", code + "    print('still here')\n"]).returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("failure, seen", [(Stopped("SIGTERM"), Stopped), (OSError(28, "full"), Ended)])
+@pytest.mark.parametrize("failure, seen", [(Stopped("SIGTERM"), Stopped), (OSError(28, "full"), OtherProcessFailed)])
 def test_others_hear_once_of_what_ends_the_first_process(failure, seen):
     told = []
 

@@ -123,7 +123,7 @@ def test_what_a_pipe_cannot_carry_is_told_as_text(tmp_path):
 SCRIPT = """
 import sys, pathlib
 from functools import partial
-import test_side_by_side as tests
+import test_parallel as tests
 import weakdriven.commands.app
 
 def work(**_):

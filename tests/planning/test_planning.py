@@ -230,5 +230,5 @@ def test_a_model_that_is_nowhere_is_told(monkeypatch):
 def test_a_launch_configuration_is_read_as_strictly_as_a_recipe(tmp_path):
     file = tmp_path / "launch.yaml"
     file.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 8\n")
-    with pytest.raises(UserError, match="num_processes stands twice"):
+    with pytest.raises(UserError, match="num_processes is given twice"):
         launcher.read_config(file)

@@ -1,4 +1,4 @@
-"""Secrets stay out of errors, tracebacks, logs, recipes and pages; names that only look a little like one stay in."""
+"""Secrets stay out of what is printed and logged, and out of recipes; names that only look similar stay in."""
 
 import logging
 import os
@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from weakdriven.commands.app import main
 from weakdriven.config.file import load_recipe
-from weakdriven.errors import UserError, explain
-from weakdriven.report.watch import Page
-from weakdriven.runs.files import read_json, write_json
-from weakdriven.runs.redact import masked
+from weakdriven.errors import UserError
+from weakdriven.pipeline.parallel import outcome
+from weakdriven.runs.redact import redact, redact_output
 
 HF = "hf_" + "aBcD3fGh1jKlMnOpQrStUvWxYz" + "01234567"
 SECRETS = {
@@ -45,16 +45,16 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_secret_is_masked_wherever_it_stands(secret):
-    assert masked(f"({secret})") == f"({SECRETS[secret]})"
+def test_a_secret_is_redacted_wherever_it_stands(secret):
+    assert redact(f"({secret})") == f"({SECRETS[secret]})"
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_ordinary_names_stay_as_they_are(text):
-    assert masked(text) == text
+    assert redact(text) == text
 
 
-def test_values_of_the_environment_are_masked_by_their_names(monkeypatch):
+def test_values_of_the_environment_are_redacted_by_their_names(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     monkeypatch.setenv("DB_PASSWORD", "Tr0ub4dor&3")
     monkeypatch.setenv("MODE_KEY", "production")
@@ -62,32 +62,24 @@ def test_values_of_the_environment_are_masked_by_their_names(monkeypatch):
     monkeypatch.setenv("SHORT_TOKEN", "ab12")
     monkeypatch.setenv("PLAIN_NAME", "Zx81Spectrum")
     said = "0123456789abcdef0123456789abcdef01234567 Tr0ub4dor&3 production /etc/ssl/private/host.pem ab12 Zx81Spectrum"
-    assert masked(said) == "$WANDB_API_KEY… $DB_PASSWORD… production /etc/ssl/private/host.pem ab12 Zx81Spectrum"
+    assert redact(said) == "$WANDB_API_KEY… $DB_PASSWORD… production /etc/ssl/private/host.pem ab12 Zx81Spectrum"
 
 
-def test_hostile_text_is_masked_in_linear_time():
+def test_hostile_text_is_redacted_in_linear_time():
     for piece in ("sk-or-", "://a:", "bearer ", "?token", "hf_", "-----BEGIN PRIVATE KEY-----", "authorization"):
-        masked(piece * 20_000)  # pytest's timeout would tell
+        redact(piece * 20_000)  # pytest's timeout would tell
 
 
-def test_error_sentences_are_masked():
-    assert explain(UserError(f"The Hub refused {HF}.")) == "The Hub refused hf_…."
+def test_the_error_of_a_failed_run_is_redacted_since_a_table_shows_it(tmp_path):
+    def fail(error):
+        raise error
 
-
-def test_files_of_a_run_are_masked(tmp_path):
-    write_json(tmp_path / "manifest.json", {"counters": {"url": f"https://u:p@h?token={HF}"}})
-    assert HF not in (tmp_path / "manifest.json").read_text(encoding="utf-8")
-
-
-def test_the_watched_page_and_its_problem_are_masked(tmp_path):
-    page = Page(tmp_path, lambda _: f"<head></head><body>{HF}</body>")
-    assert page.refresh() and HF.encode() not in page.content and "hf_…".encode() in page.content
-
-    def broken(_):
-        raise ValueError(HF)
-
-    failing = Page(tmp_path, broken)
-    assert not failing.refresh() and failing.problem.endswith("ValueError: hf_…")
+    assert outcome("run", lambda: fail(UserError(f"The Hub refused {HF}.")), tmp_path) == (
+        None,
+        "The Hub refused hf_….",
+    )
+    _, sentence = outcome("run", lambda: fail(KeyError(HF)), tmp_path)
+    assert HF not in sentence + (tmp_path / "run.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("override", [f"model={HF}", f"data.path=https://u:{HF}@h/x.jsonl", f"report_to=[{HF}]"])
@@ -97,40 +89,28 @@ def test_a_recipe_that_holds_a_secret_is_refused_without_saying_it(override):
     assert HF not in str(caught.value)
 
 
-def test_a_traceback_is_printed_masked_and_the_error_itself_leaves_main(monkeypatch, tmp_path):
+def test_errors_and_tracebacks_are_printed_redacted_and_the_error_itself_leaves_main(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["weakdriven", "run", str(tmp_path / f"{HF}.yaml"), "--debug"])
     with pytest.raises(UserError, match="hf_aB"):
         main()
-    command = [sys.executable, "-m", "weakdriven", "run", f"{HF}.yaml", "--debug"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
-    assert done.returncode == 1 and "Traceback" in done.stderr and "hf_…" in done.stderr and HF not in done.stderr
+    for option, code in (("--debug", 1), ("--quiet", 2)):
+        command = [sys.executable, "-m", "weakdriven", "run", f"{HF}.yaml", option]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
+        assert done.returncode == code and "hf_…" in done.stderr and HF not in done.stderr
+        assert ("Traceback" in done.stderr) == (option == "--debug")
 
 
-def test_what_libraries_log_is_masked(caplog):
-    from weakdriven.runs.redact import mask_output
-
-    mask_output()
+def test_stdout_stderr_and_log_records_are_redacted(capsys, caplog):
+    redact_output()
+    Console().print("a note about", HF, markup=False)
+    print(HF, file=sys.stderr)
     logging.getLogger("some.library").warning("GET %s", f"https://h/x?token={HF}")
+    printed = capsys.readouterr()
+    assert "hf_…" in printed.out and "hf_…" in printed.err and HF not in printed.out + printed.err
     assert HF not in caplog.text and "token=…" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'open "https://x.org/?token=abc" now',
-        'say "Authorization: abcdef123" to them',
-        'a "-----BEGIN PRIVATE KEY-----" in a text, and {"more": 1} of it',
-        f'"{HF}"',
-    ],
-)
-def test_a_file_of_json_stays_one_when_it_is_masked(text, tmp_path):
-    write_json(tmp_path / "a.json", {"text": [text], "rest": "stays"})
-    found = read_json(tmp_path / "a.json")
-    assert found["rest"] == "stays" and len(found["text"]) == 1
-    write_json(tmp_path / "a.json", {"text": text}, exact=True)
-    assert read_json(tmp_path / "a.json") == {"text": text}
+    assert sys.stdout.encoding and not sys.stdout.isatty(), "the rest of the stream is as it was"
 
 
 @pytest.mark.parametrize("text", ["authorization: required, by the bank", "bearer responsibilities of the office"])
 def test_ordinary_words_after_such_words_stay(text):
-    assert masked(text) == text
+    assert redact(text) == text

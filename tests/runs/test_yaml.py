@@ -1,4 +1,4 @@
-"""YAML that means more than it says, or does more than hold values, is refused; in every file that is read as YAML."""
+"""YAML that expands to more than it says, or does more than hold values, is refused in every file read as YAML."""
 
 import ast
 import time
@@ -10,7 +10,7 @@ import yaml
 from weakdriven.config.file import apply_override, load_recipe
 from weakdriven.config.sweep import read_sweep_file
 from weakdriven.errors import UserError
-from weakdriven.runs.yaml import DEEPEST, LONGEST, load_yaml
+from weakdriven.runs.yaml import LONGEST, load_yaml
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -29,7 +29,9 @@ REFUSED = {
     "a python object": "!!python/object/apply:os.system [touch marker]",
     "a python name": "a: !!python/name:os.system",
     "a number that takes long to write": "a: " + "9" * 5000,
+    "a hexadecimal number that takes long": "a: 0x" + "f" * 50_000,
     "bytes": "a: !!binary =",
+    "aliases of a long text": "a: &a " + "x" * 1000 + "\nb: [" + "*a, " * 2000 + "]",
     "a set": "a: !!set {x}",
     "a list as a key": "? [a, b]\n: c",
     "a word as a number": "a: !!int x",
@@ -41,10 +43,10 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_it_is_refused_at_once_and_as_yaml(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
     assert not list(tmp_path.iterdir()), "code was run"
 
 
@@ -67,8 +69,7 @@ def test_aliases_merges_and_depth_within_reason_are_taken():
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]"
     assert load_yaml(text) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": [{"x": 1, "y": 2}] * 2}
     assert load_yaml("a: 2024-13-45\nb: 2024-01-02") == {"a": "2024-13-45", "b": "2024-01-02"}
-    depth = DEEPEST - 1
-    assert load_yaml("[" * depth + "]" * depth) != []
+    assert load_yaml("[" * 40 + "]" * 40) != []
 
 
 def test_a_file_that_never_ends_is_not_read_to_its_end(tmp_path):
@@ -89,4 +90,4 @@ def test_no_other_module_reads_yaml():
         and node.value.id == "yaml"
         and ("load" in node.attr.lower() and not node.attr.startswith("YAML"))
     }
-    assert loads == {"yaml_text.py"}
+    assert loads == {"yaml.py"}

@@ -173,7 +173,7 @@ def test_no_command_goes_through_a_shell():
         words = {word.arg: ast.unparse(word.value) for word in call.keywords}
         assert words.get("shell", "False") == "False", path
         assert name_of(call) not in ("os.system", "os.popen", "subprocess.getoutput"), path
-        sandboxed = path.name in ("sandbox_child.py", "code_io_child.py")  # run inside the sandbox
+        sandboxed = path.name in ("child.py", "code_io_child.py")  # run inside the sandbox
         assert sandboxed or name_of(call) not in ("eval", "exec"), path
 
 
@@ -189,7 +189,7 @@ def test_every_loader_that_could_run_code_says_whether_it_may():
 
 def test_nothing_is_unpickled_but_what_this_process_made():
     """One reads the pipe to our own children; the other, a benchmark's packed tests, by an unpickler without names."""
-    allowed = {"side_by_side.py", "hub_rows.py"}
+    allowed = {"parallel.py", "hub_rows.py"}
     for path, call in calls():
         if name_of(call).startswith(("pickle.", "torch.load", "np.load", "numpy.load", "joblib.", "dill.")):
             plain = any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in call.keywords)

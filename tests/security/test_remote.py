@@ -106,7 +106,7 @@ def test_an_address_that_leads_nowhere_is_a_sentence(address):
 
 
 def test_a_file_without_an_ending_is_refused():
-    with pytest.raises(UserError, match="no ending"):
+    with pytest.raises(UserError, match="unknown ending"):
         list(read_rows(put("memory://x/rows")))
 
 

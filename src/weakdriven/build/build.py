@@ -42,6 +42,7 @@ from weakdriven.eval.graders.verify import (
 )
 from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claimed
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, sync, write_json, write_jsonl
+from weakdriven.runs.redact import without_login
 from weakdriven.runs.stage import Planned
 
 VERSION = 1
@@ -248,7 +249,7 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
         kept.touch()
     if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
-        write_json(work / STATE, state, exact=True)  # before the rows of other settings go
+        write_json(work / STATE, state)  # before the rows of other settings go
     funnel = Funnel.from_json(state)
     if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last note
         os.truncate(kept, state["bytes"])
@@ -269,12 +270,12 @@ def verify_rows(settings: Build, key: str, work: Path, progress: Progress) -> Fu
             funnel.merge(counts)
             state["rows"][place] += len(rows)
             state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
-            write_json(work / STATE, state, exact=True)
+            write_json(work / STATE, state)
             progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
     if digest(verify_facts(settings)) != key:
         (work / STATE).unlink()
         raise UserError("A source has changed while it was read; run the same command again.")
-    write_json(work / STATE, state | {"whole": True}, exact=True)
+    write_json(work / STATE, state | {"whole": True})
     progress.end("verify", time.monotonic() - begin)
     return funnel
 
@@ -393,7 +394,7 @@ def report(settings: Build, items: Items, steps: dict[str, Funnel]) -> dict[str,
     whole = reduce(Funnel.then, steps.values())
     return {
         "domain": settings.domain,
-        "sources": list(settings.sources),
+        "sources": [without_login(source) for source in settings.sources],
         "style": settings.style if settings.result == TRAIN else None,
         "teacher": settings.teacher.facts() if settings.teacher else None,
         "held_out": Counter(item.benchmark for some in items.values() for item in some),

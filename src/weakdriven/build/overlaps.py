@@ -55,7 +55,7 @@ def find_overlaps(
     if not folder.exists():
         shutil.rmtree(work, ignore_errors=True)
         folder.mkdir(parents=True)
-    write_json(folder / ITEMS, {"items": items, "shares": shares}, exact=True)
+    write_json(folder / ITEMS, {"items": items, "shares": shares})
     missing = sum(not path.exists() for path in parts)
     workers = min(workers or cores(), missing)
     if workers == 1:
@@ -112,7 +112,7 @@ def compare(
                 return
             asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
             found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
-            write_json(path, {str(place): overlap for place, overlap in found if overlap}, exact=True)
+            write_json(path, {str(place): overlap for place, overlap in found if overlap})
             on_rows(block * BLOCK + len(lines))
 
 

@@ -33,7 +33,7 @@ from weakdriven.config.file import describe, dump_recipe, extended, load_recipe,
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError, explain
 from weakdriven.runs.processes import first_to_say, leave
-from weakdriven.runs.redact import mask_output
+from weakdriven.runs.redact import redact_output
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 if TYPE_CHECKING:
@@ -366,14 +366,14 @@ def print_scores(root: Path) -> None:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; `--debug` shows where it arose."""
-    mask_output()
+    redact_output()
     try:
         with stoppable():
             app(standalone_mode=True)
     except (SystemExit, KeyboardInterrupt) as end:  # the way out of every command that was not cut short
         interrupted = isinstance(end, KeyboardInterrupt) or end.code == INTERRUPTED  # typer makes one of the other
         if interrupted:
-            print("Stopped; run the same command again to go on.", file=sys.stderr)
+            print("Stopped; run the same command again to resume.", file=sys.stderr)
         leave()
         if interrupted:
             sys.exit(INTERRUPTED)
@@ -385,7 +385,6 @@ def main() -> None:
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
-            mask_output()  # typer has put a hook of its own in its place
             raise
         say(f"Error: {sentence}")
         sys.exit(2)

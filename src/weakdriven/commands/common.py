@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from weakdriven.errors import UserError
 from weakdriven.runs.processes import launched
-from weakdriven.runs.redact import masked
+from weakdriven.runs.redact import without_login
 
 Given = TypeVar("Given", Path, list[Path], None)
 
@@ -34,7 +34,7 @@ def here(given: Given) -> Given:
     """Of directories on the command line: themselves, and no address, in which pathlib has made one slash of two."""
     for path in given if isinstance(given, list) else [given] if given else []:
         if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
-            address = masked(f"{scheme[0]}/{str(path)[scheme.end() :]}")
+            address = without_login(f"{scheme[0]}/{str(path)[scheme.end() :]}")
             raise UserError(
                 f"{address} is an address, and this command needs a directory. weakdriven run RECIPE --output ADDRESS "
                 "--work DIR brings what is there into DIR, and works there."
@@ -76,7 +76,9 @@ def places(output: str | None, work: Path | None) -> tuple[Path | None, str | No
             raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
         return None if output is None else Path(output), None
     if output.lower().startswith(("http://", "https://")):
-        raise UserError(f"{masked(output)} is read only; give a directory as --output, or an s3:// or gs:// address.")
+        raise UserError(
+            f"{without_login(output)} is read only; give a directory as --output, or an s3:// or gs:// address."
+        )
     if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
         raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
     return work or default_folder(output), output

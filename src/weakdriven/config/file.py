@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.runs.redact import holds_secret, masked
+from weakdriven.runs.redact import holds_secret, redact
 from weakdriven.runs.yaml import load_yaml, read_yaml
 
 EXTENDS = "extends"
@@ -146,7 +146,7 @@ def refuse_secrets(value: Any, source: str, place: str = "") -> None:
             refuse_secrets(item, source, place)
     elif isinstance(value, str) and holds_secret(value):
         raise UserError(
-            f"{source}: {place} holds what looks like a key or a password ({masked(value)}), which would be written "
+            f"{source}: {place} holds what looks like a key or a password ({redact(value)}), which would be written "
             "into the run; take it out and give it in the environment variable that the service reads."
         )
 

@@ -17,6 +17,7 @@ from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import digest, read_json
+from weakdriven.runs.redact import without_login
 from weakdriven.runs.stage import Stage
 
 OWNER = "eval"
@@ -39,7 +40,12 @@ def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progres
     opened = partial(open_engine, subject, settings, branch, renderer, longest=longest, log=log)
     engines = Engines()
     asked = {"engine": settings.engine, "precision": subject.precision, "attention": subject.attention}
-    execution = {"model": subject.model, "url": subject.url, "style": renderer.style, "data_dir": settings.data_dir}
+    execution = {
+        "model": subject.model,
+        "url": subject.url and without_login(subject.url),
+        "style": renderer.style,
+        "data_dir": settings.data_dir,
+    }
     execution |= served | settings.model_dump(mode="json", include={"batch_size", "batching"})
 
     def benchmark_stage(run: Listing, task: Task) -> Stage:

@@ -15,7 +15,7 @@ from weakdriven.eval.generate.samples import Ask, Key, Row, by_key, collect
 from weakdriven.eval.graders.answers import BAD_GOLD, FAILED
 from weakdriven.eval.graders.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
-from weakdriven.runs.processes import agree, index, leads
+from weakdriven.runs.processes import agree, index, is_main
 
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
@@ -61,7 +61,7 @@ class Rollouts:
         # each process writes files of its own, and knows what all of them have written before
         own = f"-{index()}.jsonl" if index() else ".jsonl"
         self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
-        self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if leads() else ({}, {}))
+        self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if is_main() else ({}, {}))
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
         """The rollout of every ask, in order; what is written is judged by another thread while more is written.

@@ -23,7 +23,7 @@ from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Progress
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
 from weakdriven.runs.machine import cores
 from weakdriven.runs.manifest import refuse_damage, rewriting
-from weakdriven.runs.processes import agree, gathered, index, leads, share
+from weakdriven.runs.processes import agree, gathered, index, is_main, share
 from weakdriven.runs.stage import Planned
 
 BLOCK = 256
@@ -137,7 +137,7 @@ def evaluate(
         spread: False where the first process is to ask alone, as of a server that serves all of them.
     """
     rows = answer(task, engine, work, progress, spread=spread)
-    if not leads():
+    if not is_main():
         return {}
     write_jsonl(out / ITEMS, (asdict(item) for item in task.items))
     scores = grade_samples(
@@ -158,7 +158,7 @@ def answer(
 ) -> list[Row]:
     """Every sample of every item, in order; those that any process has written into `work` are not asked for again."""
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
-    done = agree(by_key(salvaged(work.glob("completions*.jsonl"))) if leads() else {})
+    done = agree(by_key(salvaged(work.glob("completions*.jsonl"))) if is_main() else {})
     asks = [
         Ask(item.id, number, ids, prompt)
         for item, ids, prompt in zip(task.items, task.prompt_ids, task.prompts, strict=True)
@@ -167,7 +167,7 @@ def answer(
 
     found: list[Row] = []
     left = [ask for ask in asks if (ask.id, ask.sample) not in done]
-    mine = share(left) if spread else left if leads() else []
+    mine = share(left) if spread else left if is_main() else []
 
     def note(rows: list[Row]) -> None:
         found.extend(rows)

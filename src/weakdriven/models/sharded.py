@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from weakdriven.errors import UserError
 from weakdriven.models.trust import SAFE
-from weakdriven.runs.processes import leads
+from weakdriven.runs.processes import is_main
 
 
 def local_part(weight: Any) -> Tensor:
@@ -54,10 +54,10 @@ def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict
         if id(weight) not in by_identity:
             full = whole(weight.detach())
             wanted = dtype if dtype is not None and full.is_floating_point() else full.dtype
-            by_identity[id(weight)] = full.to("cpu", wanted, copy=True) if leads() else full.new_empty(0)
+            by_identity[id(weight)] = full.to("cpu", wanted, copy=True) if is_main() else full.new_empty(0)
             del full
         found[name] = by_identity[id(weight)]
-    return found if leads() else {}
+    return found if is_main() else {}
 
 
 def architecture_of(model: Any) -> Any:
@@ -68,7 +68,7 @@ def architecture_of(model: Any) -> Any:
 def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
     """The whole model in main memory, to be saved, on the main process; None on the others."""
     weights = gathered_weights(model, dtype)
-    if not leads():
+    if not is_main():
         return None
     with torch.device("meta"):
         plain = architecture_of(model)(copy.deepcopy(model.config))

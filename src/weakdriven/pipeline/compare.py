@@ -22,6 +22,7 @@ from weakdriven.report.compare.table import COMPARE_FILE, REFERENCE, write_compa
 from weakdriven.runs.directory import RUN_FILE, Progress
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.runs.redact import redact
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
@@ -140,7 +141,7 @@ def one_by_one(context: Context, *, methods: list[str], found: dict[str, Any]) -
         except Exception as error:
             if not context.run.computes or (sentence := explain(error)) is None:
                 raise
-            found["failed"][method] = sentence
+            found["failed"][method] = redact(sentence)  # which is written into comparison.json
             context.progress.note(f"{method} has no result: {sentence}")
 
 

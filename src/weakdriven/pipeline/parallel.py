@@ -18,8 +18,8 @@ from weakdriven.errors import UserError, explain
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.machine import CORES, cores
 from weakdriven.runs.progress import PlainProgress
-from weakdriven.runs.redact import masked
-from weakdriven.runs.signals import Stopped, asked, stop_here, stoppable
+from weakdriven.runs.redact import RedactingStream, redact
+from weakdriven.runs.signals import Stopped, stop_here, stop_requested, stoppable
 
 LOCKS = ".locks"
 """Folder of several runs in which they agree who computes a stage that they share."""
@@ -78,12 +78,12 @@ def outcome(name: str, result: Callable[[], Any], logs: Path) -> tuple[Any, str]
         return result(), ""
     except Exception as error:
         if sentence := explain(error):
-            return None, sentence
+            return None, redact(sentence)  # which is written into the table
         log = logs / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
-            traceback.print_exception(error, file=file)
-        return None, f"{type(error).__name__}: {error} (the whole of it: {log})."
+            traceback.print_exception(error, file=RedactingStream(file))
+        return None, redact(f"{type(error).__name__}: {error} (traceback: {log}).")
 
 
 def shown(write: Callable[[], Any], progress: Progress) -> Exception | None:
@@ -127,7 +127,7 @@ def _given(result: Any, error: Exception | None) -> Any:
 
 def _end(processes: list[BaseProcess]) -> None:
     """Those that train may save first if we were told to stop; else they are interrupted where they are."""
-    number, patience = (signal.SIGTERM, SAVING) if asked() else (signal.SIGINT, PATIENCE)
+    number, patience = (signal.SIGTERM, SAVING) if stop_requested() else (signal.SIGINT, PATIENCE)
     for process in processes:
         if process.is_alive() and process.pid:
             os.kill(process.pid, number)
@@ -149,7 +149,7 @@ def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> 
     except Stopped as stop:
         answer = pickle.dumps((None, UserError(str(stop)), ""))
     except Exception as error:
-        answer = pickle.dumps((None, _portable(error), masked("".join(traceback.format_exception(error)))))
+        answer = pickle.dumps((None, _portable(error), "".join(traceback.format_exception(error))))
     theirs.send_bytes(answer)
 
 
@@ -188,5 +188,7 @@ def visible_devices() -> list[str]:
 
 
 def _logged(task: Task, log: Path) -> Any:
-    with log.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
-        return task(PlainProgress(Console(file=file, width=200)))
+    with log.open("a", encoding="utf-8") as file:
+        stream = RedactingStream(file)
+        with redirect_stdout(stream), redirect_stderr(stream):
+            return task(PlainProgress(Console(width=200)))

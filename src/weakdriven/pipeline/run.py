@@ -26,7 +26,7 @@ from weakdriven.report.read import current_stages
 from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, TOKENS, Progress, claimed
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import read_json, write_json, write_text
-from weakdriven.runs.processes import agree, all_processes, led, raise_together
+from weakdriven.runs.processes import agree, all_processes, on_main, raise_together
 from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.checks import bind
@@ -72,7 +72,7 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptio
         if options.mirror:
             options.mirror.finish()
 
-    led(write)
+    on_main(write)
     return root / REPORT
 
 
@@ -117,15 +117,15 @@ def carry_out(
     count, is_main = (processes.num_processes, processes.is_main_process) if processes else (1, True)
     mirror = options.mirror
     with ExitStack() as held:
-        led(lambda: held.enter_context(claimed(root, recipe.name)))
+        on_main(lambda: held.enter_context(claimed(root, recipe.name)))
         if mirror:
-            led(lambda: mirror.open(recipe.name))
+            on_main(lambda: mirror.open(recipe.name))
 
         def check() -> tuple[Context, list[Planned], dict[str, str]]:
             return checked(recipe, DryRun(root, siblings=options.siblings), work, count, evaluates, reads_only)
 
         context, planned, plan = check()
-        if mirror and agree(led(lambda: mirror.bring(planned))):
+        if mirror and agree(on_main(lambda: mirror.bring(planned))):
             context, planned, plan = check()
         planned = agree(planned)
         run = Run(

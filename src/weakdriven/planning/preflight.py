@@ -21,7 +21,7 @@ from weakdriven.planning.rows import rows_of
 from weakdriven.planning.stage_costs import batch_is_known
 from weakdriven.runs.directory import WORK, Progress, work_folder
 from weakdriven.runs.disk import gib, held, shortage, unlinkable
-from weakdriven.runs.processes import led
+from weakdriven.runs.processes import on_main
 from weakdriven.runs.stage import Planned, Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
@@ -67,7 +67,9 @@ def check_room(
             check_memory(costs, planning, progress, force=force)
     saved = [cost for cost in costs if cost.workload.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
-    led(lambda: check_disk(saved, ahead, context.run.root, progress, force=force))  # free space changes between looks
+    on_main(
+        lambda: check_disk(saved, ahead, context.run.root, progress, force=force)
+    )  # free space changes between looks
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import METRICS, REPORT, RUN_FILE, WORK
 from weakdriven.runs.files import PART
-from weakdriven.runs.redact import masked
+from weakdriven.runs.redact import redact as masked
 from weakdriven.runs.signals import stop_here
 
 STATE = "state.json"

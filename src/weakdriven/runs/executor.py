@@ -20,7 +20,7 @@ from weakdriven.runs.files import digest, now, sync_tree, write_json
 from weakdriven.runs.machine import hardware, library_versions, peak_memory, reset_peak_memory
 from weakdriven.runs.manifest import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.runs.processes import ended_together
-from weakdriven.runs.signals import Stopped, asked
+from weakdriven.runs.signals import Stopped, stop_requested
 from weakdriven.runs.stage import NOT_RUN, Compute, Planned, Stage, called
 from weakdriven.runs.take_over import Siblings, lost, reason_taken, take_over
 
@@ -93,7 +93,7 @@ class Run(DryRun):
         out = home / "out"  # it is whole if a kill came between the last byte and the rename
         whole = finished_key(out) == stage.key and not damage(out, files_of(out), contents=True)
         # all processes have looked before the main one changes anything, and all do what it found
-        key, reason, whole, signal = self.agree((stage.key, reason, whole, asked()))
+        key, reason, whole, signal = self.agree((stage.key, reason, whole, stop_requested()))
         if signal:
             raise Stopped(signal)
         if key != stage.key:

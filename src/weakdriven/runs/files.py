@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.runs.redact import masked, masked_values
 
 PART = ".part"
-"""What a file is called until all of it is there."""
+"""Ending of a file's name until the file is complete."""
 SEAL = "crc32"
 """Last field of a sealed line: the checksum of the line without it."""
 LARGE = 1 << 20
-"""Bytes from which on a file's hash is remembered."""
+"""Bytes from which on a file's hash is cached."""
 CLOCK_TICK = 2_000_000_000
 """Nanoseconds within which a file system may give two writes the same time; FAT's are the longest."""
 _DIGESTS: dict[tuple[int, ...], str] = {}
@@ -31,13 +30,13 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Of a file's content. A large one is read once in a process as long as it is the same, also under another name."""
+    """Hash of a file's content. An unchanged large file is read once per process, under whatever name."""
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if same in _DIGESTS:
             return _DIGESTS[same]
-        old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # else a change might leave the time as it is
+        old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # otherwise the next change may keep the same time
         digester = hashlib.sha256()
         while block := file.read(1 << 22):
             digester.update(block)
@@ -48,7 +47,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object that we wrote."""
+    """Read an object that we wrote."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,9 +62,9 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Whole rows of a file whose writer may have been killed; a damaged line and what follows it is cut off the file.
+    """Rows of a file whose writer may have been killed; the file is cut off before its first damaged line.
 
-    What follows goes too because a caller may count rows: verdicts, for one, are matched with samples by their place.
+    What follows that line goes too, because a caller may match rows by their place, as verdicts with samples.
     """
     rows, good = [], 0
     if path.exists():
@@ -84,13 +83,13 @@ def _unsealed(line: bytes) -> dict[str, Any] | None:
     """The row of a line, or None if the line is torn or was changed after it was sealed."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:  # also of bytes that are no UTF-8
+    except ValueError:  # invalid UTF-8 too
         return None
     if not isinstance(row, dict):
         return None
     name, seal = next(reversed(row.items()), ("", None))
     body = {key: value for key, value in row.items() if key != name}
-    if name == SEAL or seal == _checksum(body):  # the name of the seal may be what is damaged
+    if name == SEAL or seal == _checksum(body):  # the damage may be in the seal's name
         return body if line == _sealed(body).encode("utf-8", "backslashreplace") else None
     return row
 
@@ -111,7 +110,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = F
     """Add rows to a file.
 
     Args:
-        sealed: Each with a checksum, by which `salvage_jsonl` notices that a byte of it has changed.
+        sealed: Give each a checksum, so that `salvage_jsonl` notices a changed byte.
     """
     # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -119,7 +118,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = F
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a file of rows whole or not at all."""
+    """Write a file of rows, whole or not at all."""
     part = path.with_name(path.name + PART)
     part.unlink(missing_ok=True)
     append_jsonl(part, rows)
@@ -128,26 +127,16 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a page whole or not at all, without the secrets in it."""
-    _write(path, masked(text))
-
-
-def _write(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
     part = path.with_name(path.name + PART)
-    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    sync(part)
     os.replace(part, path)
 
 
-def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
-    """Write an object whole or not at all, without the secrets in it.
-
-    Args:
-        exact: As it is: a file of our own that is read again, such as texts of a data set.
-    """
-    _write(path, json.dumps(value if exact else masked_values(value), indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: Any) -> None:
+    """Write an object, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def sync_tree(folder: Path) -> None:
@@ -165,16 +154,16 @@ def sync(path: Path) -> None:
 
 
 def link(source: str, target: str) -> None:
-    """The same file under a second name, or a copy; for shutil.copytree."""
-    if not linked(source, target):
+    """Hard-link a file, or copy it where that is impossible; for shutil.copytree."""
+    if not hard_link(source, target):
         shutil.copy2(source, target)
 
 
-def linked(source: str, target: str) -> bool:
-    """Give a file a second name; says whether that can be done."""
+def hard_link(source: str, target: str) -> bool:
+    """Give a file a second name; returns whether that was possible."""
     try:
         os.link(os.path.realpath(source), target)
-    except OSError:  # another disk, one without hard links, or a file of somebody else
+    except OSError:  # another disk, one without hard links, or a file of another user
         return False
     return True
 

@@ -26,19 +26,19 @@ PASSED_ON = {
     signal.SIGHUP: signal.SIGTERM,
     signal.SIGUSR1: signal.SIGTERM,
 }
-"""Schedulers warn with USR1 of the end of a job's time, which for us means: save and end."""
+"""Schedulers send USR1 before a job's time is up, which for us means: save and end."""
 SHUTDOWN_SECONDS = "600"
 """How long torchrun waits, after a SIGTERM, before it kills processes that are still saving; its own default is 30."""
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Name to file of the launch configurations in the package."""
+    """Name to file of the launch configurations that ship with the package."""
     folder = Path(str(resources.files("weakdriven.config"))) / "launch"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_config(name: str) -> Path:
-    """A file, or a configuration of the package by its name."""
+    """The path of a file, or of a shipped configuration by its name."""
     shipped = shipped_configs()
     if name in shipped:
         return shipped[name]
@@ -88,7 +88,7 @@ def without_launch(arguments: Sequence[str]) -> list[str]:
 
 
 def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
-    """What is started, as a list: no shell reads it."""
+    """The launcher's command as a list, because no shell reads it."""
     machine = ["--machine_rank", rank] if (rank := os.environ.get("WEAKDRIVEN_MACHINE_RANK")) else []
     address = ["--main_process_ip", ip] if (ip := os.environ.get("WEAKDRIVEN_MAIN_IP")) else []
     start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machine, *address]
@@ -96,12 +96,12 @@ def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def launch(name: str, arguments: Sequence[str]) -> int:
-    """Start `weakdriven` with these arguments under a configuration; returns the exit code of its launcher.
+    """Start `weakdriven` with these arguments under a configuration; returns the launcher's exit code.
 
-    A configuration for one process replaces this one, so that whoever stops it stops the training.
+    With a single process it replaces the current one, so that a signal to it reaches the training.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"{OPTION} is given, and a launcher started this process already; leave one of them out.")
+        raise UserError(f"{OPTION} is given, and a launcher has already started this process; leave one of them out.")
     path = find_config(name)
     config = read_config(path)
     if config["distributed_type"] == "DEEPSPEED":
@@ -117,8 +117,8 @@ def launch(name: str, arguments: Sequence[str]) -> int:
 
 
 def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command in a session of its own, with the signals that this process gets; returns its exit code."""
-    # before it is started, so that a signal in between is not lost on it
+    """Run a command in its own session and pass on the signals that this process receives; returns its exit code."""
+    # handlers come first, so that a signal during the start is passed on too
     waiting, stopped = list[int](), False
     old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in PASSED_ON}
     try:
@@ -135,6 +135,6 @@ def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-    if code and stopped:  # torchrun itself ends with a traceback and 1, whatever its processes said
+    if code and stopped:  # torchrun exits with a traceback and 1, whatever its processes returned
         return EXIT_CODE
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""What computes: hardware, versions of libraries, and the most memory that a stage held."""
+"""The machine a run is on: hardware, library versions, cores, and the peak memory of a stage."""
 
 import os
 import platform
@@ -9,14 +9,14 @@ from importlib import metadata
 from pathlib import Path
 
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
-LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # whose absence is worth knowing too
+LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # their absence is worth recording too
 CORES = "WEAKDRIVEN_CORES"
-"""Set for each of several runs side by side: its share of the cores."""
+"""Set for each of several runs in parallel: its share of the cores."""
 
 
 def reset_peak_memory() -> None:
-    """Start the peak afresh for this stage where the kernel allows it (Linux)."""
-    with suppress(OSError):  # else the peak covers the whole process, which is still an upper bound
+    """Reset the peak for this stage where the kernel allows it (Linux)."""
+    with suppress(OSError):  # otherwise the peak is the whole process's, an upper bound
         Path("/proc/self/clear_refs").write_text("5")
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -44,12 +44,12 @@ def library_versions() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Those that this process may use: fewer than there are where it is pinned, or where several runs share them."""
+    """Cores that this process may use: fewer than the machine has if it is pinned or several runs share them."""
     return min(len(os.sched_getaffinity(0)), int(os.environ.get(CORES, sys.maxsize)))
 
 
 def hardware() -> str:
-    """What computes: the GPUs, or the processor's kind and cores."""
+    """The GPUs, or the architecture and cores of the CPU."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"

@@ -1,8 +1,8 @@
-"""Whether a finished folder still holds what was put there: size and SHA-256 of each file, kept in its manifest.
+"""Whether a finished folder still holds what was put there: its manifest lists the size and SHA-256 of each file.
 
-Sizes are looked at whenever a run is planned, contents before a stage that an earlier process finished is first read
-and by `verify`. A damaged file is never repaired or computed again on our own account: it may be the last copy of days
-of work.
+Sizes are compared whenever a run is planned, contents before this process first reads a stage that an earlier one
+finished, and by `verify`. We never repair or recompute a damaged file on our own: it may be the last copy of days of
+work.
 """
 
 import json
@@ -16,25 +16,25 @@ from weakdriven.runs.files import file_digest, read_json, write_json
 
 MANIFEST, FILES = "manifest.json", "files"
 CARD = "README.md"
-"""Ours to rewrite and a user's to edit, so it is never checked."""
+"""We rewrite it and a user may edit it, so it is never checked."""
 
 Inventory = dict[str, dict[str, Any]]
-"""Of each file, by its path in the folder: `bytes` and `sha256` (its first 32 digits)."""
+"""Path of each file inside the folder to its `bytes` and `sha256` (the first 32 digits)."""
 
 
 def inventory(folder: Path) -> Inventory:
-    """What a folder holds, but for its manifest and model card."""
+    """The files of a folder, except its manifest and model card."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     names = {path.relative_to(folder).as_posix(): path for path in files if path.name not in (MANIFEST, CARD)}
     return {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in names.items()}
 
 
 def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[str] = ()) -> str | None:
-    """The first file that is not as it was, in words; files that were added are no damage.
+    """A sentence about the first file that has changed, or None; added files are no damage.
 
     Args:
         contents: Read and hash every file; otherwise only sizes are compared.
-        spare: Folders that may be gone.
+        spare: Folders that may be missing.
     """
     for name, fact in files.items():
         path = folder / name
@@ -52,31 +52,37 @@ def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[st
 
 
 def files_of(folder: Path) -> Inventory:
-    """The inventory of a finished stage; empty for one that is from before there were inventories."""
+    """The inventory of a finished stage; empty for a stage from before there were inventories."""
     if not (folder / MANIFEST).is_file():
         return {}
     manifest: Any = read_json(folder / MANIFEST)
-    found = manifest.get(FILES, {}) if isinstance(manifest, dict) else {}
-    entries = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"} for entry in entries):
+    files = manifest.get(FILES, {}) if isinstance(manifest, dict) else {}
+    if not _is_inventory(files):
         raise UserError(f"{folder / MANIFEST} is damaged: its list of files cannot be read. {remedy(folder)}")
-    return found
+    return files
 
 
 def key_and_files(manifest: bytes) -> tuple[str | None, Inventory | None]:
-    """What a manifest that somebody else may have written says, or nothing if a file lies outside its folder."""
+    """Key and inventory in a manifest from outside; (None, None) if it is invalid or names files outside its folder."""
     try:
         found = json.loads(manifest)
         key, files = found["key"], found[FILES]
-        paths = [PurePosixPath(name) for name, entry in files.items() if entry.keys() >= {"bytes", "sha256"}]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         return None, None
-    inside = not any(path.is_absolute() or ".." in path.parts for path in paths)
-    return (key, files) if inside and len(paths) == len(files) else (None, None)
+    if not _is_inventory(files):
+        return None, None
+    paths = map(PurePosixPath, files)
+    return (None, None) if any(path.is_absolute() or ".." in path.parts for path in paths) else (key, files)
+
+
+def _is_inventory(files: Any) -> bool:
+    return isinstance(files, dict) and all(
+        isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"} for entry in files.values()
+    )
 
 
 def is_stage(folder: Path) -> bool:
-    """Whether the manifest there is one of ours, and not what another program calls so."""
+    """Whether the folder has a manifest of ours; other programs use that name too."""
     try:
         manifest: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -85,13 +91,13 @@ def is_stage(folder: Path) -> bool:
 
 
 def refuse_damage(folder: Path, *, contents: bool = True, spare: Sequence[str] = ()) -> None:
-    """Stop before something is made from a finished stage that is no longer what it was."""
+    """Raise an error if a finished stage has changed, before anything is made from it."""
     if found := damage(folder, files_of(folder), contents=contents, spare=spare):
         raise UserError(f"{found}. {remedy(folder)}")
 
 
 def refuse_damaged_model(folder: Path) -> None:
-    """The same for a model that is a finished stage of a run or a snapshot inside one; other models have no list."""
+    """The same for a model that is a finished stage or a snapshot in one; other models have no inventory."""
     stage = next((place for place in (folder, *folder.parents[:2]) if is_stage(place)), None)
     if stage is None:
         return
@@ -107,10 +113,10 @@ def remedy(folder: Path) -> str:
 
 @contextmanager
 def rewriting(folder: Path, *names: str) -> Iterator[dict[str, Any]]:
-    """Within it some files of a finished stage may be written anew; gives its manifest, to be changed as well.
+    """Rewrite some files of a finished stage inside this block; yields its manifest, which may be changed too.
 
-    A kill in between leaves them without an entry, so that nothing is taken for damage. A folder without a manifest is
-    no stage, and whoever writes there need not tell anyone.
+    After a kill inside the block these files have no entry, so they do not count as damaged. A folder without a
+    manifest is no stage and needs no care.
     """
     if not (folder / MANIFEST).is_file():
         yield {}

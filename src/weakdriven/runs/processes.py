@@ -1,6 +1,6 @@
-"""The processes that a launcher started on one run: who speaks, who computes what, and how they meet.
+"""The processes that a launcher started on one run: which one writes, who computes what, and how they synchronise.
 
-One process alone is the same without a launcher: every function here then does nothing, or does the work itself.
+Without a launcher there is one process, and every function here does nothing or does the work itself.
 """
 
 import hashlib
@@ -20,34 +20,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ended(UserError):
-    """What another process of this run has failed with."""
+class OtherProcessFailed(UserError):
+    """The message of an error in another process of this run."""
 
 
 PATIENCE = timedelta(days=1)
-"""How long one process waits for another: the first may tokenise for hours while the others have nothing to do."""
+"""How long one process waits for another: the main process may tokenise for hours while the others wait."""
 
 
 def all_processes() -> "PartialState":
-    """Those that a launcher started, or this one alone."""
+    """Join the processes that a launcher started, if any."""
     import torch
     from accelerate import PartialState
 
-    # on a CPU accelerate sees one process unless told
+    # on a CPU accelerate sees a single process unless it is told so
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def launched() -> int:
-    """How many processes the launcher says there are, known before any of them has met another."""
+    """Number of processes according to the launcher, known before they have joined."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def size() -> int:
-    """How many have met (`all_processes`); before that, and without a launcher, 1."""
+    """Number of processes that have joined (`all_processes`); before that, and without a launcher, 1."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -59,13 +55,13 @@ def index() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def leads() -> bool:
-    """Whether this is the process that writes and speaks."""
+def is_main() -> bool:
+    """Whether this is the main process, which writes files and prints."""
     return index() == 0
 
 
 def agree(value: T) -> T:
-    """Wait for all processes; every one gets the value of the first."""
+    """Wait for all processes and return the main process's value in each."""
     if size() == 1:
         return value
     from accelerate.utils import broadcast_object_list
@@ -74,7 +70,7 @@ def agree(value: T) -> T:
 
 
 def gathered(values: Sequence[T]) -> list[T]:
-    """Wait for all processes; every one gets the values of all, those of the first one first."""
+    """Wait for all processes and return the values of all, in the order of their ranks."""
     if size() == 1:
         return list(values)
     from accelerate.utils import gather_object
@@ -83,12 +79,12 @@ def gathered(values: Sequence[T]) -> list[T]:
 
 
 def share(values: Sequence[T]) -> list[T]:
-    """What this process takes of a list that all have: every n-th, so that long and short ones are mixed."""
+    """This process's part of a list that all have: every n-th value, so that long and short ones are mixed."""
     return list(values[index() :: size()])
 
 
 def merged(shares: Sequence[T]) -> list[T]:
-    """The list whose `share` each process gives; all processes call it, and all get it.
+    """The inverse of `share`: each process passes its part, and each gets the whole list.
 
     >>> merged(["a", "b"])
     ['a', 'b']
@@ -98,69 +94,63 @@ def merged(shares: Sequence[T]) -> list[T]:
     return [parts[place % len(parts)][place // len(parts)] for place in range(total)]
 
 
-def led(work: Callable[[], T]) -> T | None:
-    """Let the first process do `work` alone; where it fails, all of them end with its sentence.
+def on_main(work: Callable[[], T]) -> T | None:
+    """Do `work` on the main process alone; if it fails, all processes raise its message.
 
-    Returns what `work` does in the first process and None in the others, which need not be able to hold it.
+    Returns the result on the main process and None on the others, which may be unable to hold it.
     """
-    return ended_together(work if leads() else lambda: None, agree)
+    return ended_together(work if is_main() else lambda: None, agree)
 
 
 def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
-    """Work that only the first process does, while the others wait: where it fails, they end with its sentence.
+    """Do `work`, and if the main process fails at it, raise its message in all of them.
 
     Args:
-        agree: Gives every process the value of the first.
+        work: On the other processes, what they do meanwhile.
+        agree: Gives every process the main process's value.
     """
     try:
         result = work()
-    except Stopped as stop:
-        _tell(stop, stop, agree)
+    except OtherProcessFailed:
         raise
-    except Ended:
+    except (Exception, Stopped) as error:
+        if not getattr(error, "reported", False):  # only once, however many such calls it passes on its way up
+            error.reported = True  # pyright: ignore
+            stop = isinstance(error, Stopped)
+            agree(error if stop else explain(error) or f"The main process failed: {error!r}.")
         raise
-    except Exception as error:
-        _tell(error, explain(error) or f"The first process failed: {error!r}.", agree)
-        raise
-    told = agree(None)
-    if isinstance(told, Stopped):
-        raise Stopped(told.name)
-    if told:
-        raise Ended(told)
+    message = agree(None)
+    if isinstance(message, Stopped):
+        raise Stopped(message.name)
+    if message:
+        raise OtherProcessFailed(message)
     return result
 
 
-def _tell(error: BaseException, told: Any, agree: Callable[[Any], Any]) -> None:
-    """Once, however many such meetings the error passes on its way up."""
-    if not getattr(error, "told", False):
-        error.told = True  # pyright: ignore
-        agree(told)
-
-
 def raise_together(failure: UserError | None) -> None:
-    """Raise in all processes what any of them has found; all of them call it, those without an error with None."""
-    found = [sentence for sentence in gathered([None if failure is None else str(failure)]) if sentence]
+    """Raise in all processes an error that any of them has found; those without an error pass None."""
+    messages = gathered([None if failure is None else str(failure)])
     if failure is not None:
         raise failure
-    if found:
-        raise Ended(found[0])
+    for message in filter(None, messages):
+        raise OtherProcessFailed(message)
 
 
 def first_to_say(sentence: str) -> bool:
-    """Whether no other process of this run has said the same yet; for errors that all of them meet at once."""
+    """Whether no other process of this run has printed the same sentence yet; for errors that all of them meet."""
     import torch.distributed as dist
 
     if size() == 1:
         return True
-    said = hashlib.sha256(sentence.encode()).hexdigest()[:16]
+    key = hashlib.sha256(sentence.encode()).hexdigest()[:16]
     try:
-        return dist.distributed_c10d._get_default_store().add(f"weakdriven/said/{said}", 1) == 1
-    except RuntimeError:  # the process that keeps the store may be gone already; said twice is better than never
+        return dist.distributed_c10d._get_default_store().add(f"weakdriven/said/{key}", 1) == 1
+    except RuntimeError:  # the process that keeps the store may have ended; printed twice is better than never
         return True
 
 
 def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int, int]:
-    """Rows of a micro-batch in each process, and micro-batches of a step: the step sees `batch_size` rows in all.
+    """Rows per micro-batch in each process, and micro-batches per step; a step sees `batch_size` rows in total.
 
     >>> divide(16, 16, 1), divide(16, 16, 2), divide(48, 8, 4)
     ((16, 1), (8, 1), (4, 3))
@@ -170,10 +160,10 @@ def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int,
 
 
 def refuse_uneven(batches: dict[str, int], processes: int) -> None:
-    """Each step's rows are dealt out evenly, so that every process holds the same share of the mean.
+    """Each step's rows must be divisible by the number of processes, so that each has the same share of the mean.
 
     Args:
-        batches: Name of a setting, or what else it is, to its number of rows.
+        batches: Name of a setting, or of what else it is, to its number of rows.
     """
     for name, rows in batches.items():
         if rows % processes:
@@ -187,7 +177,7 @@ def refuse_uneven(batches: dict[str, int], processes: int) -> None:
 
 
 def all_agree(found: bool) -> bool:
-    """Whether it holds in every process; all of them call it."""
+    """Whether it is true in every process; all of them call it."""
     return all(gathered([found]))
 
 
@@ -196,9 +186,9 @@ def wait_for_all() -> None:
 
 
 def leave() -> None:
-    """The orderly end of a process that has met others; one that just exits may be aborted.
+    """Leave the process group before exiting; otherwise the exit may abort.
 
-    A thread of gloo can still hold the last collective's tensors, and their end asks for an interpreter that is no
+    A gloo thread can still hold the last collective's tensors, and releasing them needs an interpreter that is no
     longer there: https://github.com/pytorch/pytorch/issues/190489.
     """
     dist = sys.modules.get("torch.distributed")  # a command that needs no torch does not load it to end

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live list with a bar on a terminal, plain lines elsewhere."""
+"""What a run prints while it goes on: a live list with a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 
@@ -41,10 +41,10 @@ class PlainProgress(Progress):
     def __init__(self, console: Console, every_seconds: float = 10.0):
         self.console, self.every = console, every_seconds
         self.count = self.place = 0
-        self.told = 0.0
+        self.printed_at = 0.0
         self.pace = Pace()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def plan(self, planned: list[Planned]) -> None:
@@ -52,30 +52,30 @@ class PlainProgress(Progress):
 
     def begin(self, stage: str, reason: str) -> None:
         self.place += 1
-        self.told, self.pace = time.monotonic(), Pace()
-        self._say(f"[{self.place}/{max(self.place, self.count)}] {stage}: {reason}")
+        self.printed_at, self.pace = time.monotonic(), Pace()
+        self._print(f"[{self.place}/{max(self.place, self.count)}] {stage}: {reason}")
 
     def skip(self, stage: str) -> None:
         self.place += 1
-        self._say(f"[{self.place}/{self.count}] {stage}: done before")
+        self._print(f"[{self.place}/{self.count}] {stage}: done before")
 
     def note(self, text: str) -> None:
-        self._say(f"    {text}")
+        self._print(f"    {text}")
 
     def update(self, done: int, total: int, **facts: float) -> None:
         stop_here()
         rate = self.pace.rate(done)
-        if time.monotonic() - self.told < self.every or not rate:
+        if time.monotonic() - self.printed_at < self.every or not rate:
             return
-        self.told = time.monotonic()
-        self._say(f"    {done}/{total}  {rate:.1f}/s  {(total - done) / rate:.0f} s left  {_facts(facts)}")
+        self.printed_at = time.monotonic()
+        self._print(f"    {done}/{total}  {rate:.1f}/s  {(total - done) / rate:.0f} s left  {_facts(facts)}")
 
     def end(self, stage: str, seconds: float) -> None:
-        self._say(f"    done in {seconds:.1f} s")
+        self._print(f"    done in {seconds:.1f} s")
 
 
 class TerminalProgress(Progress):
-    """All stages with ticks; a bar with rate, time left, loss and learning rate under the one that runs."""
+    """All stages with ticks, and under the running one a bar with rate, time left, loss and learning rate."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -120,7 +120,7 @@ class TerminalProgress(Progress):
         self.live.stop()
 
     def _draw(self) -> None:
-        """As many lines as the terminal has room for, with the running stage always among them."""
+        """As many lines as the terminal has room for, always with the running stage among them."""
         names, room = list(self.lines), max(self.console.height - 4, 3)
         middle = names.index(self.running) if self.running else len(names) - 1
         first = max(0, min(middle - room // 2, len(names) - room))

@@ -25,7 +25,7 @@ from weakdriven.models.load import tokenizer_fingerprint
 from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
-from weakdriven.runs.processes import leads
+from weakdriven.runs.processes import is_main
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.training.lora import name_base
 from weakdriven.training.sft import save_model
@@ -132,7 +132,7 @@ class Context:
         """A model's folder, with the metrics of its phase in `work`; written by the main process."""
         if is_sharded(model):
             model = gathered_model(model, torch.bfloat16 if self.recipe.precision == "bf16-mixed" else None)
-        if not leads():
+        if not is_main():
             return
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)

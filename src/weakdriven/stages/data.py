@@ -13,7 +13,7 @@ from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
 from weakdriven.runs.manifest import MANIFEST, refuse_damage
-from weakdriven.runs.processes import leads
+from weakdriven.runs.processes import is_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.workload import Workload
@@ -86,5 +86,5 @@ def compare_again(context: Context, data: Stage) -> None:
         for _ in keep_out(rows, held, [], drop=False):
             pass
         manifest["counters"]["held_out"] = held.key
-        if leads():
+        if is_main():
             write_json(data.path / MANIFEST, manifest)

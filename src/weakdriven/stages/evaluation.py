@@ -5,7 +5,7 @@ from typing import Any
 
 from weakdriven.eval.benchmarks import BENCHMARKS
 from weakdriven.eval.run import evaluate, refresh
-from weakdriven.runs.processes import led
+from weakdriven.runs.processes import on_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
@@ -42,5 +42,5 @@ def evaluation_stage(context: Context, model: Model, benchmark: str) -> Stage:
         ),
     )
     if context.run.computes:
-        led(lambda: refresh(stage.path, context.task(benchmark), context.progress))
+        on_main(lambda: refresh(stage.path, context.task(benchmark), context.progress))
     return stage

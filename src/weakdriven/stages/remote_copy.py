@@ -1,11 +1,10 @@
-"""A run whose output is an address (s3://, gs://, what else fsspec can write to): computed here, copied there.
+"""A run whose output is an address (s3://, gs://, whatever else fsspec can write to): computed here, copied there.
 
-The run works in a folder, because it renames and locks, which stores of objects cannot. Each finished stage is copied
-to the address, its manifest last, so that a stage there is whole or not there. A run on another machine brings what the
-address has under the keys that it needs, checks every file and goes on. Checkpoints inside a stage stay in the folder.
+The run works in a local folder, because it renames and locks, which object stores cannot. Each finished stage is copied
+to the address with its manifest last, so a stage there is complete or absent. A run on another machine fetches the
+stages whose keys it needs, checks every file and continues. Checkpoints inside a stage stay in the local folder.
 """
 
-import errno
 import json
 import re
 import shutil
@@ -17,92 +16,78 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weakdriven.data.rows.remote import DRIVERS, cache_folder, open_system, reason
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, is_disk_full
 from weakdriven.runs.directory import RUN_FILE, put_in_place, refuse_other_owner, work_folder
-from weakdriven.runs.disk import is_full
 from weakdriven.runs.files import PART, digest, file_digest, link, sync, sync_tree, write_json
 from weakdriven.runs.manifest import CARD, MANIFEST, Inventory, damage, files_of, key_and_files, refuse_damage
-from weakdriven.runs.redact import GONE, masked
+from weakdriven.runs.redact import without_login
 from weakdriven.runs.signals import stop_here
 from weakdriven.runs.stage import Planned
 
 WAITS = (1.0, 5.0, 25.0)
-"""Seconds until what failed is tried again."""
+"""Seconds before each further try."""
 LASTING = (FileNotFoundError, PermissionError, NotImplementedError)
-"""What no second try changes."""
+"""Errors that a further try would meet again."""
 BUCKETS = {scheme for scheme in DRIVERS if scheme not in ("sftp", "ssh")}
-"""Of stores without folders: to make one there may make a bucket."""
+"""Stores without folders: making one there could make a bucket."""
 
 
 class Unreached(UserError):
-    """The address did not take or give something."""
+    """The address could not be read or written."""
 
 
 def default_folder(address: str) -> Path:
-    """In the user's cache, named after the address without its login.
+    """A folder in the user's cache, named after the address without its login.
 
     >>> default_folder("s3://me:pass@bucket/demo").name == default_folder("s3://me:other@bucket/demo/").name
     True
     """
-    plain = masked(address).replace(f"{GONE}@", "").partition("?")[0].rstrip("/")
+    plain = without_login(address).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[-80:].strip("-.")
     return cache_folder().parent / "runs" / f"{name}-{digest(plain)[:8]}"
 
 
-def taken(near: Path, out: Path, file: Inventory) -> bool:
-    """Link one file of another run's stage, if it is there and whole; that run may be changed meanwhile."""
-    (name,) = file
-    try:
-        if not damage(near, file, contents=True):
-            link(str(near / name), str(out / name))
-            return True
-    except OSError as error:
-        if is_full(error):
-            raise
-    return False
-
-
 @dataclass
 class Mirror:
-    """The copy of one run at an address; used by the process that writes."""
+    """The copy of one run at an address; only the main process uses it."""
 
     address: str
     root: Path
     note: Callable[[str], None] = lambda text: None
     stages: list[str] = field(default_factory=list)
-    """Finished stages of this run, in their order."""
+    """Finished stages of this run, in order."""
     manifests: dict[str, bytes | None] = field(default_factory=dict)
-    """By stage, as the address has them."""
+    """Each stage's manifest at the address."""
     sent: dict[str, str] = field(default_factory=dict)
-    """Files outside inventories that were copied, and their hashes: they may be written anew."""
+    """Hashes of the copied files that no inventory lists, such as the report: they may change later."""
 
     @property
     def shown(self) -> str:
-        return masked(self.address).partition("?")[0].rstrip("/")
+        return without_login(self.address).rstrip("/")
 
     def open(self, recipe_name: str) -> None:
         """Refuse an address that belongs to others or cannot be written, before anything is computed."""
         self.system, self.place = open_system(self.address, instead="give a directory as --output")
-        with self._told("cannot be read"):
+        with self._explained("cannot be read"):
             owner = self._read(RUN_FILE)
             if owner is None and self._holds_files():
                 raise UserError(f"{self.shown} holds files but no run of weakdriven; give an empty or new address.")
         if owner is not None:
             refuse_other_owner(owner, self.shown, recipe_name)
             write_json(self.root / RUN_FILE, json.loads(owner))
-        with self._told("cannot be written"):
+        with self._explained("cannot be written"):
             self._put_if_new(RUN_FILE)
         self.note(f"works in {self.root} and is copied to {self.shown}")
 
     def bring(self, planned: Sequence[Planned]) -> list[str]:
-        """Fetch the stages that would have to run or be taken over although the address has them; returns their names.
+        """Fetch the planned stages that the address has; returns their names.
 
-        It comes before other runs because it is this one: where both have a stage, what was made from it there stays
-        with it, and nothing has to be sent again. What they have alike is taken from the other run all the same.
+        Our own copy is preferred over other runs: what was made from a stage there stays with it, and nothing has to be
+        sent again. Files that another run has too are linked rather than fetched.
         """
         brought = []
         for entry in planned:
-            with self._told("cannot be read"):
+            with self._explained("cannot be read"):
                 manifest = self._manifest(entry.name) if entry.reason else None
                 if manifest is None:
                     continue
@@ -115,7 +100,7 @@ class Mirror:
         return brought
 
     def send(self, stage: str) -> None:
-        """Copy a finished stage and what could not be copied before it; a run goes on where the address is away."""
+        """Copy a finished stage, and any earlier one that failed to copy; a failure does not stop the run."""
         self.stages.append(stage)
         try:
             self._send_missing()
@@ -123,7 +108,7 @@ class Mirror:
             self.note(f"{error} The run goes on, and copies it later.")
 
     def finish(self) -> None:
-        """Copy what is missing still, what was written anew since it was copied, and the report."""
+        """Copy what is still missing, what has changed since it was copied, and the report."""
         try:
             self._send_missing()
         except Unreached as error:
@@ -134,9 +119,9 @@ class Mirror:
 
     def _send_missing(self) -> None:
         for stage in self.stages:
-            with self._told(f"did not take {stage}"):
+            with self._explained(f"did not take {stage}"):
                 self._send(stage)
-        with self._told("did not take the report and the recipe"):
+        with self._explained("did not take the report and the recipe"):
             for path in sorted(self.root.iterdir()):
                 if path.is_file() and path.suffix != PART:
                     self._put_if_new(path.name)
@@ -164,10 +149,10 @@ class Mirror:
             self.manifests[stage] = manifest
 
     def _remove(self, stage: str, old: bytes) -> None:
-        """An older result goes, its manifest first, so that nobody takes a mixture of both for whole."""
+        """Remove an older result, its manifest first, so that nobody takes a mixture of both for complete."""
         for name in (MANIFEST, CARD, *(key_and_files(old)[1] or {})):
             with suppress(FileNotFoundError):
-                self._tried(self.system.rm_file, self._at(f"{stage}/{name}"))
+                self._retry(self.system.rm_file, self._at(f"{stage}/{name}"))
         self.sent.pop(f"{stage}/{CARD}", None)
         self.manifests[stage] = None
 
@@ -182,10 +167,10 @@ class Mirror:
         for name in (*files, CARD):
             stop_here()
             (out / name).parent.mkdir(parents=True, exist_ok=True)
-            if near and name in alike and taken(near, out, {name: files[name]}):
+            if near and name in alike and _link_file(near, out, name, files):
                 continue
-            with suppress(FileNotFoundError):  # a card need not be there; of the others the next line tells
-                self._tried(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
+            with suppress(FileNotFoundError):  # the card is optional; the next check reports any other missing file
+                self._retry(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
         if found := damage(out, files, contents=True):
             self._refuse(stage, found.removeprefix(f"{out}/"))
         sync_tree(out)  # the manifest vouches for the rest, so it comes last
@@ -204,13 +189,13 @@ class Mirror:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return self._tried(self.system.cat_file, self._at(name))
+            return self._retry(self.system.cat_file, self._at(name))
         except FileNotFoundError:
             return None
 
     def _holds_files(self) -> bool:
         try:
-            found = self._tried(self.system.ls, self.place, False)
+            found = self._retry(self.system.ls, self.place, False)
         except FileNotFoundError:
             return False
         return any(path.rstrip("/") != self.place.rstrip("/") for path in found)  # some stores list the folder itself
@@ -232,13 +217,12 @@ class Mirror:
             if there != here:
                 raise ConnectionError(f"{there:,} of {here:,} bytes of {name} arrived")
 
-        self._tried(copy)
+        self._retry(copy)
 
     def _at(self, name: str) -> str:
         return f"{self.place.rstrip('/')}/{name}"
 
-    def _tried(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """The work, a few times where its error may pass."""
+    def _retry(self, work: Callable[..., Any], *arguments: Any) -> Any:
         for wait in WAITS:
             try:
                 return work(*arguments)
@@ -249,13 +233,25 @@ class Mirror:
         return work(*arguments)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """What went wrong in one sentence, without the secrets of the address."""
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn any error into one sentence without the secrets of the address."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            full = getattr(error, "errno", None) == errno.ENOSPC
-            advice = "free some space" if full else "check the address, the network and the login"
+            advice = "free some space" if is_disk_full(error) else "check the address, the network and the login"
             raise Unreached(f"{self.shown} {what} ({reason(self.address, error)}); {advice}.") from None
+
+
+def _link_file(near: Path, out: Path, name: str, files: Inventory) -> bool:
+    """Link one file of another run's stage if it is intact; that run may change meanwhile."""
+    try:
+        intact = not damage(near, {name: files[name]}, contents=True)
+        if intact:
+            link(str(near / name), str(out / name))
+        return intact
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        return False

@@ -15,7 +15,7 @@ from weakdriven.models.sharded import local_part
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import all_agree, gathered, size, wait_for_all
-from weakdriven.runs.signals import asked
+from weakdriven.runs.signals import stop_requested
 from weakdriven.training.checkpoints import seal
 
 REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
@@ -59,7 +59,7 @@ class PhaseCallback(TrainerCallback):
                 f"Training diverged: at step {state.global_step} the loss is {logs['loss']} and the gradient norm "
                 f"{logs.get('grad_norm')}. {REMEDY}"
             )
-        if not asked():  # a signal would end us here, before the checkpoint is written
+        if not stop_requested():  # a signal would end us here, before the checkpoint is written
             self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class PhaseCallback(TrainerCallback):
 
 def signalled() -> str | None:
     """The signal that any process of this training has got; all have to end at the same step."""
-    return next((name for name in gathered([asked()]) if name), None)
+    return next((name for name in gathered([stop_requested()]) if name), None)
 
 
 def refuse_broken_weights(model: Any, step: int) -> None:

@@ -14,11 +14,11 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import row_lengths
-from weakdriven.errors import UserError
+from weakdriven.errors import UserError, is_disk_full
 from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.disk import disk_need, held, is_full, refuse_full_disk
-from weakdriven.runs.processes import agree, led
+from weakdriven.runs.disk import disk_need, held, refuse_full_disk
+from weakdriven.runs.processes import agree, on_main
 from weakdriven.runs.signals import Stopped
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
@@ -93,7 +93,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
-    checkpoint = agree(led(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
+    checkpoint = agree(on_main(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
     if phase:
         check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
@@ -102,7 +102,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         with trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise disk_is_full(trainer, phase, folder) from error
         raise
     if phase and phase.stopped:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import SNAPSHOTS
 from weakdriven.runs.files import PART, link, sync, sync_tree
-from weakdriven.runs.processes import leads
+from weakdriven.runs.processes import is_main
 from weakdriven.training.callbacks import refuse_broken_weights
 
 Keep = Callable[[Path], None]
@@ -63,12 +63,12 @@ class SnapshotCallback(TrainerCallback):
         refuse_broken_weights(kwargs["model"], state.global_step)
         place = self.folder / name
         part = place.with_name(name + PART)
-        if leads():
+        if is_main():
             for leftover in (part, place):
                 shutil.rmtree(leftover, ignore_errors=True)
             part.mkdir(parents=True)
         self.keep(part)  # by all processes, since each may hold a part of the weights
-        if leads():
+        if is_main():
             sync_tree(part)
             os.rename(part, place)
             sync(self.folder)
@@ -85,7 +85,7 @@ def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
 
 def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
     """Snapshots beside the finished model; `work` keeps its own, so that a kill before the end loses none."""
-    if not leads():
+    if not is_main():
         return
     for name, folder in snapshot_folders(work, shares).items():
         shutil.copytree(folder, out / SNAPSHOTS / name, copy_function=link)

@@ -14,7 +14,7 @@ from weakdriven.data.demo import demo_rows
 from weakdriven.data.rows.json_array import BLOCK, JsonArray, NotJson
 from weakdriven.data.rows.remote import fetch, is_remote
 from weakdriven.errors import UserError
-from weakdriven.runs.redact import masked
+from weakdriven.runs.redact import without_login
 
 EMBEDDED = "embedded:arithmetic"
 ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
@@ -86,7 +86,7 @@ def find_file(path: str) -> Path | None:
 
 def _known_kind(file: Path, path: str) -> Path:
     if file.suffix not in ENDINGS:
-        raise UserError(f"{masked(path)} has no ending that tells what it holds; expected one of {', '.join(ENDINGS)}.")
+        raise UserError(f"{without_login(path)} has an unknown ending; expected one of {', '.join(ENDINGS)}.")
     return file
 
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import httpx2 as httpx
 
 from weakdriven.errors import UserError
-from weakdriven.runs.redact import GONE, masked
+from weakdriven.runs.redact import ELLIPSIS, redact, without_login
 
 logger = logging.getLogger(__name__)
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -62,19 +62,19 @@ def _fetch(address: str) -> Path:
     try:
         found = system.info(place)
     except FileNotFoundError:
-        raise UserError(f"{masked(address)}: there is no such file; check the address.") from None
+        raise UserError(f"{without_login(address)}: there is no such file; check the address.") from None
     except Exception as error:  # of the network, the service or its login: every driver has its own
         if have:
-            logger.warning("%s cannot be reached; the copy fetched before is used.", masked(address))
+            logger.warning("%s cannot be reached; the copy fetched before is used.", without_login(address))
             return cached
         raise unreachable(address, error) from None
     if found.get("type") == "directory":
-        raise UserError(f"{masked(address)} is a folder; give one data file.")
+        raise UserError(f"{without_login(address)} is a folder; give one data file.")
     mark = next((f"{name} {found[name]}" for name in MARKS if found.get(name)), None)
     if have and mark is not None and (mark, found.get("size")) == (old.get("mark"), old.get("reported_size")):
         return cached
     blob = _copy(system, place, address, found.get("size"))
-    facts = {"address": masked(address).partition("?")[0], "blob": blob.name, "size": blob.stat().st_size}
+    facts = {"address": without_login(address), "blob": blob.name, "size": blob.stat().st_size}
     facts |= {"mark": mark, "reported_size": found.get("size")}
     _write(ref, json.dumps(facts, indent=1).encode())
     return blob
@@ -96,8 +96,8 @@ def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
     except ImportError:
         package = DRIVERS.get(scheme, f"fsspec's driver for {scheme}")
         raise UserError(
-            f"{masked(address)} needs {package}, which is not installed here; pip install {DRIVERS.get(scheme, 'it')}, "
-            f"or {instead}."
+            f"{without_login(address)} needs {package}, which is not installed here; "
+            f"pip install {DRIVERS.get(scheme, 'it')}, or {instead}."
         ) from None
     except Exception as error:
         raise unreachable(address, error, instead) from None
@@ -141,7 +141,7 @@ def _refuse_status(answer: httpx.Response) -> None:
 def unreachable(address: str, error: Exception, instead: str = COPY) -> UserError:
     why = reason(address, error)
     return UserError(
-        f"{masked(address)} cannot be read ({why}); check the address, the network and the login, or {instead}."
+        f"{without_login(address)} cannot be read ({why}); check the address, the network and the login, or {instead}."
     )
 
 
@@ -152,10 +152,10 @@ def reason(address: str, error: Exception) -> str:
     'ValueError: no bucket me:…@bucket'
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    why = masked(f"{type(error).__name__}: {lines[0]}").replace(address, masked(address))
+    why = redact(f"{type(error).__name__}: {lines[0]}".replace(address, without_login(address)))
     if login := LOGIN.match(address):
         for password in (login[1], unquote(login[1])):
-            why = why.replace(password, GONE)
+            why = why.replace(password, ELLIPSIS)
     return why[:300]
 
 
@@ -174,7 +174,9 @@ def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
                         count += len(block)
                         file.write(block)
             except FileNotFoundError:
-                raise UserError(f"{masked(address)}: the file has gone while it was fetched; check it.") from None
+                raise UserError(
+                    f"{without_login(address)}: the file was removed while it was fetched; check it."
+                ) from None
             except Exception as error:
                 if isinstance(error, OSError) and error.errno is not None:  # a full disk is ours
                     raise
@@ -182,7 +184,7 @@ def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
             file.flush()
             os.fsync(file.fileno())
         if size is not None and count != size:
-            raise UserError(f"{masked(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
+            raise UserError(f"{without_login(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
         blob = folder / (digester.hexdigest() + ending(place))
         os.replace(part, blob)
     finally:

@@ -32,7 +32,7 @@ from weakdriven.eval.rollouts import (
 from weakdriven.models.load import positions
 from weakdriven.runs.directory import EXAMPLES
 from weakdriven.runs.files import append_jsonl, digest, read_jsonl
-from weakdriven.runs.processes import leads, merged, share
+from weakdriven.runs.processes import is_main, merged, share
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
@@ -96,13 +96,13 @@ def rollout_stage(
                     seed=seed,
                 )
                 asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
-                before, mine = counters["samples"], share(asks) if spread else asks if leads() else []
+                before, mine = counters["samples"], share(asks) if spread else asks if is_main() else []
                 times = len(asks) / max(len(mine), 1)  # all go as fast
                 found = rollouts.ask(
                     mine, lambda done, at=before, by=times: context.progress.update(at + int(done * by), total)
                 )
                 found = merged(found) if spread else found
-                if leads():
+                if is_main():
                     keep(found, out)
                 count(found, counters)
         finally:

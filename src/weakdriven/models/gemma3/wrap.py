@@ -78,7 +78,7 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        write_json(part / "config.json", wrapped_config(text_folder, base_folder), exact=True)
+        write_json(part / "config.json", wrapped_config(text_folder, base_folder))
         config: Any = AutoConfig.from_pretrained(part, trust_remote_code=False)
         refuse_other_settings(config, text_folder)
         wanted = wrapped_weights(text_folder, base_folder, config)
