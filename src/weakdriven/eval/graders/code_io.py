@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import code_io_child
+from weakdriven.eval.sandbox import io_tests
 from weakdriven.eval.sandbox.run import OUTPUT_LIMIT, CodeResult, last_line, run_code
 
-HARNESS = Path(code_io_child.__file__).read_text(encoding="utf-8")
+HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
 TEST_TYPES = ("stdin", "functional")
 
 
