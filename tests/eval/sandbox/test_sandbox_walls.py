@@ -12,6 +12,7 @@ import sandbox_cases
 from sandbox_cases import assert_passes
 from weakdriven.eval.sandbox import run as sandbox
 from weakdriven.eval.sandbox.isolation import isolating_command
+from weakdriven.eval.sandbox.run import why_not
 
 method, run = sandbox_cases.method, sandbox_cases.run
 
@@ -63,6 +64,20 @@ def test_files_outside_cannot_be_written_changed_or_deleted(run, tmp_path):
     )
     assert_passes(result)
     assert mine.read_text() == "keep" and (source.read_bytes(), Path("/etc/passwd").read_bytes()) == before
+
+
+def test_what_the_host_has_mounted_below_a_shown_folder_is_read_only_too(method):
+    if reason := why_not("unshare"):
+        pytest.skip(f"the test mounts such a folder itself: {reason}")
+    program = (
+        "try: open('/usr/share/new', 'w')\nexcept OSError as error: assert error.errno == 30\nelse: raise Exception"
+    )
+    caller = f"from weakdriven.eval.sandbox import run_code\nprint(run_code({program!r}, method={method!r}))"
+    mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+    mounted += ['mount -t tmpfs -o noexec,mode=777 below /usr/share; exec "$@"', "sh"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([*mounted, sys.executable, "-c", caller], capture_output=True, text=True, env=environment)
+    assert "status='passed'" in done.stdout, done
 
 
 def test_only_the_system_and_the_interpreter_are_visible(run, tmp_path):

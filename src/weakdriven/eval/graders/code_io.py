@@ -45,14 +45,15 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
         **options,
     )
     same = same_value if functional else same_output
-    for number, (want, (ending, got)) in enumerate(zip(expected, read_report(result), strict=False), 1):
+    report = read_report(result)
+    for number, (want, (ending, got)) in enumerate(zip(expected, report, strict=False), 1):
         where = f"test {number} of {len(tests)}"
         if ending != "passed":
             detail = last_line(result.stderr) if ending == "failed" else ""
             return f"program failed: {where}: {ending}: {detail}".removesuffix(": ")
         if not same(got, want):
             return f"program failed: {where}: wrong answer {shown(got)}, expected {shown(tests[number - 1]['output'])}"
-    if not result.passed or len(read_report(result)) != len(tests):
+    if not result.passed or len(report) != len(tests):
         status = "failed" if result.passed else result.status
         return f"program {status}: {last_line(result.stderr)}".removesuffix(": ")
     return None

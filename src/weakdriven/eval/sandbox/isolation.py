@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import watcher
+from weakdriven.eval.sandbox import new_root, watcher
 
 METHODS = {"bubblewrap": ("bwrap",), "unshare": ("unshare", "setpriv")}
 """The programs that each method needs; the method that comes first is preferred."""
@@ -34,40 +34,27 @@ print(json.dumps([sys.executable, [sys.prefix, sys.exec_prefix, sys.base_prefix]
 """
 
 # What bubblewrap does, with util-linux: `unshare` starts this as process 1, and as root of new namespaces. The new root
-# grows in /sys, of which nothing is shown. Read-only becomes whatever is mounted in it, also below the folders that are
+# grows in /sys, of which nothing is shown. Whatever is mounted in it becomes read-only, also below the folders that are
 # shown; /proc does last, because a namespace gets its user by a file in it. In the inner namespace, whose user is not
-# root, nobody has the right to change any of this. Arguments: folders and files to make (one a line), the table of
-# mounts, the options of a private folder, a Python; then the command.
+# root, nobody has the right to change any of this. Arguments: the options of a private folder, a Python, `new_root.py`,
+# places and sources (one a line); then the command.
 NEW_ROOT = """
 PATH="$PATH:/usr/sbin:/sbin"
-IFS='
-'
-set -f
 mount -t tmpfs -o nosuid,nodev,mode=755,size=4m root /sys
 cd /sys
-mkdir -p old proc tmp dev/shm
-for folder in tmp dev/shm; do mount -t tmpfs -o "$4" tmp "/sys/$folder"; done
-mkdir -p $1
-for file in $2; do : > "$file"; done
-ln -s /proc/self/fd dev/fd
-ln -s /proc/self/fd/0 dev/stdin
-ln -s /proc/self/fd/1 dev/stdout
-ln -s /proc/self/fd/2 dev/stderr
-printf %s "$3" > table
-mount --all --fstab /sys/table
-rm table
-pivot_root . old
+mkdir -p proc tmp dev/shm
+mount -t tmpfs -o "$1" tmp /sys/tmp
+mount -t tmpfs -o "$1" shm /sys/dev/shm
+"$2" -I -S "$3" /sys "$4"
+mount --all --fstab /sys/proc/table
+pivot_root . .
+umount --lazy .
 cd /
-umount --lazy /old
-rmdir /old
 mount --all --types noproc -o remount,bind,ro,nosuid,nodev
 for folder in /tmp /dev/shm; do mount -o remount,bind,rw "$folder"; done
 for device in null zero full random urandom; do mount -o remount,bind,rw,dev "/dev/$device"; done
-"$5" -I -S -c 'import fcntl, socket, struct
-socket.sethostname("sandbox")
-fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, struct.pack("16sh22x", b"lo", 1))  # interface up'
 echo 1 > /proc/sys/user/max_user_namespaces  # the inner one, so that the program can open no further one
-shift 5
+shift 4
 exec unshare --user --mount --map-user=1000 --map-group=1000 --keep-caps sh -ec '
 mount -o remount,bind,ro,nosuid,nodev,noexec /proc
 exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-privs "$@"' sh "$@"
@@ -158,23 +145,10 @@ def bubblewrap(places: dict[str, str]) -> list[str]:
 
 def unshare(places: dict[str, str], python: str) -> list[str]:
     namespaces = ("--user", "--map-root-user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
-    places = places | dict(zip(DEVICES, DEVICES, strict=True))
-    files = [place for place, source in places.items() if not os.path.isdir(source)]
-    folders = [os.path.dirname(place) if place in files else place for place in places]
-    table = [f"{escape(source)} /sys{escape(place)} none rbind\n" for place, source in places.items()]
     private = f"nosuid,nodev,mode=700,size={watcher.DISK_LIMIT},nr_inodes={watcher.INODE_LIMIT}"
+    shown = [path for pair in (places | dict(zip(DEVICES, DEVICES, strict=True))).items() for path in pair]
     return [
         *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"),
         *(shutil.which("unshare") or "unshare", *namespaces, "--fork", "--kill-child"),
-        *("sh", "-ec", NEW_ROOT, "sh", *("\n".join(f".{path}" for path in paths) for paths in (folders, files))),
-        *("proc /sys/proc proc nosuid,nodev,noexec\n" + "".join(table), private, python),
+        *("sh", "-ec", NEW_ROOT, "sh", private, python, str(Path(new_root.__file__).resolve()), "\n".join(shown)),
     ]
-
-
-def escape(path: str) -> str:
-    """A path as a table of mounts has it.
-
-    >>> escape("/home/a b")
-    '/home/a\\\\040b'
-    """
-    return "".join(f"\\{ord(sign):03o}" if sign in "\\# \t\n" else sign for sign in path)

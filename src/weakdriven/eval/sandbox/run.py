@@ -100,7 +100,7 @@ def run_code(
         raise UserError(f"timeout={timeout}, memory_mb={memory_mb}: a program needs time, and 32 MiB or more.")
     method = method or isolation()
     if method == "none" and not unsafe:
-        raise UserError(no_isolation())
+        raise SandboxError(no_isolation())
     job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
     job |= {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit, "folder": "/tmp"}
     if method != "none":
