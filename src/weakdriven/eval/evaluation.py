@@ -15,8 +15,10 @@ from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refres
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine, served_model
 from weakdriven.models.branch import open_branch
 from weakdriven.models.load import DTYPES, fingerprint, positions
-from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES, WORK, Progress, Run, Stage, claimed
+from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES, WORK, Progress, claimed
+from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import digest, read_json, read_jsonl
+from weakdriven.runs.stage import Stage
 
 HARNESS_BATCH = 16
 OWNER = "eval"
@@ -42,20 +44,20 @@ def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progres
     execution = {"model": subject.model, "url": subject.url, "style": renderer.style, "data_dir": settings.data_dir}
     execution |= served | settings.model_dump(mode="json", include={"batch_size", "batching"})
 
-    def benchmark_stage(run: Run, task: Task) -> Stage:
+    def benchmark_stage(run: Listing, task: Task) -> Stage:
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            shared = {"model": key, "work": work, "out": out, "progress": run.progress}
+            shared = {"model": key, "work": work, "out": out, "progress": progress}
             return evaluate(task, lambda: engines.of(key, opened), **shared)
 
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings={**task.key(), **asked}, inputs=inputs, execution=execution)
 
     with claimed(root, OWNER):
-        plan = Run(root, subject.seed, dry=True)
+        plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
         progress.plan(plan.planned)
-        run = Run(root, subject.seed, progress=progress)
+        run = Run(root, seed=subject.seed, progress=progress)
         try:
             for task in tasks:
                 stage = benchmark_stage(run, task)
