@@ -38,8 +38,9 @@ PROBE = """
 import os, socket
 assert [name for _, name in socket.if_nameindex()] in ([], ["lo"]), "the network is visible"
 assert sum(name.isdigit() for name in os.listdir("/proc")) <= 2, "other processes are visible"
-for line in open("/proc/self/mountinfo"):
-    place, flags = line.split()[4:6]
+mounts = [line.split()[4:6] for line in open("/proc/self/mountinfo")]
+assert [place for place, _ in mounts].count("/") == 1, "the root of the host is still mounted"
+for place, flags in mounts:
     assert place == "/tmp" or place.startswith("/dev/") or "ro" in flags.split(","), place + " is writable"
 rights = [int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith("Cap")]
 assert os.getuid() and not any(rights), "the program has rights"
