@@ -34,7 +34,7 @@ from weakdriven.data.overlap.find import Held, deduplicate
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import open_source
 from weakdriven.data.tokenize import write_tokens
-from weakdriven.eval.graders.verify import Checks, verifier
+from weakdriven.eval.graders.candidates import Checks, verifier
 from weakdriven.eval.graders.workers import shared_pool
 from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 from weakdriven.runs.directory import Progress

@@ -9,7 +9,7 @@ import pytest
 from weakdriven.eval.sandbox.run import CodeResult, run_code, why_not
 
 
-@pytest.fixture(params=["bubblewrap", "namespaces"])
+@pytest.fixture(params=["bubblewrap", "unshare"])
 def method(request) -> str:
     if reason := why_not(request.param):
         pytest.skip(f"{request.param} does not work here: {reason}")

@@ -10,7 +10,7 @@ from weakdriven.build.build import Build, build
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.unit_tests import program_tests, unit_tests_of
-from weakdriven.eval.graders.verify import Checks, verify_code
+from weakdriven.eval.graders.candidates import Checks, verify_code
 from weakdriven.runs.files import read_jsonl
 
 
@@ -155,7 +155,7 @@ def test_one_program_runs_on_each_processor_unless_told_otherwise(monkeypatch, w
             super().__init__(max_workers)
 
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 5})
-    monkeypatch.setattr("weakdriven.eval.graders.verify.ThreadPoolExecutor", Threads)
+    monkeypatch.setattr("weakdriven.eval.graders.candidates.ThreadPoolExecutor", Threads)
     assert verify_code(Checks(workers=workers), []) == [] and asked == [at_once]
 
 

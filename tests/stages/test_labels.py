@@ -8,7 +8,7 @@ import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples
 from weakdriven.eval.generate.requests import Completion, request_seed
-from weakdriven.eval.graders import verify
+from weakdriven.eval.graders import candidates
 from weakdriven.eval.graders.answers import FAILED, TIMEOUT, Graded
 from weakdriven.eval.rollouts import Rollout
 from weakdriven.methods.rollouts import stage as rolling
@@ -54,7 +54,7 @@ def test_what_the_row_the_verifier_or_the_server_is_to_blame_for_is_neither(monk
     assert labels("\\boxed{5}", gold="\\frac{") == [("bad gold", False)]
     assert labels("\\boxed{5}", "", finish="content_filter") == [("refused", False)] * 2
     verdicts = [Graded(False, "5", f"{reason}: why") for reason in (TIMEOUT, FAILED)]
-    monkeypatch.setattr(verify, "grade_many", lambda kind, texts, *_, **__: verdicts[: len(texts)])
+    monkeypatch.setattr(candidates, "grade_many", lambda kind, texts, *_, **__: verdicts[: len(texts)])
     assert labels("\\boxed{5}", "\\boxed{5}") == [("verifier timeout", False), ("verifier failed", False)]
 
 

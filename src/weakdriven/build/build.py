@@ -30,7 +30,7 @@ from weakdriven.data.structure import in_style
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
-from weakdriven.eval.graders.verify import (
+from weakdriven.eval.graders.candidates import (
     Candidate,
     Checks,
     Fault,

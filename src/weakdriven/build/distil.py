@@ -25,7 +25,7 @@ from weakdriven.eval.engine_pool import Engines
 from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Row
 from weakdriven.eval.generate.server import ServerEngine
-from weakdriven.eval.graders.verify import Candidate, Fault, Verify
+from weakdriven.eval.graders.candidates import Candidate, Fault, Verify
 from weakdriven.eval.rollouts import Rollout, Rollouts
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine
 from weakdriven.models.folder import open_model

@@ -119,7 +119,7 @@ def data_build(
     from weakdriven.build.build import Build, build
     from weakdriven.build.distil import Teacher
     from weakdriven.config.recipe import EngineSettings
-    from weakdriven.eval.graders.verify import Checks
+    from weakdriven.eval.graders.candidates import Checks
     from weakdriven.eval.target import Subject
     from weakdriven.runs.progress import choose_progress
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Key, Row, by_key, collect
 from weakdriven.eval.graders.answers import BAD_GOLD, FAILED
-from weakdriven.eval.graders.verify import BAD_TESTS, VERIFIER_TIMEOUT, Fault
+from weakdriven.eval.graders.candidates import BAD_TESTS, VERIFIER_TIMEOUT, Fault
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import agree, index, is_main
 

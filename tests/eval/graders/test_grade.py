@@ -13,8 +13,9 @@ import pytest
 
 from weakdriven.eval import Graded, check_golds, grade, grade_many
 from weakdriven.eval.graders.answers import after_thinking, last_boxed
+from weakdriven.eval.graders.judge import MEMORY_MB
 from weakdriven.eval.graders.math_answers import grade_math
-from weakdriven.eval.graders.workers import MEMORY_MB, Pool, Worker, shared_pool
+from weakdriven.eval.graders.workers import Pool, Worker, shared_pool
 from weakdriven.runs.machine import cores
 
 HANGS = r"\boxed{9^{9^{9^9}}}"
@@ -202,7 +203,6 @@ def test_texts_and_golds_must_be_as_many():
 
 def test_a_worker_has_a_memory_limit_and_a_session_of_its_own():
     worker = Worker()
-    worker.start()
     try:
         with open(f"/proc/{worker.process.pid}/limits") as limits:
             line = next(line for line in limits if line.startswith("Max address space"))
@@ -231,7 +231,7 @@ def test_a_worker_that_dies_is_a_failure_and_the_next_sample_gets_a_new_one():
 def test_a_forked_child_starts_workers_of_its_own():
     assert grade("math", r"\boxed{2/4}", "1/2").correct
     if (child := os.fork()) == 0:
-        os._exit(0 if shared_pool().owner == os.getpid() and not shared_pool().idle else 1)
+        os._exit(1 if shared_pool().idle else 0)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -241,7 +241,6 @@ def test_workers_end_with_their_parent_however_it_ends(sample):
         import os, threading, time
         from weakdriven.eval.graders.workers import Pool, Worker
         worker = Worker()
-        worker.start()
         print(worker.process.pid, flush=True)
         threading.Thread(target=worker.ask, args=({{"gold": "7", "answer": "{sample}"}}, 1), daemon=True).start()
         time.sleep(0.5)

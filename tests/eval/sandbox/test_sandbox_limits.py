@@ -6,7 +6,7 @@ import pytest
 
 import sandbox_cases
 from sandbox_cases import assert_no_new_processes, assert_passes, host_processes
-from weakdriven.eval.sandbox import child as sandbox_child
+from weakdriven.eval.sandbox import watcher
 
 method, run = sandbox_cases.method, sandbox_cases.run
 
@@ -55,7 +55,7 @@ def test_memory_is_limited_over_all_processes_together(run):
     "call", ["os.memfd_create('x')", "check(ctypes.CDLL(None).shmget(0, ctypes.c_size_t(2**20), 0o1600))"]
 )
 def test_memory_that_belongs_to_no_process_cannot_be_had(run, call):
-    if platform.machine() not in sandbox_child.UNCOUNTED:
+    if platform.machine() not in watcher.UNCOUNTED:
         pytest.skip("the calls of this architecture are not known")
     program = f"import ctypes, os\ndef check(code):\n    if code < 0: raise OSError(38, 'not implemented')\n{call}"
     result = run(program)

@@ -11,6 +11,8 @@ import pytest
 import sandbox_cases
 from sandbox_cases import assert_passes
 from weakdriven.eval.sandbox import run as sandbox
+from weakdriven.eval.sandbox.isolation import isolating_command
+from weakdriven.eval.sandbox.run import why_not
 
 method, run = sandbox_cases.method, sandbox_cases.run
 
@@ -57,10 +59,25 @@ def test_files_outside_cannot_be_written_changed_or_deleted(run, tmp_path):
         "for folder in ('/etc', '/home', '/root', '/usr/bin', sys.prefix + '/bin'):\n"
         "    shutil.rmtree(folder, ignore_errors=True)\n"
         "    os.system(f'rm -rf {folder} 2>/dev/null')\n"
-        "assert os.path.exists(sys.executable)\n"
+        "assert os.path.exists(sys.executable)\n",
+        timeout=60,  # it tries every file that it sees
     )
     assert_passes(result)
     assert mine.read_text() == "keep" and (source.read_bytes(), Path("/etc/passwd").read_bytes()) == before
+
+
+def test_what_the_host_has_mounted_below_a_shown_folder_is_read_only_too(method):
+    if reason := why_not("unshare"):
+        pytest.skip(f"the test mounts such a folder itself: {reason}")
+    program = (
+        "try: open('/usr/share/new', 'w')\nexcept OSError as error: assert error.errno == 30\nelse: raise Exception"
+    )
+    caller = f"from weakdriven.eval.sandbox import run_code\nprint(run_code({program!r}, method={method!r}))"
+    mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+    mounted += ['mount -t tmpfs -o noexec,mode=777 below /usr/share; exec "$@"', "sh"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([*mounted, sys.executable, "-c", caller], capture_output=True, text=True, env=environment)
+    assert "status='passed'" in done.stdout, done
 
 
 def test_only_the_system_and_the_interpreter_are_visible(run, tmp_path):
@@ -161,11 +178,11 @@ def test_no_rights_are_left_and_none_can_be_gained(run):
     )
 
 
-def test_no_further_user_namespace_can_be_opened(run):
+def test_no_further_user_namespace_can_be_opened(run, method):
     program = "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == -1"
     if run(program).status != "passed":
-        command = sandbox.bubblewrap(sandbox.interpreter())
-        assert "--disable-userns" not in command, "bwrap can forbid it, and did not"
+        command = isolating_command(method, sandbox.interpreter())
+        assert method == "bubblewrap" and "--disable-userns" not in command, "it could be forbidden, and was not"
 
 
 def test_the_environment_is_not_inherited(run, monkeypatch):

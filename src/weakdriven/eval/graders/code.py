@@ -67,13 +67,6 @@ def code_for(item: Mapping[str, Any], text: str) -> str | None:
     return whole if as_body(code) is not None and compiles(whole) else code
 
 
-def build_program(item: Mapping[str, Any], text: str) -> str:
-    """The program that runs the item's tests on the code in an answer."""
-    if (code := extract_code(text, item["entry_point"])) is None:
-        raise ValueError("the answer holds no code")
-    return assemble(item, code)
-
-
 def extract_code(text: str, entry_point: str) -> str | None:
     """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import code_io_child
+from weakdriven.eval.sandbox import io_tests
 from weakdriven.eval.sandbox.run import OUTPUT_LIMIT, CodeResult, last_line, run_code
 
-HARNESS = Path(code_io_child.__file__).read_text(encoding="utf-8")
+HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
 TEST_TYPES = ("stdin", "functional")
 
 
@@ -45,14 +45,15 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
         **options,
     )
     same = same_value if functional else same_output
-    for number, (want, (ending, got)) in enumerate(zip(expected, read_report(result), strict=False), 1):
+    report = read_report(result)
+    for number, (want, (ending, got)) in enumerate(zip(expected, report, strict=False), 1):
         where = f"test {number} of {len(tests)}"
         if ending != "passed":
             detail = last_line(result.stderr) if ending == "failed" else ""
             return f"program failed: {where}: {ending}: {detail}".removesuffix(": ")
         if not same(got, want):
             return f"program failed: {where}: wrong answer {shown(got)}, expected {shown(tests[number - 1]['output'])}"
-    if not result.passed or len(read_report(result)) != len(tests):
+    if not result.passed or len(report) != len(tests):
         status = "failed" if result.passed else result.status
         return f"program {status}: {last_line(result.stderr)}".removesuffix(": ")
     return None

@@ -7,64 +7,48 @@ These are the mendings where math-verify differs from what a careful person woul
 import re
 
 NUMBER = r"-?(?:\d[\d,]*)?\.?\d+"
-TO_NINE = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-TEENS = [
-    "ten",
-    "eleven",
-    "twelve",
-    *(f"{word}teen" for word in ("thir", "four", "fif", "six", "seven", "eigh", "nine")),
-]
-NUMBER_WORDS = [*TO_NINE, *TEENS, "twenty"]
+NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty"
+)
+NUMBER_WORDS = NUMBERS.split()
 REPLACED = [  # in this order; what math-verify stumbles over, written as it likes it
-    (re.compile(r"\\(?:displaystyle|textstyle|limits|left\.|right\.)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\(?:boldsymbol|bm)(?![a-zA-Z])"), r"\\mathbf"),
-    (re.compile(r"\\(?:textcolor|color)\s*\{[a-zA-Z]*\}\s*"), ""),
-    (re.compile(r"\\mbox(?![a-zA-Z])"), r"\\text"),
-    (re.compile(r"~|(?<!\\)\\ |\u00a0|\u202f|\u2009|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])"), " "),
-    (re.compile("[−–]"), "-"),
-    (re.compile(r"\^\s*\{?\s*°\s*\}?|°"), r"^\\circ "),
-    (re.compile(r"√\s*(\d+(?:\.\d+)?|[a-z]|(?=\())"), r"\\sqrt{\1}"),
-    (re.compile(r"\\sqrt\{\}\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile("π"), r"\\pi "),
-    (re.compile("×"), r"\\times "),
-    (re.compile("²"), "^2"),
-    (re.compile("³"), "^3"),
-    (re.compile("½"), r"\\frac{1}{2}"),
-    (re.compile(r"\\(?:l|r)angle(?![a-zA-Z])"), lambda match: "(" if "langle" in match[0] else ")"),
-    (re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
-    (re.compile(r"(?i)^\\text\s*\{\s*(?:there (?:is|are) )?no (?:real |integer )?solutions?\.?\s*\}$"), r"\\emptyset"),
-    (re.compile(r"(?i)^\\text\s*\{\s*all real(?:s| numbers)\.?\s*\}$"), r"(-\\infty, \\infty)"),
-    (re.compile(r"(?i)\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
-    (re.compile(r"\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?"), ""),
+    (r"\\(?:displaystyle|textstyle|limits|left\.|right\.)(?![a-zA-Z])", ""),
+    (r"\\(?:boldsymbol|bm)(?![a-zA-Z])", r"\\mathbf"),
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]*\}\s*", ""),
+    (r"\\mbox(?![a-zA-Z])", r"\\text"),
+    (r"~|(?<!\\)\\ |\u00a0|\u202f|\u2009|\\(?:q?quad|enspace|thinspace)(?![a-zA-Z])", " "),
+    ("[−–]", "-"),
+    (r"\^\s*\{?\s*°\s*\}?|°", r"^\\circ "),
+    (r"√\s*(\d+(?:\.\d+)?|[a-z]|(?=\())", r"\\sqrt{\1}"),
+    (r"\\sqrt\{\}\(([^()]*)\)", r"\\sqrt{\1}"),
+    ("π", r"\\pi "),
+    ("×", r"\\times "),
+    ("²", "^2"),
+    ("³", "^3"),
+    ("½", r"\\frac{1}{2}"),
+    (r"\\(?:l|r)angle(?![a-zA-Z])", lambda match: "(" if "langle" in match[0] else ")"),
+    (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
+    (r"(?i)^\\text\s*\{\s*(?:there (?:is|are) )?no (?:real |integer )?solutions?\.?\s*\}$", r"\\emptyset"),
+    (r"(?i)^\\text\s*\{\s*all real(?:s| numbers)\.?\s*\}$", r"(-\\infty, \\infty)"),
+    (r"(?i)\\text\s*\{\s*infinity\s*\}", r"\\infty "),
+    (r"\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
     (
-        re.compile(rf"_\s*\{{?\s*\\text\s*\{{\s*({'|'.join(NUMBER_WORDS)})\s*\}}\s*\}}?"),
+        rf"_\s*\{{?\s*\\text\s*\{{\s*({'|'.join(NUMBER_WORDS)})\s*\}}\s*\}}?",
         lambda match: f"_{{{NUMBER_WORDS.index(match[1])}}}",
     ),
-    (re.compile(r"(?i)\\text\s*\{\s*(per ?cent|percentage)\s*\}"), r"\\%"),
-    (
-        re.compile(
-            r"(?i)^\\text\s*\{\s*(?:the )?(?:(?:final )?answer(?: is)?|approximately|about|exactly|total)\s*[:=]?\s*\}"
-        ),
-        "",
-    ),
-    (re.compile(r"^\s*(?:\\approx|\\simeq|≈|=)\s*"), ""),
-    (re.compile(r"^(-?)\s*(?:USD|EUR|Rs\.?|INR|€|£|₹|\\pounds|\\euro)\s*(?=[\d.])"), r"\1"),
-    (re.compile(rf"^({NUMBER})\s*(?:€|£|₹|USD|EUR)$"), r"\1"),
-    (re.compile(rf"^\\text\s*\{{\s*\$?({NUMBER})\s+([a-zA-Z][a-zA-Z ]*)\}}$"), r"\1 \\text{ \2}"),
-    (re.compile(rf"^({NUMBER})\s*((?!(?:pi|percent|pct|and)\b)[a-zA-Z]{{4,}}(?: [a-zA-Z]+)*)$"), r"\1 \\text{ \2}"),
-    (
-        re.compile(
-            rf"^({NUMBER})\s*((?:[kcm]?m|mi|ft|miles|meters|feet)\s*/\s*(?:h|hr|hour|s|sec|second|min|minute))$"
-        ),
-        r"\1",
-    ),
-    (re.compile(rf"^({NUMBER})\s*\\text\s*\{{[^{{}}]*\}}\s*/\s*\\text\s*\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"), r"\1"),
-    (re.compile(rf"^({NUMBER})\s*(?:cm|mm|km|ft|in|yd|mi|units|feet|inches|meters)\s*\^\s*\{{?[23]\}}?$"), r"\1"),
-    (re.compile(rf"^({NUMBER})[eE]([+-]?\d+)$"), r"\1\\times 10^{\2}"),
-    (
-        re.compile(r"^(-?\d{1,3})((?:(?: |\\,|\\:|\\;|,\\!\s*)\d{3})+)$"),
-        lambda match: match[1] + re.sub(r"\D", "", match[2]),
-    ),
+    (r"(?i)\\text\s*\{\s*(per ?cent|percentage)\s*\}", r"\\%"),
+    (r"(?i)^\\text\s*\{\s*(?:the )?(?:(?:final )?answer(?: is)?|approximately|about|exactly|total)\s*[:=]?\s*\}", ""),
+    (r"^\s*(?:\\approx|\\simeq|≈|=)\s*", ""),
+    (r"^(-?)\s*(?:USD|EUR|Rs\.?|INR|€|£|₹|\\pounds|\\euro)\s*(?=[\d.])", r"\1"),
+    (rf"^({NUMBER})\s*(?:€|£|₹|USD|EUR)$", r"\1"),
+    (rf"^\\text\s*\{{\s*\$?({NUMBER})\s+([a-zA-Z][a-zA-Z ]*)\}}$", r"\1 \\text{ \2}"),
+    (rf"^({NUMBER})\s*((?!(?:pi|percent|pct|and)\b)[a-zA-Z]{{4,}}(?: [a-zA-Z]+)*)$", r"\1 \\text{ \2}"),
+    (rf"^({NUMBER})\s*((?:[kcm]?m|mi|ft|miles|meters|feet)\s*/\s*(?:h|hr|hour|s|sec|second|min|minute))$", r"\1"),
+    (rf"^({NUMBER})\s*\\text\s*\{{[^{{}}]*\}}\s*/\s*\\text\s*\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?$", r"\1"),
+    (rf"^({NUMBER})\s*(?:cm|mm|km|ft|in|yd|mi|units|feet|inches|meters)\s*\^\s*\{{?[23]\}}?$", r"\1"),
+    (rf"^({NUMBER})[eE]([+-]?\d+)$", r"\1\\times 10^{\2}"),
+    (r"^(-?\d{1,3})((?:(?: |\\,|\\:|\\;|,\\!\s*)\d{3})+)$", lambda match: match[1] + re.sub(r"\D", "", match[2])),
 ]
 TWICE = re.compile(r"(?<=\{)\{([^{}]*)\}(?=\})|(?<=\()\(([^()]*)\)(?=\))")  # braces that cost the parser dear
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*\{?(\d+)\}?(?:\\(?:dots|ldots|cdots))?")
@@ -91,7 +75,7 @@ def tidy(latex: str) -> str:
     while (fewer := TWICE.sub(r"\1\2", latex)) != latex:
         latex = fewer
     for pattern, replacement in REPLACED:
-        latex = pattern.sub(replacement, latex).strip()
+        latex = re.sub(pattern, replacement, latex).strip()
         latex = re.sub(r"(?<!\\)(?:\\[,;!]|[.,;:\s])+$", "", latex)
     if match := REPEATING.fullmatch(latex):
         sign, whole, start, period = match.groups()

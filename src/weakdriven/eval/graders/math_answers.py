@@ -1,11 +1,6 @@
-r"""Whether a boxed answer has the value of the gold answer.
-
-`judge` runs in a worker process (see `workers.py`), because math-verify can hang and refuses threads.
-"""
+"""Whether a boxed answer has the value of the gold answer: plain text and whole numbers here, the rest in a worker."""
 
 import re
-from functools import lru_cache
-from typing import Any
 
 from weakdriven.eval.graders.answers import (
     BAD_GOLD,
@@ -21,7 +16,6 @@ from weakdriven.eval.graders.answers import (
     last_boxed,
     listed_boxes,
 )
-from weakdriven.eval.graders.latex import NUMBER_WORDS, as_words, clash, columns_as_tuples, readings, tidy, without_text
 from weakdriven.eval.graders.workers import ask
 
 LONGEST_ANSWER = 1000
@@ -67,60 +61,3 @@ def readable(gold: str, *, timeout: float) -> bool:
     """Whether a gold answer can be graded against; a timeout or a failing parser is no."""
     gold = gold.strip()
     return bool(gold) and (bool(INTEGER.fullmatch(gold)) or ask(gold, gold, timeout=timeout) == VERIFIED)
-
-
-def judge(gold: str, answer: str) -> str:
-    """The verdict of math-verify on two answers; for worker processes only."""
-    gold, answer = tidy(gold), tidy(answer)
-    words = as_words(gold), as_words(answer)
-    if not (words[0] or values(gold)):
-        return BAD_GOLD
-    if words[1] in NUMBER_WORDS and not words[0]:
-        answer, words = str(NUMBER_WORDS.index(words[1])), (None, None)
-    if without_text(gold) == without_text(answer) or (words[0] and words[0] == words[1]):
-        return VERIFIED
-    if words[0] and words[1] and ("\\" in gold + answer or len(words[0]) > 3):
-        return DIFFERENT  # math-verify would compare the letters of two words as products
-    if clash(gold, answer):
-        return DIFFERENT
-    pairs = [(a, b) for a in readings(gold, answer) for b in readings(answer, gold)]
-    pairs = [columns_as_tuples(*pair) for pair in pairs]
-    if any(same_value(*pair) for pair in pairs):
-        return VERIFIED
-    return DIFFERENT if words[1] or values(answer) else UNREADABLE
-
-
-def same_value(gold: str, answer: str) -> bool:
-    from math_verify import verify
-
-    gold_values, answer_values = values(gold), values(answer)
-    if not (gold_values and answer_values) or far_apart(gold_values[0], answer_values[0]):
-        return False
-    return verify(gold_values, answer_values, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
-
-
-def far_apart(gold: Any, answer: Any) -> bool:
-    """Whether two plain numbers differ by more than rounding does.
-
-    It spares most wrong answers the verifier's algebra, and catches small numbers, of which it sees six decimals only.
-    """
-    try:
-        gold, answer = float(gold), float(answer)
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        return False
-    return abs(gold - answer) > max(1e-5 * abs(gold), 1e-12)
-
-
-@lru_cache(maxsize=4096)
-def values(latex: str) -> list[Any]:
-    """What math-verify reads in an answer: LaTeX only, boxed first, no bare numbers; nothing where it is undefined."""
-    from math_verify import LatexExtractionConfig, parse
-    from sympy import nan, zoo
-
-    config = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
-    found = parse(
-        f"\\boxed{{{latex}}}", [config], extraction_mode="first_match", parsing_timeout=0, raise_on_error=True
-    )
-    if not found or isinstance(found[0], str) or found[0] in (nan, zoo):
-        return []
-    return found

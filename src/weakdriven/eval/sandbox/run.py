@@ -1,7 +1,7 @@
 """Run generated code where it can hurt nothing, and believe only a program that ran to its very end.
 
-`run_code` starts `sandbox_child.py` in namespaces of its own, through bubblewrap where that is installed;
-docs/sandbox.md says what the program sees and what this does not protect from.
+`run_code` starts `watcher.py` isolated from the host, and the watcher starts the program; docs/sandbox.md says what the
+program sees and what this does not protect from.
 """
 
 import functools
@@ -11,26 +11,15 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import child
+from weakdriven.eval.sandbox import watcher
+from weakdriven.eval.sandbox.isolation import METHODS, WATCHER, Interpreter, interpreter, isolating_command, last_line
 
-CHILD = str(Path(child.__file__).resolve())
-METHODS = ("bubblewrap", "namespaces")
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
-ETC = (
-    *("alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf"),
-    *("ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/tls/certs", "protocols"),
-    *("services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
-)
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -43,33 +32,19 @@ OUTPUT_LIMIT = 4 * 2**20
 GRACE = 15.0
 """Seconds after which a sandbox that should long have ended is killed from outside."""
 
-# What the probe of a method must find: no other process, no interface but loopback, nothing to write outside /tmp.
+# What the probe of a method must find: no other process, no interface but loopback, no mount outside /tmp and /dev that
+# can be written to, no rights.
 PROBE = """
 import os, socket
 assert [name for _, name in socket.if_nameindex()] in ([], ["lo"]), "the network is visible"
 assert sum(name.isdigit() for name in os.listdir("/proc")) <= 2, "other processes are visible"
-for folder in ("/", "/usr", "/dev", "/proc"):
-    assert os.statvfs(folder).f_flag & os.ST_RDONLY, folder + " is writable"
+mounts = [line.split()[4:6] for line in open("/proc/self/mountinfo")]
+assert [place for place, _ in mounts].count("/") == 1, "the root of the host is still mounted"
+for place, flags in mounts:
+    assert place == "/tmp" or place.startswith("/dev/") or "ro" in flags.split(","), place + " is writable"
+rights = [int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith("Cap")]
+assert os.getuid() and not any(rights), "the program has rights"
 """
-
-
-# What an interpreter says of itself.
-QUERY = """
-import json, sys
-prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix]
-print(json.dumps([list(sys.version_info[:2]), sys.executable, prefixes, sys.path]))
-"""
-OLDEST = (3, 8)
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python and where it finds what it needs."""
-
-    executable: str
-    prefixes: tuple[str, ...]
-    sites: tuple[str, ...]
-    """Its folders of packages."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +86,7 @@ def run_code(
         timeout: Seconds of wall time.
         memory_mb: MiB of memory of all its processes together, and of address space for each.
         unsafe: Run it without isolation, under resource limits alone, where isolation is not available.
-        method: "bubblewrap" or "namespaces"; by default what `isolation` finds.
+        method: "bubblewrap" or "unshare"; by default what `isolation` finds.
         python: The interpreter, 3.8 or newer, that runs it and whose packages it sees; by default this one.
         stdin: What it reads from standard input.
         keep_stdout: Return what it prints.
@@ -124,50 +99,33 @@ def run_code(
     """
     if timeout <= 0 or memory_mb < 32:
         raise UserError(f"timeout={timeout}, memory_mb={memory_mb}: a program needs time, and 32 MiB or more.")
-    chosen = method or isolation()
-    if chosen == "none" and not unsafe:
-        raise UserError(no_isolation())
-    more = {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit}
-    return run_with(chosen, program, timeout, memory_mb, interpreter(python), **more)
-
-
-def run_many(programs: Iterable[str], *, workers: int, **options: Any) -> Iterator[tuple[int, CodeResult]]:
-    """Run programs side by side and yield (index, result) as they end; at most two per worker are held at a time.
-
-    Args:
-        options: Those of `run_code`.
-    """
-    pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="sandbox")
-    pending: dict[Future[CodeResult], int] = {}
-
-    def finished() -> Iterator[tuple[int, CodeResult]]:
-        for future in wait(pending, return_when=FIRST_COMPLETED).done:
-            yield pending.pop(future), future.result()
-
+    method = method or isolation()
+    if method == "none" and not unsafe:
+        raise SandboxError(no_isolation())
+    job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
+    job |= {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit, "folder": "/tmp"}
+    if method != "none":
+        return run_job(job, method, interpreter(python))
+    folder = tempfile.mkdtemp(prefix="weakdriven-")
     try:
-        for index, program in enumerate(programs):
-            if len(pending) >= 2 * max(1, workers):
-                yield from finished()
-            pending[pool.submit(run_code, program, **options)] = index
-        while pending:
-            yield from finished()
+        return run_job(job | {"folder": folder}, method, interpreter(python))
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        remove(folder)
 
 
 @functools.cache
 def isolation() -> str:
-    """What isolates programs here: "bubblewrap", "namespaces" or "none"; found by running a program in it."""
+    """What isolates programs here: "bubblewrap", "unshare" or "none"; found by running a program in it."""
     return next((method for method in METHODS if why_not(method) is None), "none")
 
 
 @functools.cache
 def why_not(method: str) -> str | None:
     """Why a method does not work here, or None if it does."""
-    if method == "bubblewrap" and shutil.which("bwrap") is None:
-        return "bwrap is not installed"
+    if missing := [name for name in METHODS[method] if shutil.which(name) is None]:
+        return f"{missing[0]} is not installed"
     try:
-        result = run_with(method, PROBE, 20, 512, interpreter(None))
+        result = run_code(PROBE, method=method, timeout=20, memory_mb=512)
     except SandboxError as error:
         return str(error)
     return None if result.passed else f"{result.status}: {last_line(result.stderr)}"
@@ -182,31 +140,15 @@ def no_isolation() -> str:
     )
 
 
-def run_with(method: str, program: str, timeout: float, memory_mb: int, python: Interpreter, **more: Any) -> CodeResult:
-    """One program by one method ("bubblewrap", "namespaces", or "none" for limits alone)."""
-    job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
-    job |= {"stdin": "", "keep_stdout": False, "output_limit": OUTPUT_LIMIT, **more}
-    if method != "none":
-        return talk(method, {**job, "folder": "/tmp"}, python)
-    folder = tempfile.mkdtemp(prefix="weakdriven-")
-    try:
-        return talk(method, {**job, "folder": folder}, python)
-    finally:
-        remove(folder)
-
-
-def talk(method: str, job: dict[str, Any], python: Interpreter) -> CodeResult:
-    """Start the child, hand it the job and read its verdict."""
+def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult:
+    """Start the watcher, hand it the job and read its verdict."""
     environment = dict(ENVIRONMENT)
     if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries through it only
         environment["LD_LIBRARY_PATH"] = libraries
     job |= {"python": python.executable, "places": python.sites, "environment": environment}
-    job["view"] = view(python) if method == "namespaces" else None
-    command = [python.executable, "-I", "-S", CHILD]
-    if method == "bubblewrap":
-        command = [*bubblewrap(python), "--", python.executable, "-I", "-S", "/sandbox.py"]
+    script = "/sandbox.py" if job["isolated"] else WATCHER
     process = subprocess.Popen(
-        command,
+        [*isolating_command(method, python), python.executable, "-I", "-S", script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -216,7 +158,7 @@ def talk(method: str, job: dict[str, Any], python: Interpreter) -> CodeResult:
     )
     begun = time.monotonic()
     try:
-        said, complaint = process.communicate(json.dumps(job).encode(), job["timeout"] + child.START_LIMIT + GRACE)
+        said, complaint = process.communicate(json.dumps(job).encode(), job["timeout"] + watcher.START_LIMIT + GRACE)
     except subprocess.TimeoutExpired as error:
         said, complaint = error.stdout or b"", b"it did not end in time"
     finally:  # also where this thread is interrupted
@@ -260,86 +202,6 @@ def without_runner(stderr: str) -> str:
     '  File "/tmp/program.py", line 1, in <module>\\n'
     """
     return re.sub(r'  File "<string>", line \d+, in (<module>|run)\n(    .*\n)*', "", stderr)
-
-
-def last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-@functools.cache
-def interpreter(python: str | None = None) -> Interpreter:
-    """This process's interpreter and packages, or those of another interpreter, which is asked once."""
-    if python is None:
-        executable, prefixes, path = sys.executable, (sys.prefix, sys.exec_prefix, sys.base_prefix), sys.path
-    else:
-        executable, prefixes, path = ask(python)
-    names = ("site-packages", "dist-packages")
-    sites = [os.path.abspath(entry) for entry in path if Path(entry).name in names and Path(entry).is_dir()]
-    return Interpreter(executable, tuple(prefixes), tuple(sites))
-
-
-def ask(python: str) -> tuple[str, list[str], list[str]]:
-    """Executable, prefixes and path of another interpreter."""
-    found = shutil.which(python)
-    if found is None:
-        raise UserError(f"python={python} is no program that can be run. Give the path of a Python interpreter.")
-    try:  # without our own settings for Python, and without packages of the user's home
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [os.path.abspath(found), "-s", "-c", QUERY]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=kept, cwd="/")
-        version, executable, prefixes, path = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        complaint = last_line(getattr(error, "stderr", None) or str(error))
-        raise UserError(f"python={python} does not answer as Python {dotted(OLDEST)} or newer: {complaint}") from error
-    if tuple(version) < OLDEST:
-        raise UserError(f"python={python} is Python {dotted(version)}; it must be {dotted(OLDEST)} or newer.")
-    return executable, prefixes, path
-
-
-def dotted(version: Iterable[int]) -> str:
-    return ".".join(map(str, version))
-
-
-@functools.cache
-def view(python: Interpreter) -> tuple[tuple[str, str], ...]:
-    """(source, place) of all that a program can read: system folders, its interpreter and its packages.
-
-    A source of the form "->target" is a symbolic link to make.
-    """
-    hops, link = [], python.executable
-    while os.path.islink(link):
-        hops.append(link)
-        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
-    libraries = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
-    prefixes = [*python.prefixes, os.path.realpath(python.prefixes[-1])]
-    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *prefixes, *python.sites, *libraries, *hops, link]
-    places: dict[str, str] = {}
-    for place in map(os.path.normpath, wanted):
-        covered = any(place == other or place.startswith(other + "/") for other in places)
-        if place == "/" or covered or not os.path.exists(place):
-            continue
-        target = os.readlink(place) if os.path.islink(place) else ""
-        is_system_link = place in SYSTEM and target.removeprefix("/").startswith("usr/")
-        places[place] = "->" + target if is_system_link else os.path.realpath(place)
-    return tuple((source, place) for place, source in places.items())
-
-
-@functools.cache
-def bubblewrap(python: Interpreter) -> tuple[str, ...]:
-    """The bwrap command that gives the same view as our own namespaces do."""
-    bwrap = shutil.which("bwrap") or "bwrap"
-    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
-    size = ["--size", str(child.DISK_LIMIT)] if "--size" in known else []
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
-    command += ["--uid", str(child.INSIDE_ID), "--gid", str(child.INSIDE_ID), "--hostname", "sandbox"]
-    command += ["--cap-drop", "ALL", *(["--disable-userns"] if "--disable-userns" in known else [])]
-    command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
-    for source, place in view(python):
-        command += ["--symlink", source[2:], place] if source.startswith("->") else ["--ro-bind", source, place]
-    command += ["--ro-bind", CHILD, "/sandbox.py", "--chdir", "/"]
-    for place in ("/proc", "/dev", "/"):  # root without capabilities may still write to the files of root in /proc/sys
-        command += ["--remount-ro", place]
-    return tuple(command)
 
 
 def remove(folder: str) -> None:

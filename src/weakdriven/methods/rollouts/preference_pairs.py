@@ -14,7 +14,7 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import tokenize_pair
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.answers import BAD_GOLD
-from weakdriven.eval.graders.verify import NO_ANSWER_FOUND
+from weakdriven.eval.graders.candidates import NO_ANSWER_FOUND
 from weakdriven.eval.rollouts import Rollout
 
 Asked = tuple[Example, list[Rollout]]

@@ -13,7 +13,7 @@ from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.structure import has_box, structure_fault
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.answers import BAD_GOLD, EMPTY_BOX, FAILED, NO_BOX, TIMEOUT, UNFINISHED, Graded
-from weakdriven.eval.graders.choices import NO_CHOICE
+from weakdriven.eval.graders.choices import NO_CHOICE, gold_letter
 from weakdriven.eval.graders.grading import Kind, check_golds, grade, grade_many
 from weakdriven.eval.graders.unit_tests import unit_tests_of
 from weakdriven.eval.hub_rows import our_fields
@@ -54,7 +54,7 @@ class Checks:
     """Seconds for one comparison of answers, or for one program with all its tests."""
     unsafe: bool = False
     python: str | None = None
-    """See `weakdriven.eval.sandbox.run.run_code`."""
+    """See `weakdriven.eval.sandbox.run_code`."""
 
 
 def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate | Fault:
@@ -126,7 +126,7 @@ def problem_checker(checks: Checks) -> Verify:
     """Decides on problems whose completion is still to be written: whether one could be verified."""
     check: dict[Kind, Verify] = {
         "math": partial(check_values, checks),
-        "choice": check_letters,
+        "choice": lambda candidates: list(map(letter_fault, candidates)),
         "code": lambda candidates: [None] * len(candidates),  # its tests have been read
     }
     return partial(by_kind, check)
@@ -174,11 +174,8 @@ def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault |
             raise
         except UserError as error:
             return Fault(BAD_TESTS, str(error))
-        if graded.correct:
-            return None
-        return (
-            Fault("tests failed", graded.reason) if graded.answer is not None else Fault(NO_ANSWER_FOUND, graded.reason)
-        )
+        found = NO_ANSWER_FOUND if graded.answer is None else "tests failed"
+        return None if graded.correct else Fault(found, graded.reason)
 
     with ThreadPoolExecutor(checks.workers or cores()) as threads:
         return list(threads.map(one, candidates))
@@ -190,14 +187,10 @@ def check_values(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault 
     return [Fault(BAD_GOLD, f"{gold!r:.80} is no value") if place in bad else None for place, gold in enumerate(golds)]
 
 
-def check_letters(candidates: Sequence[Candidate]) -> list[Fault | None]:
-    faults: list[Fault | None] = []
-    for candidate in candidates:
-        options, gold = candidate.example.meta["options"], candidate.example.gold
-        if len(options) < 2:
-            faults.append(Fault("malformed row", f"there are {len(options)} options"))
-        elif check_golds("choice", [gold], options=[options]):
-            faults.append(Fault(BAD_GOLD, f"the answer {gold!r:.80} is no letter of {len(options)} options"))
-        else:
-            faults.append(None)
-    return faults
+def letter_fault(candidate: Candidate) -> Fault | None:
+    options, gold = candidate.example.meta["options"], candidate.example.gold
+    if len(options) < 2:
+        return Fault("malformed row", f"there are {len(options)} options")
+    if gold_letter(str(gold), options) is None:
+        return Fault(BAD_GOLD, f"the answer {gold!r:.80} is no letter of {len(options)} options")
+    return None

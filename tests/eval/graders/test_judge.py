@@ -4,8 +4,8 @@ from grading_cases import CASES
 from latex2sympy2_extended import latex2sympy2
 
 from weakdriven.eval.graders.answers import last_boxed
+from weakdriven.eval.graders.judge import TwoStages
 from weakdriven.eval.graders.latex import tidy
-from weakdriven.eval.graders.latex_parser import TwoStages
 
 ANSWERS = {tidy(text) for case in CASES for text in (str(case[2]), last_boxed(case[1]) or "")}
 

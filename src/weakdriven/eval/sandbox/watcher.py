@@ -1,14 +1,12 @@
-"""The inside of the sandbox: builds the namespaces, starts the program, watches it and reports how it ended.
+"""Process 1 of the sandbox: starts the program, watches it, and reports how it ended.
 
-`sandbox.py` starts this file as a script of its own with `python -I -S`, so it imports nothing of ours. It reads one
-job as JSON from standard input and writes to standard output: a line when the program begins, then the verdict as JSON.
-In the sandbox it is process 1, which the kernel shields from the program's signals, and at its end the kernel kills
-whatever the program left running.
+`run.py` starts this file as a script with `python -I -S`, under any Python from 3.8 on, so it imports nothing of ours.
+It reads one job as JSON from standard input and writes to standard output: a line when the program begins, then the
+verdict as JSON. The kernel shields process 1 from the program's signals, and kills whatever is left when it ends.
 """
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -85,86 +83,14 @@ def call(name: str, *arguments) -> int:
     return result
 
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER, PR_CAPBSET_DROP = 1, 4, 38, 36, 24
-# user, mount, pid, network, ipc, uts and cgroup
-NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
-SYS_PIDFD_OPEN, SYS_MOUNT_SETATTR = 434, 442  # the same on every architecture; Linux 5.3 and 5.12
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+SYS_PIDFD_OPEN = 434  # the same on every architecture
 # memfd_create, memfd_secret and shmget hold memory that belongs to no process, so that nobody could count it
 UNCOUNTED = {"x86_64": (0xC000003E, (319, 447, 29)), "aarch64": (0xC00000B7, (279, 447, 194))}
-INSIDE_ID = 1000
 
 
 def prctl(option: int, value: int) -> None:
     call("prctl", option, ctypes.c_ulong(value), 0, 0, 0)
-
-
-def write_text(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
-def mount(source: str, target: str, kind: "str | None", flags: int, options: str = "") -> None:
-    encoded = kind.encode() if kind else None
-    call("mount", source.encode(), target.encode(), encoded, ctypes.c_ulong(flags), options.encode())
-
-
-def make_read_only(target: str, *, recursive: bool) -> None:
-    attributes = struct.pack("=4Q", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
-    flags = 0x8000 if recursive else 0  # AT_RECURSIVE
-    call("syscall", SYS_MOUNT_SETATTR, -100, target.encode(), flags, attributes, ctypes.c_size_t(len(attributes)))
-
-
-def enter_namespaces() -> None:
-    """Leave the host's namespaces; returns in a new process that is number 1 of its own."""
-    uid, gid = os.geteuid(), os.getegid()
-    call("unshare", NAMESPACES)
-    write_text("/proc/self/setgroups", "deny")
-    write_text("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
-    write_text("/proc/self/gid_map", f"{INSIDE_ID} {gid} 1")
-    write_text("/proc/sys/user/max_user_namespaces", "0")  # of this namespace: the program cannot open a further one
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        os._exit(0 if status == 0 else 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def build_root(view: "list[list[str]]") -> None:
-    """A root of its own: what `view` names, read-only, a few devices, /proc of this namespace and a private /tmp."""
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("root", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=4m")
-    os.mkdir("/tmp/old")
-    call("pivot_root", b"/tmp", b"/tmp/old")
-    os.chdir("/")
-    for folder in ("/proc", "/dev", "/tmp"):
-        os.mkdir(folder)
-    mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmp", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=700,size={DISK_LIMIT},nr_inodes={INODE_LIMIT}")
-    for device in ("null", "zero", "full", "random", "urandom"):
-        write_text(f"/dev/{device}", "")
-        mount(f"/old/dev/{device}", f"/dev/{device}", None, MS_BIND)
-    os.mkdir("/dev/shm")
-    mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=700,size={DISK_LIMIT},nr_inodes={INODE_LIMIT}")
-    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
-    for source, target in view:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if source.startswith("->"):
-            os.symlink(source[2:], target)
-            continue
-        if os.path.isdir("/old" + source):
-            os.makedirs(target, exist_ok=True)
-        else:
-            write_text(target, "")
-        mount("/old" + source, target, None, MS_BIND | MS_REC)
-        make_read_only(target, recursive=True)
-    call("umount2", b"/old", 2)  # MNT_DETACH
-    os.rmdir("/old")
-    make_read_only("/", recursive=False)
-    call("sethostname", b"sandbox", ctypes.c_size_t(7))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # 127.0.0.1 of this namespace alone
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
 
 
 def limit_program(job: dict) -> None:
@@ -184,10 +110,6 @@ def limit_program(job: dict) -> None:
         _, hard = resource.getrlimit(limit)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(limit, (value, value))
-    if job["isolated"]:
-        for capability in range(64):
-            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
-                break
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     forbid_uncounted_memory()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -205,7 +127,7 @@ def forbid_uncounted_memory() -> None:
         jumps = (0, jump) if value == architecture else (jump, 0)
         struct.pack_into("=HBBI", code, 8 * place, step, *jumps, value)
     if numbers and sys.maxsize > 2**32:
-        libc.prctl(22, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)  # PR_SET_SECCOMP
+        libc.prctl(PR_SET_SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)
 
 
 def standard_input(text: str) -> int:
@@ -362,20 +284,14 @@ def supervise(job: dict) -> dict:
         poll.register(fd, select.POLLIN)
     deadline = (begun := time.monotonic()) + START_LIMIT
     stack, started, asked = None, False, False
-    kept, output, tail, checked, ending, wait_status = [], 0, b"", 0.0, None, None
+    output, checked, ending, wait_status = {out: bytearray(), err: bytearray()}, 0.0, None, None
     while ending is None:
         ready = dict(poll.poll(1 if asked else TICK * 1000))
-        for fd in (out, err):
-            if fd not in ready:
-                continue
-            data = os.read(fd, 65536)
-            if not data:
+        for fd in output.keys() & ready.keys():
+            if data := os.read(fd, 65536):
+                output[fd] += data
+            else:
                 poll.unregister(fd)
-            output += len(data)
-            if fd == err:
-                tail = (tail + data)[-STDERR_TAIL:]
-            elif job["keep_stdout"]:
-                kept.append(data)
         now = time.monotonic()
         if channel.fileno() in ready:
             if hear(channel) != b"?":
@@ -389,7 +305,7 @@ def supervise(job: dict) -> dict:
                 asked = True
         if (wait_status := reap(pid)) is not None:
             ending = "ended"
-        elif output > job["output_limit"]:
+        elif sum(map(len, output.values())) > job["output_limit"]:
             ending = "output"
         elif asked and (found := at_the_end(pid, stack)):
             ending = found
@@ -399,10 +315,11 @@ def supervise(job: dict) -> dict:
             checked, ending = now, over_limit(job)
     seconds = time.monotonic() - begun
     kill_all(job["isolated"])
-    tail = (tail + rest(err))[-STDERR_TAIL:]
-    kept += [rest(out)] if job["keep_stdout"] else []
-    said = {"stdout": b"".join(kept).decode(errors="replace"), "stderr": tail.decode(errors="replace")}
-    return {"ending": ending, "wait": wait_status, "seconds": seconds, **said}
+    for fd in output:
+        output[fd] += rest(fd)
+    stdout, stderr = output[out] if job["keep_stdout"] else b"", output[err][-STDERR_TAIL:]
+    texts = {"stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
+    return {"ending": ending, "wait": wait_status, "seconds": seconds, **texts}
 
 
 def rest(pipe: int) -> bytes:
@@ -418,31 +335,23 @@ def rest(pipe: int) -> bytes:
 
 
 def kill_all(isolated: bool) -> None:
-    """Kill and collect every process of the program; in a pid namespace this is one system call."""
+    """Kill every process of the program; in a pid namespace this is one system call, which none escapes."""
     for _ in range(1000):
-        if isolated:
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                return
-        for pid in [] if isolated else processes(False):
+        if not (alive := processes(isolated)):
+            return
+        for pid in [-1] if isolated else alive:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         reap(0)
-        if not processes(isolated):
-            return
         time.sleep(0.001)
 
 
 def main() -> None:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 is shielded from signals that it does not handle
     job = json.loads(sys.stdin.buffer.read())
-    if job["view"] is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        enter_namespaces()
-        build_root(job["view"])
     os.write(1, json.dumps(supervise(job)).encode())
 
 

@@ -1,0 +1,114 @@
+r"""The verdict of math-verify on two answers, and the life of the worker processes that give it (see `workers.py`).
+
+math-verify can hang, needs much memory and refuses threads, so nothing else imports this module.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from functools import lru_cache
+from typing import Any
+
+from antlr4.atn.PredictionMode import PredictionMode
+from latex2sympy2_extended import latex2sympy2
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import nan, zoo
+
+from weakdriven.eval.graders.answers import BAD_GOLD, DIFFERENT, FAILED, UNREADABLE, VERIFIED
+from weakdriven.eval.graders.latex import NUMBER_WORDS, as_words, clash, columns_as_tuples, readings, tidy, without_text
+
+MEMORY_MB = 2048
+
+
+def serve() -> None:
+    """The life of a worker: a line of JSON in, a line of text out; the first says that it is ready."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB * 2**20, MEMORY_MB * 2**20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # a library that prints must not answer for us
+    logging.disable(logging.CRITICAL)
+    latex2sympy2._Latex2Sympy = TwoStages
+    print(judge(r"\frac{1}{2}", "x=0.25"), file=replies)  # loads the tables of the parser
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, request["timeout"] + 1)  # ends an orphan that hangs
+        try:
+            reply = judge(request["gold"], request["answer"])
+        except Exception as error:
+            reply = f"{FAILED}: {type(error).__name__}"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(reply, file=replies)
+
+
+def judge(gold: str, answer: str) -> str:
+    """The reason of a verdict on two answers."""
+    gold, answer = tidy(gold), tidy(answer)
+    words = as_words(gold), as_words(answer)
+    if not (words[0] or values(gold)):
+        return BAD_GOLD
+    if words[1] in NUMBER_WORDS and not words[0]:
+        answer, words = str(NUMBER_WORDS.index(words[1])), (None, None)
+    if without_text(gold) == without_text(answer) or (words[0] and words[0] == words[1]):
+        return VERIFIED
+    if words[0] and words[1] and ("\\" in gold + answer or len(words[0]) > 3):
+        return DIFFERENT  # math-verify would compare the letters of two words as products
+    if clash(gold, answer):
+        return DIFFERENT
+    pairs = [(a, b) for a in readings(gold, answer) for b in readings(answer, gold)]
+    pairs = [columns_as_tuples(*pair) for pair in pairs]
+    if any(same_value(*pair) for pair in pairs):
+        return VERIFIED
+    return DIFFERENT if words[1] or values(answer) else UNREADABLE
+
+
+def same_value(gold: str, answer: str) -> bool:
+    gold_values, answer_values = values(gold), values(answer)
+    if not (gold_values and answer_values) or far_apart(gold_values[0], answer_values[0]):
+        return False
+    return verify(gold_values, answer_values, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+
+
+def far_apart(gold: Any, answer: Any) -> bool:
+    """Whether two plain numbers differ by more than rounding does.
+
+    It spares most wrong answers the verifier's algebra, and catches small numbers, of which it sees six decimals only.
+    """
+    try:
+        gold, answer = float(gold), float(answer)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return False
+    return abs(gold - answer) > max(1e-5 * abs(gold), 1e-12)
+
+
+@lru_cache(maxsize=4096)
+def values(latex: str) -> list[Any]:
+    """What math-verify reads in an answer: LaTeX only, boxed first, no bare numbers; nothing where it is undefined."""
+    config = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    found = parse(
+        f"\\boxed{{{latex}}}", [config], extraction_mode="first_match", parsing_timeout=0, raise_on_error=True
+    )
+    if not found or isinstance(found[0], str) or found[0] in (nan, zoo):
+        return []
+    return found
+
+
+class TwoStages(latex2sympy2._Latex2Sympy):
+    """math-verify's LaTeX parser in two stages, as ANTLR's authors advise: a fast one, and the full one where it fails.
+
+    The fast stage (SLL) looks at fewer of the rules it is in, and is ten times faster on tuples and intervals. It
+    either reads a text as the full stage (LL) does or finds a syntax error (two-stage parsing: Parr, Harwell and Fisher
+    2014), so what an answer means does not change. Only workers use it: elsewhere the library stays as it is.
+    """
+
+    def create_parser(self, latex_str: str) -> Any:
+        parser = super().create_parser(latex_str)
+        parser._interp.predictionMode = PredictionMode.SLL
+        try:
+            tree = parser.math()
+        except Exception:
+            return super().create_parser(latex_str)  # a new one: this one's lexer may be past what it cannot read
+        parser.math = lambda: tree
+        return parser

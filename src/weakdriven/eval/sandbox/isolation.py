@@ -1,0 +1,154 @@
+"""The commands that isolate a program, by bubblewrap or by util-linux, and what the program can see."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from weakdriven.errors import UserError
+from weakdriven.eval.sandbox import new_root, watcher
+
+METHODS = {"bubblewrap": ("bwrap",), "unshare": ("unshare", "setpriv")}
+"""The programs that each method needs; the method that comes first is preferred."""
+WATCHER = str(Path(watcher.__file__).resolve())
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+ETC = (
+    *("alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf"),
+    *("ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/tls/certs", "protocols"),
+    *("services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
+)
+DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
+USER = "1000"
+"""Number of the user and the group that the program has in the sandbox."""
+
+# What an interpreter says of itself.
+QUERY = """
+import json, sys
+if sys.version_info < (3, 8):
+    sys.exit("it is Python " + sys.version.split()[0])
+print(json.dumps([sys.executable, [sys.prefix, sys.exec_prefix, sys.base_prefix], sys.path]))
+"""
+
+# What bubblewrap does, with util-linux: `unshare` starts this as process 1, and as root of new namespaces. The new root
+# grows in /sys, of which nothing is shown. Whatever is mounted in it becomes read-only, also below the folders that are
+# shown; /proc does last, because a namespace gets its user by a file in it. In the inner namespace, whose user is not
+# root, nobody has the right to change any of this. Arguments: the options of a private folder, a Python, `new_root.py`,
+# places and sources (one a line); then the command.
+NEW_ROOT = """
+PATH="$PATH:/usr/sbin:/sbin"
+mount -t tmpfs -o nosuid,nodev,mode=755,size=4m root /sys
+cd /sys
+mkdir -p proc tmp dev/shm
+mount -t tmpfs -o "$1" tmp /sys/tmp
+mount -t tmpfs -o "$1" shm /sys/dev/shm
+"$2" -I -S "$3" /sys "$4"
+mount --all --fstab /sys/proc/table
+pivot_root . .
+umount --lazy .
+cd /
+mount --all --types noproc -o remount,bind,ro,nosuid,nodev
+for folder in /tmp /dev/shm; do mount -o remount,bind,rw "$folder"; done
+for device in null zero full random urandom; do mount -o remount,bind,rw,dev "/dev/$device"; done
+echo 1 > /proc/sys/user/max_user_namespaces  # the inner one, so that the program can open no further one
+shift 4
+exec unshare --user --mount --map-user=1000 --map-group=1000 --keep-caps sh -ec '
+mount -o remount,bind,ro,nosuid,nodev,noexec /proc
+exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-privs "$@"' sh "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python and where it finds what it needs."""
+
+    executable: str
+    prefixes: tuple[str, ...]
+    sites: tuple[str, ...]
+    """Its folders of packages."""
+
+
+@functools.cache
+def interpreter(python: str | None = None) -> Interpreter:
+    """This process's interpreter and packages, or those of another interpreter, which is asked once."""
+    if python is None:
+        executable, prefixes, path = sys.executable, (sys.prefix, sys.exec_prefix, sys.base_prefix), sys.path
+    else:
+        executable, prefixes, path = ask(python)
+    names = ("site-packages", "dist-packages")
+    sites = [os.path.abspath(entry) for entry in path if Path(entry).name in names and Path(entry).is_dir()]
+    return Interpreter(executable, tuple(prefixes), tuple(sites))
+
+
+def ask(python: str) -> tuple[str, list[str], list[str]]:
+    """Executable, prefixes and path of another interpreter."""
+    if (found := shutil.which(python)) is None:
+        raise UserError(f"python={python} is not an executable program. Give the path of a Python interpreter.")
+    try:  # without our own settings for Python, and without packages of the user's home
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        command = [os.path.abspath(found), "-s", "-c", QUERY]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=kept, cwd="/")
+        executable, prefixes, path = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        complaint = last_line(getattr(error, "stderr", None) or str(error))
+        raise UserError(f"python={python} does not answer as Python 3.8 or newer: {complaint}") from error
+    return executable, prefixes, path
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+@functools.cache
+def view(python: Interpreter) -> dict[str, str]:
+    """All that a program can read, as place: source: system folders, its interpreter, its packages, the watcher."""
+    hops, link = [], python.executable
+    while os.path.islink(link):
+        hops.append(link)
+        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    libraries = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
+    prefixes = [*python.prefixes, os.path.realpath(python.prefixes[-1])]
+    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *prefixes, *python.sites, *libraries, *hops, link]
+    places = {"/sandbox.py": WATCHER}
+    for place in map(os.path.normpath, wanted):
+        covered = any(place == other or place.startswith(other + "/") for other in places)
+        if place != "/" and not covered and os.path.exists(place):
+            places[place] = os.path.realpath(place)
+    return places
+
+
+@functools.cache
+def isolating_command(method: str, python: Interpreter) -> tuple[str, ...]:
+    """The command behind which a command runs isolated, as process 1 of its own namespaces."""
+    if method == "none":
+        return ()
+    return tuple(bubblewrap(view(python)) if method == "bubblewrap" else unshare(view(python), python.executable))
+
+
+def bubblewrap(places: dict[str, str]) -> list[str]:
+    bwrap = shutil.which("bwrap") or "bwrap"
+    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
+    size = ["--size", str(watcher.DISK_LIMIT)] if "--size" in known else []
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
+    command += ["--uid", USER, "--gid", USER, "--hostname", "sandbox", "--cap-drop", "ALL"]
+    command += ["--disable-userns"] if "--disable-userns" in known else []
+    command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
+    for place, source in places.items():
+        command += ["--ro-bind", source, place]
+    for place in ("/proc", "/dev", "/"):  # root without capabilities may still write to the files of root in /proc/sys
+        command += ["--remount-ro", place]
+    return [*command, "--chdir", "/", "--"]
+
+
+def unshare(places: dict[str, str], python: str) -> list[str]:
+    namespaces = ("--user", "--map-root-user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
+    private = f"nosuid,nodev,mode=700,size={watcher.DISK_LIMIT},nr_inodes={watcher.INODE_LIMIT}"
+    shown = [path for pair in (places | dict(zip(DEVICES, DEVICES, strict=True))).items() for path in pair]
+    return [
+        *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"),
+        *(shutil.which("unshare") or "unshare", *namespaces, "--fork", "--kill-child"),
+        *("sh", "-ec", NEW_ROOT, "sh", private, python, str(Path(new_root.__file__).resolve()), "\n".join(shown)),
+    ]
