@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from theory_cases import near, quick, tokens, weights
+
 from research.theory import branch_gradients, hessian, sgd_step, shielding
 from research.theory.checks import mixture
 from research.theory.counterexamples import TYPICAL
-from theory_cases import near, quick, tokens, weights
-
 from weakdriven.errors import UserError
 from weakdriven.losses import mixed_cross_entropy_reference
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from theory_cases import near, quick, tokens
+
 from research.theory import (
     centered_norm,
     crossover,
@@ -19,8 +21,6 @@ from research.theory import (
 )
 from research.theory.counterexamples import TYPICAL
 from research.theory.rates import optimizer_steps, percent_change
-from theory_cases import near, quick, tokens
-
 from weakdriven.errors import UserError
 from weakdriven.eval.statistics import pass_at_k
 from weakdriven.wmss.selection import expected_unique

@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import assume, find, given, settings
 from hypothesis import strategies as st
+from theory_cases import narrowed, near, quick, tokens, weights
+
 from research.theory import (
     branch_amplification,
     branch_gradients,
@@ -29,8 +31,6 @@ from research.theory.counterexamples import (
     TWO_SIDED,
     TYPICAL,
 )
-from theory_cases import narrowed, near, quick, tokens, weights
-
 from weakdriven.errors import UserError
 from weakdriven.losses import mixed_cross_entropy_reference
 
@@ -174,13 +174,13 @@ def test_widening_on_the_mean_lowers_the_negative_mass_close_to_one(case):
 
 def test_the_check_notices_a_broken_theorem(monkeypatch):
     """If the mixture went the wrong way, `holds` would say so."""
-    from research.theory import theory
+    from research.theory import mixing
 
     def backwards(strong, weak, target, strong_weight):
         mix = mixture(strong, weak, target, strong_weight)
         return type(mix)(mix.strong_TV, mix.weak_TV, 2 * mix.strong_TV - mix.weak_TV, mix.target_T, strong_weight)
 
-    monkeypatch.setattr(theory, "mixture", backwards)
+    monkeypatch.setattr(mixing, "mixture", backwards)
     assert not negative_mass(*TYPICAL).everywhere and not mixed_margins(*TYPICAL).everywhere
     assert not token_amplification(*NOT_AMPLIFIED).everywhere and not convexity(*SURER_WEAK).everywhere
     assert not branch_gradients(*TYPICAL).strong.everywhere and not relative_odds(*TYPICAL).everywhere

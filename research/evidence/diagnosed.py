@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evidence_collect import without_paths
-
+from research.evidence.collect import without_paths
 from weakdriven.report.format import MISSING
 from weakdriven.runs.directory import DIAGNOSTICS
 from weakdriven.runs.files import read_json

@@ -1,7 +1,7 @@
 """Verified rows -> what the study of docs/evidence trains on and chooses learning rates by.
 
-    python research/evidence/evidence_data.py ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
-    python research/evidence/evidence_data.py docs/evidence/solutions.jsonl.gz FOLDER \
+    python -m research.evidence.data ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
+    python -m research.evidence.data docs/evidence/solutions.jsonl.gz FOLDER \
         --questions gsm8k_train.jsonl.gz ...
 
 ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or what the study keeps of it: one solution of each problem

@@ -1,15 +1,5 @@
-"""The study of docs/evidence: results in, tables and figures out.
+"""The tables and figures of docs/evidence, computed from its result files alone."""
 
-    python research/evidence/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
-    python research/evidence/evidence.py diagnosed RUN --student gemma-3-270m
-    python research/evidence/evidence.py write
-
-`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
-into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table
-between two marks of docs/evidence/README.md, and every figure, from those files alone.
-"""
-
-import argparse
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_collect import collect, with_answers
-from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
-from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
+from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
+from research.evidence.results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
 from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import MISSING, duration
-from weakdriven.runs.files import read_json, write_json, write_text
+from weakdriven.runs.files import write_text
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
@@ -45,62 +34,6 @@ BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of 
 NOTHING = "No results yet."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("write", help="tables and figures from the results")
-    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
-    adding.add_argument("folder", type=Path)
-    adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")
-    adding.add_argument("--student", required=True)
-    adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
-    adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
-    adding.add_argument("--commit", default=None, help="of the code that ran")
-    adding.add_argument("--results", type=Path, default=FOLDER / "results")
-    more = commands.add_parser("also", help="answers of `weakdriven eval run` as one more method of a result file")
-    more.add_argument("file", type=Path)
-    more.add_argument("method", help="what to call it")
-    more.add_argument("like", help="method of the file that it was trained by")
-    more.add_argument("folders", nargs="+", metavar="SEED=FOLDER")
-    looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
-    looking.add_argument("run", type=Path)
-    looking.add_argument("--student", required=True)
-    looking.add_argument("--study", default="", help="that the run is of, where a seed was looked at in several")
-    looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
-    args = parser.parse_args()
-    if args.command == "write":
-        print(*write(FOLDER), sep="\n")
-        return
-    if args.command == "diagnosed":
-        found = diagnosed(args.run, args.student) | {"study": args.study}
-        args.output.mkdir(parents=True, exist_ok=True)
-        parts = [args.student, f"s{found['seed']}", args.study, "held_out" * found["held_out"]]
-        write_json(args.output / f"{'-'.join(filter(None, parts))}.json", found)
-        return
-    if args.command == "also":
-        folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
-        write_json(args.file, with_answers(read_json(args.file), args.method, args.like, folders))
-        return
-    names = dict(pair.split("=", 1) for pair in args.call)
-    args.results.mkdir(parents=True, exist_ok=True)
-    for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
-        path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
-        refuse_loss(path, found["methods"])
-        write_json(path, found | {"commit": args.commit})
-        print(path)
-
-
-def refuse_loss(path: Path, found: dict[str, Any]) -> None:
-    """A file may grow as its runs do; what it has does not change."""
-    for method, one in (read_json(path)["methods"] if path.exists() else {}).items():
-        now = found.get(method, {"seeds": {}})["seeds"]
-        if lost := [seed for seed, answers in one["seeds"].items() if now.get(seed) != answers]:
-            raise SystemExit(
-                f"{path} has answers of {method}, seed {lost[0]}, that these runs do not have, or others; collect them "
-                "with another --part, or remove the file."
-            )
-
-
 def write(folder: Path) -> list[Path]:
     """Rewrite the page's tables and all figures; returns the files."""
     page, results = folder / "README.md", read_results(folder / "results")
@@ -109,7 +42,7 @@ def write(folder: Path) -> list[Path]:
     before = {old: old.read_bytes() for old in (folder / "figures").glob("*.*")}
     for old in before:
         old.unlink()
-    drawn = write_figures(figures(trained_methods(tested(results))), folder / "figures")
+    drawn = write_figures(figures(trained_methods(on_test_items(results))), folder / "figures")
     for vector in drawn[::2]:  # a PNG is not the same on every machine; one of the same figure stays as it was
         picture = vector.with_suffix(".png")
         if picture in before and before.get(vector) == vector.read_bytes():
@@ -129,7 +62,7 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
 
 def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
-    found = trained_methods(tested(results))
+    found = trained_methods(on_test_items(results))
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
@@ -137,7 +70,7 @@ def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dic
     return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
 
 
-def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def on_test_items(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
 
 
@@ -371,7 +304,3 @@ def difference_figure(found: list[Trained], study: str) -> Figure | None:
         ],
     }
     return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """The study of docs/evidence, a sitting at a time: what protocol.md fixes, as commands that are run and collected.
 
-    python research/evidence/evidence_run.py smollm2-135m rate core --output runs/evidence
-    python research/evidence/evidence_run.py qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
-    python research/evidence/evidence_run.py smollm2-135m controls --only sft_compute \
+    python -m research.evidence.run smollm2-135m rate core --output runs/evidence
+    python -m research.evidence.run qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
+    python -m research.evidence.run smollm2-135m controls --only sft_compute \
         --first 45 --seeds 2 --output runs/evidence
 
 A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol; its results are collected as
@@ -19,8 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evidence_results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
-
+from research.evidence.results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
 from weakdriven.eval.seeds import score_of
 from weakdriven.runs.files import write_json
 from weakdriven.runs.yaml import read_yaml
@@ -76,7 +75,7 @@ def main() -> None:
             options = ["--take-from", str(args.take_from)] if args.take_from else []
             options += ["--no-rehearsal"] if args.no_rehearsal else []
             run(["-m", "weakdriven", *command, *options, "--output", str(folder)])
-            run([str(Path(__file__).with_name("evidence.py")), "collect", str(folder), *collected_as(study, args)])
+            run(["-m", "research.evidence", "collect", str(folder), *collected_as(study, args)])
 
 
 def run(arguments: list[str]) -> None:
