@@ -1,4 +1,4 @@
-"""UNDIAL as the paper words it: METHODS 3, the definition in float64, and noise that no chunk changes."""
+"""UNDIAL as the paper words it (App. E.6): known values, the definition in float64, and noise that no chunk changes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Distillation from stored top-k logits: METHODS 6, the definition in float64, extraction, and what is refused."""
+"""Distillation from stored top-k logits: known values, the definition in float64, extraction, and what is refused."""
 
 import pytest
 import torch

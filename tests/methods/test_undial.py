@@ -1,4 +1,4 @@
-"""UNDIAL on adjusted logits: METHODS 3, the definition in float64, and what it refuses."""
+"""UNDIAL on adjusted logits: known values, the definition in float64, and what it refuses."""
 
 import pytest
 import torch

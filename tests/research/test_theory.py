@@ -1,4 +1,4 @@
-"""Statements about one mixed token: METHODS section 9, formulas 1 to 7, on its numbers and on random logits."""
+"""Statements about one mixed token (paper Sec. 5, App. C), on logits with known results and on random ones."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_a_true_statement_holds_on_all_logits(check, case, strong_weight):
     assert check(*case, strong_weight=strong_weight).everywhere
 
 
-# Formula 1
+# Gradients (Sec. 5, App. C.1)
 
 
 def test_gradients_of_the_branches_on_the_fixture():
@@ -93,7 +93,7 @@ def test_finite_differences_agree_with_the_gradients(case, strong_weight):
             assert (ends[0] - ends[1]).item() / 2e-5 == near(want[place].item(), 1e-7)
 
 
-# Formula 2
+# Margins, log-odds, shifts (App. C.2, D.5)
 
 
 def test_margins_on_the_fixture():
@@ -124,7 +124,7 @@ def test_odds_of_hard_negatives_rise_but_not_at_strong_weight_one():
     assert at_one.everywhere and not at_one.slack.any()
 
 
-# Formula 3
+# Negative mass (Theorem 1)
 
 
 @quick
@@ -186,7 +186,7 @@ def test_the_check_notices_a_broken_theorem(monkeypatch):
     assert not branch_gradients(*TYPICAL).strong.everywhere and not relative_odds(*TYPICAL).everywhere
 
 
-# Formulas 4 and 5
+# Amplification (the corollary)
 
 
 def test_amplification_on_the_fixture():
@@ -222,7 +222,7 @@ def test_a_strong_branch_without_weight_gains_nothing():
     assert found.everywhere and not found.grown_TV.any() and not found.factor_TV.any()
 
 
-# Formulas 6 and 7
+# Convexity and the gap (App. D.6)
 
 
 def test_the_mixed_loss_is_below_the_chord_on_the_fixture():

@@ -130,7 +130,7 @@ def selection_counters(
     formula: str,
     multiplier: float,
 ) -> dict[str, Any]:
-    """What METHODS asks to log once about a selection.
+    """What is logged once about a selection.
 
     Above a million examples the rank correlation of the two formulas is that of a million random rows, the same ones
     each time; its standard error is then about 0.001.

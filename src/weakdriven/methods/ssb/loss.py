@@ -66,7 +66,7 @@ def topk_distillation(
     ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, DistilStatistics]:
-    """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB; METHODS 6).
+    """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB).
 
     Targets of -100 are left out before anything is computed. One pass over the logits of one tile of tokens at a time
     gives both terms. The gradient can be taken once.

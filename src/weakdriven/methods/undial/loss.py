@@ -65,7 +65,7 @@ def adjusted_logit_loss(
     ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, AdjustedStatistics]:
-    """Mean cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (UNDIAL; METHODS 3).
+    """Mean cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (UNDIAL).
 
     Targets of -100 are left out before anything is computed. The teacher gets no gradient. Logits of both are held for
     one tile of tokens at a time. The gradient can be taken once.
@@ -139,7 +139,7 @@ def noised_cross_entropy(
     ignored: bool = True,
     implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, NoiseStatistics]:
-    """Mean cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (METHODS 3, `paper_noise`).
+    """Mean cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (`paper_noise`, paper App. E.6).
 
     A token's noise follows from `seed` and its key alone, so it does not change with the size of tiles or batches. With
     `sigma` 0 this is the plain cross-entropy, bit for bit. The gradient can be taken once.
