@@ -1,4 +1,4 @@
-"""Verified rows -> what the study of docs/evidence trains on and chooses learning rates by.
+"""Verified rows -> training and validation sets of the study of docs/evidence.
 
     python -m research.evidence.data ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
     python -m research.evidence.data docs/evidence/solutions.jsonl.gz FOLDER \
@@ -67,8 +67,8 @@ def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> l
         options = {"options": row["options"]} if row.get("options") else {}
         prompt = [{"role": "user", "content": user_message(row, "math")}]
         about = {"gold": row["answer"], "domain": "math", "source": "", "meta": options | {"sample": int(sample)}}
-        told = {"id": solution["id"], "prompt": prompt, "completion": solution["completion"]}
-        rows.append(told | about | {"all_turns": False})
+        example = {"id": solution["id"], "prompt": prompt, "completion": solution["completion"]}
+        rows.append(example | about | {"all_turns": False})
     return rows
 
 

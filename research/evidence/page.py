@@ -20,9 +20,9 @@ FOLDER = Path(__file__).parents[2] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
 SAMPLED, SIZES = "sampled", "sizes"
-"""Several answers to an item, other numbers of rows: each point has references of its own."""
+"""Several samples per item; other numbers of rows. Each of their points has references of its own."""
 ALONE = "alone"
-"""Asked for what it cost; its scores are of one small benchmark."""
+"""Only measures costs; its scores are of one small benchmark."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -51,7 +51,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
-    """The page with what stands between its marks computed anew."""
+    """The page with the tables between its marks computed again."""
 
     def block(match: re.Match[str]) -> str:
         if match["name"] not in tables:
@@ -138,10 +138,10 @@ def validation_table(results: list[dict[str, Any]]) -> str:
             continue
         recipe, scores = one["recipe"], {x.method: f"{100 * score_of(x.scores):.1f}" for x in trained_methods([one])}
         rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
-        told = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
+        cells = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
         usual = [scores.pop(name) for name in (*STARTS, REFERENCE)]
         scores.pop("sft", None)
-        rows.append([*told, *usual, next(iter(scores.values()), MISSING)])
+        rows.append([*cells, *usual, next(iter(scores.values()), MISSING)])
     rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
     return table(["student", "choice of", "learning rate", "epochs of m1", *STARTS, REFERENCE, "wmss"], rows)
 
@@ -172,8 +172,8 @@ def sampled_table(results: list[dict[str, Any]]) -> str:
     for student, each in mixed.items():
         for (low, cool), (high, hot) in pairwise(sorted(each.items())):
             if cool.reference and cool.seeds == hot.seeds:
-                told = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
-                rows.append([*told, *sampled_over(cool.reference, hot.scores)])
+                cells = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
+                rows.append([*cells, *sampled_over(cool.reference, hot.scores)])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
@@ -194,8 +194,8 @@ def sizes_table(results: list[dict[str, Any]]) -> str:
     for _, point, method, one in by_point(results, SIZES):
         over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
         used, scores = point.removeprefix("rows_"), (one.scores, without_letters(one.scores))
-        told = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
-        rows.append([*told, over])
+        cells = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
+        rows.append([*cells, over])
     rows.sort(key=lambda row: (row[0], int(row[1])))
     return table(["student", "rows", "method", "seeds", "mean", "without aqua", f"over {REFERENCE}"], rows)
 
@@ -222,9 +222,9 @@ def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
     parts = []
     for one in seen:
         rows = "held-out" if one.get("held_out") else "training"
-        told = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
+        about = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
         study = f", `{one['study']}`" if one.get("study") else ""
-        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({told})", ""]
+        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({about})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
         if not one.get("held_out"):  # steps are of training rows
             parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
@@ -247,7 +247,7 @@ def file_table(results: list[dict[str, Any]]) -> str:
 
 
 def shortened(why: str) -> str:
-    """A reason without what stands in brackets and after; the file has the whole of it."""
+    """A reason up to its first bracket; the file has all of it."""
     return why.partition(" (")[0]
 
 

@@ -92,7 +92,7 @@ def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused():
     assert both.seeds == ["42", "43", "44", "45", "46"] and both.scores["gsm8k"].shape == (5, 40)
     (same,) = [one for one in trained_methods([files[0], files[0]]) if one.method == "wmss"]
     assert same.seeds == ["42", "43", "44"] and same.seconds == 10, "what points of a sweep share counts once"
-    with pytest.raises(SystemExit, match="wmss: seed 42 stands in two of"):
+    with pytest.raises(SystemExit, match="wmss: seed 42 is in two of"):
         trained_methods([files[0], result("gemma-3-270m", wmss=0.9)])
 
 
@@ -126,7 +126,7 @@ def test_trainings_by_other_recipes_or_on_other_items_are_not_counted_together()
         trained_methods(files)
     files[1]["recipe"]["sft"]["epochs"] = 1
     files[1]["items"] = {**files[1]["items"], "gsm8k": {"count": 40, "ids": "1"}}
-    with pytest.raises(SystemExit, match="ask other items"):
+    with pytest.raises(SystemExit, match="have different items"):
         trained_methods(files)
 
 
@@ -156,14 +156,14 @@ def test_a_ratio_of_times_is_of_runs_under_the_same_load():
     assert fewer.over_sft == pytest.approx((3 * 10 + 60) / (3 * 10 + 30))
 
 
-def test_a_rate_of_joint_training_stands_beside_its_score():
+def test_a_rate_of_joint_training_is_next_to_its_score():
     found = result("gemma-3-270m", "wmss_rate", seeds=[42], **{"joint.learning_rate-5e-05": 1.0})
     found["recipe"]["joint"] = {"learning_rate": 5e-5}
     line = all_tables([found], [])["validation"].splitlines()[-1]
     assert line.startswith("| gemma-3-270m | wmss_rate | 5e-05 | 1 |") and line.endswith("| 100.0 |")
 
 
-def test_numbers_of_rows_are_told_apart_and_sittings_of_one_taken_together():
+def test_each_number_of_rows_has_its_lines_and_sessions_of_one_are_merged():
     found = [result("smollm2-135m", "sizes", **{f"rows_{count}": gain}) for count, gain in ((6871, 1.0), (512, 0.0))]
     later = result("smollm2-135m", "sizes", seeds=[45], rows_512=0.0)
     tables = all_tables([*found, later], [])
@@ -199,11 +199,11 @@ def test_what_was_diagnosed_is_kept_without_paths_and_shown(tmp_path, monkeypatc
     names = ("base", "sft", "baseline-sft_restart", "round-1")
     values = {"nll": 0.5, "entropy": 0.25, "target": 20.0, "background": -5.0, "std": 3.0}
     statistics = {key: {"mean": value, "error": 0.1} for key, value in values.items()}
-    told = {"round": 1, "examples": 8, "tokens": 1000, "seed": 45, "models": {"sft": {"folder": "/a/run/sft"}}}
+    facts = {"round": 1, "examples": 8, "tokens": 1000, "seed": 45, "models": {"sft": {"folder": "/a/run/sft"}}}
     models = {name: {"vocabulary": 9, "statistics": statistics} for name in names}
     steps = [{"step": 4 * place} | dict.fromkeys(BRANCHES, 0.1 * place) for place in range(19)]
     run = tmp_path / "diagnostics"
-    put(run / "logits.json", {"facts": told, "models": models})
+    put(run / "logits.json", {"facts": facts, "models": models})
     put(run / "drift.json", {"steps": {"round-1/strong": steps}})
     put(run / "manifest.json", {"hardware": "1 x GPU", "versions": {"torch": "2", "weakdriven": "/a/b"}})
     kept = diagnosed(tmp_path, "gemma-3-270m")
@@ -214,7 +214,7 @@ def test_what_was_diagnosed_is_kept_without_paths_and_shown(tmp_path, monkeypatc
     assert shown_steps == [str(8 * place) for place in range(10)] and shown.endswith(" | 1.800 |")
     for one in models.values():
         one |= {"statistics": statistics | {"top_right": {"mean": 0.9}}, "calibration_error": 0.05}
-    put(run / "logits.json", {"facts": told | {"rows": "/a/held-out.jsonl"}, "models": models})
+    put(run / "logits.json", {"facts": facts | {"rows": "/a/held-out.jsonl"}, "models": models})
     command = ["evidence", "diagnosed", str(tmp_path), "--student", "gemma-3-270m", "--study", "sampled"]
     monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "kept")])
     main()
@@ -274,7 +274,7 @@ def test_a_comparison_becomes_one_file_without_paths(compared, tmp_path):
     assert str(tmp_path) not in json.dumps(found)
 
 
-def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compared, tmp_path, monkeypatch):
+def test_a_model_that_was_evaluated_by_itself_is_one_more_method(compared, tmp_path, monkeypatch):
     words = [str(compared), "--study", "core", "--student", "gemma", "--results", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", ["evidence", "collect", *words])
     main()
@@ -295,11 +295,11 @@ def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compare
         main()
     monkeypatch.setattr(sys, "argv", ["evidence", "also", str(file), "more", "wmss", f"43={asked}"])
     put(asked / "gsm8k/samples.jsonl", [{"id": "other", "sample": 0, "correct": True}])
-    with pytest.raises(SystemExit, match="gsm8k asks other items than the models before it"):
+    with pytest.raises(SystemExit, match="gsm8k has other items than the models before it"):
         main()
     put(asked / "gsm8k/manifest.json", facts | {"execution": {"style": "plain"}})
     with pytest.raises(
-        SystemExit, match=r"gsm8k asked with \('plain', 512\), the file's models with \('tag-free', 512\)"
+        SystemExit, match=r"gsm8k was evaluated with \('plain', 512\), the file's models with \('tag-free', 512\)"
     ):
         main()
     monkeypatch.setattr(sys, "argv", ["evidence", "also", str(file), "more", "wmss", f"47={asked}"])

@@ -32,7 +32,6 @@ from research.theory.counterexamples import (
     TYPICAL,
 )
 from weakdriven.errors import UserError
-from weakdriven.losses import mixed_cross_entropy_reference
 
 FOR_ALL_LOGITS = [
     mixed_margins,
@@ -70,27 +69,6 @@ def test_gradients_of_the_branches_on_the_fixture():
 def test_branch_gradients_are_the_weighted_residual(case, strong_weight):
     strong, weak = branch_gradients(*case, strong_weight=strong_weight)
     assert strong.everywhere and weak.everywhere
-
-
-@quick
-@given(tokens(), weights)
-def test_finite_differences_agree_with_the_gradients(case, strong_weight):
-    strong, weak, target = case
-    formula = branch_gradients(*case, strong_weight=strong_weight)
-    for branch, want in enumerate((formula.strong.right, formula.weak.right)):
-        for place in np.ndindex(*strong.shape):
-            bump = torch.zeros_like(strong)
-            bump[place] = 1e-5
-            ends = [
-                mixed_cross_entropy_reference(
-                    strong + sign * bump * (branch == 0),
-                    weak + sign * bump * (branch == 1),
-                    target,
-                    strong_weight=strong_weight,
-                )
-                for sign in (1, -1)
-            ]
-            assert (ends[0] - ends[1]).item() / 2e-5 == near(want[place].item(), 1e-7)
 
 
 # Margins, log-odds, shifts (App. C.2, D.5)
@@ -152,7 +130,7 @@ def test_the_condition_is_not_needed():
     assert token_amplification(*TWO_SIDED).factor_TV[0, 1:].tolist() == near([0.366, 0.604, 7.359], 5e-4)
 
 
-GRID = [i / 1000 for i in range(1000)]
+GRID = [i / 100 for i in range(100)]
 
 
 def test_narrowing_on_the_mean_decides_for_all_strong_weights():
