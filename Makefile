@@ -4,10 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 VLLM := .venv-vllm
-HARNESS := .venv-harness
-DEEPSPEED := .venv-deepspeed
 
-.PHONY: setup demo test test-vllm test-harness test-deepspeed lint types clean
+.PHONY: setup demo test test-vllm lint types clean
 
 setup: $(READY)
 
@@ -35,25 +33,6 @@ $(VLLM)/ready:
 test-vllm: $(READY) $(VLLM)/ready
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WEAKDRIVEN_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
 
-$(HARNESS)/ready: pyproject.toml constraints.txt
-	test -x $(HARNESS)/bin/python || $(PYTHON) -m venv $(HARNESS)
-	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,harness]"
-	touch $@
-
-test-harness: $(HARNESS)/ready
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness
-
-# DeepSpeed's build imports torch, which a build of its own would not see; tests build its shm_comm with ninja.
-$(DEEPSPEED)/ready: pyproject.toml constraints.txt
-	test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel hatchling editables
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[deepspeed]"
-	touch $@
-
-test-deepspeed: $(DEEPSPEED)/ready
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PATH="$(abspath $(DEEPSPEED)/bin):$$PATH" $(DEEPSPEED)/bin/python -m pytest -m deepspeed
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -63,4 +42,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(HARNESS) $(DEEPSPEED) runs dist
+	rm -rf $(VENV) $(VLLM) runs dist

@@ -24,8 +24,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from trl.kernels import ChunkedLogProbFunction
 
+from weakdriven.data.tokenize import row_lengths
 from weakdriven.models.liger import use_liger
-from weakdriven.wmss.entropy import plan_batches, row_lengths, scan, score_dataset
+from weakdriven.wmss.entropy import plan_batches, scan, score_dataset
 
 Score = Callable[[Any, Tensor], Any]
 

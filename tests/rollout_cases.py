@@ -7,15 +7,15 @@ from helpers import demo_examples
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import tokenize
 from weakdriven.eval.generate.requests import Completion
-from weakdriven.models.branch import open_branch
+from weakdriven.models.folder import open_model
 from weakdriven.models.load import load_tokenizer
-from weakdriven.stages.stages import Stages
+from weakdriven.stages.context import Context
 
 
 @pytest.fixture(scope="session")
 def learner(tmp_path_factory):
     """The embedded model after some steps on eight problems: some of its samples are right, some wrong."""
-    branch = open_branch("embedded:base")
+    branch = open_model("embedded:base")
     tokenizer, model = load_tokenizer(branch.model), branch.load("fp32").train()
     renderer = Renderer(tokenizer, "math", "plain")
     rows = [tokenize(example, renderer) for example in demo_examples(8)]
@@ -52,7 +52,7 @@ def says(monkeypatch):
 
     def put(text, limit=None):
         engine = Says(text, limit)
-        monkeypatch.setattr(Stages, "engine", lambda self, model, longest=None: engine)
+        monkeypatch.setattr(Context, "engine", lambda self, model, longest=None: engine)
         return engine
 
     return put

@@ -19,7 +19,7 @@ from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval import grade
 from weakdriven.eval.target import Subject
-from weakdriven.models.branch import open_branch
+from weakdriven.models.folder import open_model
 from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.files import read_json, read_jsonl
 
@@ -200,7 +200,7 @@ def test_math_and_code_are_distilled_too(server, tmp_path):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The embedded model after some steps on eight problems, which it then solves most of the time."""
-    branch = open_branch("embedded:base")
+    branch = open_model("embedded:base")
     tokenizer, learner = load_tokenizer(branch.model), branch.load("fp32").train()
     renderer = Renderer(tokenizer, "math", "plain")
     rows = [tokenize(example, renderer) for example in demo_examples(8)]

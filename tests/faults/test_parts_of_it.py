@@ -23,8 +23,7 @@ from weakdriven.runs.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.runs.manifest import inventory, refuse_damage, refuse_damaged_model, rewriting
 from weakdriven.runs.processes import Ended, ended_together
 from weakdriven.runs.signals import Stopped, asked, stop_here, stoppable
-from weakdriven.training import callbacks
-from weakdriven.training import sft as supervised
+from weakdriven.training import callbacks, phase
 from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
 
 
@@ -48,7 +47,7 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
     def plan(costs, *_, **__):
         planned.update({cost.part.name: cost for cost in costs})
 
-    monkeypatch.setattr(supervised, "refuse_full_disk", note)
+    monkeypatch.setattr(phase, "refuse_full_disk", note)
     monkeypatch.setattr(callbacks, "seal", weigh)
     monkeypatch.setattr(preflight, "check_disk", plan)
     run_small(tmp_path, "data.limit=56", "baselines=[]", "eval.benchmarks=[]", "joint.save_steps=1", "sft.save_steps=1")

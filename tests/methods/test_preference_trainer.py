@@ -30,7 +30,7 @@ from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.checkpoints import checkpoints, last_complete_checkpoint
 from weakdriven.training.lora import lora_config
-from weakdriven.training.sft import Phase
+from weakdriven.training.phase import Phase
 from weakdriven.wmss.entropy import score_dataset
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

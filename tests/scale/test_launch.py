@@ -47,15 +47,6 @@ def test_shipped_ways_to_shard_are_those_that_training_takes(name, monkeypatch):
     refuse_plugin(FullyShardedDataParallelPlugin())
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("zero3")])
-def test_the_configuration_of_zero_3_has_keys_that_accelerate_knows(name):
-    config = load_config_from_file(str(find_config(name)))
-    parser = launch_command_parser()
-    options = {text.lstrip("-") for action in parser._actions for text in action.option_strings}
-    assert config.deepspeed_config["zero_stage"] == 3
-    assert set(config.deepspeed_config) <= options
-
-
 def test_the_environment_of_the_pytorchjob_is_what_the_configuration_for_machines_says():
     job = yaml.safe_load((EXAMPLES / "kubernetes/pytorchjob.yaml").read_text())
     machine = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
@@ -107,6 +98,14 @@ def check_command(words: list[str]) -> None:
 def test_an_unknown_configuration_is_told_with_those_there_are():
     with pytest.raises(UserError, match=r"Did you mean fsdp2-8gpu\? There are: .*one-gpu"):
         find_config("fsdp-8gpu")
+
+
+def test_deepspeed_is_answered_with_fsdp2(tmp_path):
+    file = tmp_path / "deepspeed.yaml"
+    file.write_text("distributed_type: DEEPSPEED\n")
+    for name in ("zero3-8gpu", str(file)):
+        with pytest.raises(UserError, match=r"use FSDP2.*--launch fsdp2-8gpu"):
+            launch(name, ["run", "demo"])
 
 
 def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 from trained_shards import FSDP, run
 
 from weakdriven.errors import UserError
-from weakdriven.training import zero3
 from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch
 
 SCRIPT = str(Path(__file__).with_name("trained_shards.py"))
@@ -142,41 +140,9 @@ def test_ways_to_shard_that_would_train_something_else_are_refused(change, sente
         refuse_sharding_of_launch()
 
 
-AUTO = dict.fromkeys(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping"), "auto")
-ZERO3 = {**AUTO, "zero_optimization": {"stage": 3}, "bf16": {"enabled": False}, "steps_per_print": float("inf")}
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"zero_optimization": {"stage": 2}}, "stage 2 of DeepSpeed's ZeRO"),
-        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
-        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "zero_quantized_weights"),
-        ({"optimizer": {"type": "AdamW"}}, "sets optimizer"),
-        ({"bf16": {"enabled": True}}, "sets bf16"),
-        ({"gradient_clipping": 1.0}, "gradient_clipping: 1.0"),
-    ],
-)
-def test_settings_of_deepspeed_that_would_train_something_else_are_refused(change, sentence):
-    zero3.refuse_config(SimpleNamespace(deepspeed_config=ZERO3))
-    with pytest.raises(UserError, match=sentence):
-        zero3.refuse_config(SimpleNamespace(deepspeed_config=ZERO3 | change))
-
-
-def test_what_zero3_would_train_in_another_way_is_refused():
-    zero3.refuse_recipe("bf16-mixed", {"sft": "adamw"})
-    with pytest.raises(UserError, match="precision is bf16"):
-        zero3.refuse_recipe("bf16", {"sft": "adamw"})
-    with pytest.raises(UserError, match=r"joint\.optimizer is adamw_8bit"):
-        zero3.refuse_recipe("fp32", {"sft": "adamw", "joint": "adamw_8bit"})
-    with pytest.raises(UserError, match="bfloat16"):
-        zero3.refuse_model(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
-
-
-def test_deepspeed_that_is_not_installed_is_told_how_to_be(monkeypatch):
+def test_deepspeed_is_refused_with_what_to_use_instead(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setattr("weakdriven.runs.launcher.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install --no-build-isolation 'weakdriven\[deepspeed\]'"):
+    with pytest.raises(UserError, match=r"DeepSpeed is not supported; use FSDP2.*fsdp2-8gpu"):
         refuse_sharding_of_launch()
 
 

@@ -4,15 +4,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from joint_cases import arguments, make
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import TrainerCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
+from joint_cases import arguments, make
 from weakdriven.training.attention import trained_attention, without_cudnn_attention, without_padding_masks
-from weakdriven.training.sft import fit
+from weakdriven.training.phase import fit
 
 
 class Look(TrainerCallback):

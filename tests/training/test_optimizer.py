@@ -10,7 +10,8 @@ from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import Progress
 from weakdriven.training.optimizer import check_optimizer, optimizer_class
-from weakdriven.training.sft import Phase, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="bf16")
 SMALL = {"batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": False}

@@ -12,7 +12,8 @@ from weakdriven.config.recipe import DataSettings, JointSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import Progress, work_folder
-from weakdriven.training.sft import Phase, save_model, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import save_model, train_supervised
 from weakdriven.training.snapshots import publish_snapshots, snapshot_steps
 from weakdriven.wmss.trainer import train_joint
 

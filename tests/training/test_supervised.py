@@ -14,7 +14,8 @@ from weakdriven.runs.files import read_jsonl
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import checkpoints
-from weakdriven.training.sft import Phase, save_model, train_supervised
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import save_model, train_supervised
 from weakdriven.wmss.trainer import train_joint
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

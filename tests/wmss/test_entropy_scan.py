@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from helpers import demo_examples, embedded_tokenizer, tiny_model, token_rows
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.tokenize import IGNORE, load_tokens, write_tokens
+from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.wmss import entropy as home
-from weakdriven.wmss.entropy import PART_SCHEMA, can_pack, column, plan_batches, row_lengths, scan, score_dataset
+from weakdriven.wmss.entropy import PART_SCHEMA, can_pack, column, plan_batches, scan, score_dataset
 
 ROWS = 30
 
@@ -80,14 +79,14 @@ def test_scores_equal_a_dense_float64_pass_for_any_budget_of_tokens(budget, data
 
 
 def test_lengths_are_those_of_the_rows_in_their_order_whatever_is_read_at_a_time(dataset, monkeypatch):
-    monkeypatch.setattr(home, "BLOCK", 3)
+    monkeypatch.setattr("weakdriven.data.tokenize.BLOCK", 3)
     turned = dataset.select(range(len(dataset) - 1, -1, -1))
     assert row_lengths(turned).tolist() == [len(ids) for ids in turned["input_ids"]]
     assert row_lengths(turned.select([])).tolist() == []
 
 
 def test_rows_packed_into_one_equal_a_dense_pass_over_each(dataset, monkeypatch):
-    monkeypatch.setattr(home, "can_pack", lambda model: True)
+    monkeypatch.setattr("weakdriven.wmss.entropy.can_pack", lambda model: True)
     assert_exact(scanned(dataset, batches_of(7, ordered=False)), dataset, exact_model())
 
 

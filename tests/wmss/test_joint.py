@@ -20,7 +20,7 @@ from weakdriven.runs.files import read_jsonl
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.checkpoints import checkpoints, last_complete_checkpoint
-from weakdriven.training.sft import Phase, fit
+from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss.trainer import WDJTConfig, WDJTTrainer
 
 BATCH, STEPS = 4, 6

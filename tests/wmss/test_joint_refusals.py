@@ -6,7 +6,6 @@ import pytest
 import torch
 from accelerate import Accelerator, ParallelismConfig
 from datasets import Dataset
-from joint_cases import CHAT, EMBEDDED_MODEL, logs, make, trained
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -16,6 +15,7 @@ from transformers import (
 )
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
+from joint_cases import CHAT, EMBEDDED_MODEL, logs, make, trained
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.errors import UserError
 from weakdriven.wmss.checks import refuse_sharding

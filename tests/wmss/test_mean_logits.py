@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from joint_cases import logs, make
 from peft import LoraConfig
 
 from helpers import tiny_model
+from joint_cases import logs, make
 from weakdriven.diagnose.logits import logit_statistics
 from weakdriven.losses.head import Head
 from weakdriven.losses.mean_logit import mean_row, summed_mean_logit

@@ -28,7 +28,7 @@ from weakdriven.eval.generate.server import ServerEngine
 from weakdriven.eval.graders.verify import Candidate, Fault, Verify
 from weakdriven.eval.rollouts import Rollout, Rollouts
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine
-from weakdriven.models.branch import open_branch
+from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
@@ -99,7 +99,7 @@ def open_teacher(teacher: Teacher, domain: str) -> Opened:
         return Opened(
             messages, lambda log: nullcontext(server), sampling, facts | {"model": [subject.model, subject.url]}
         )
-    branch = open_branch(subject.model)
+    branch = open_model(subject.model)
     renderer = find_renderer(subject, branch)
     check_engine(subject, teacher.engine, branch)
     longest = teacher.max_prompt_tokens + teacher.max_new_tokens

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 
 from weakdriven.data.example import Example
@@ -16,6 +18,8 @@ IGNORE = -100
 VERSION = 2
 """Raised when the same rows give other tokens, so that finished runs know."""
 BATCH = 1000
+BLOCK = 10_000
+"""Rows in memory at once when only their lengths are needed."""
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -147,3 +151,12 @@ def unlearned_warning(counters: dict[str, int]) -> str:
 
 def load_tokens(path: Path) -> Dataset:
     return Dataset.from_file(str(path))
+
+
+def row_lengths(dataset: Dataset, name: str = "input_ids") -> np.ndarray:
+    """Tokens of each row; read block by block, since a whole column of a large set, put in order, would not fit."""
+    arrow, found = dataset.select_columns(name).with_format("arrow"), [np.zeros(0, np.int32)]
+    for begin in range(0, len(dataset), BLOCK):
+        block: Any = arrow[begin : begin + BLOCK]
+        found.append(pc.call_function("list_value_length", [block[name]]).to_numpy())
+    return np.concatenate(found)

@@ -11,14 +11,14 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from weakdriven.data.tokenize import IGNORE
+from weakdriven.data.tokenize import IGNORE, row_lengths
 from weakdriven.diagnose.gradients import HardNegatives, PairStatistics, pair_statistics, top_hard_negatives
 from weakdriven.diagnose.logits import LogitStatistics, logit_statistics
 from weakdriven.losses.head import Head
 from weakdriven.models.head import head
 from weakdriven.runs.directory import Progress
 from weakdriven.stages.model_loader import Loader, Model
-from weakdriven.wmss.entropy import plan_batches, row_lengths, supervised_states
+from weakdriven.wmss.entropy import plan_batches, supervised_states
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+import weakdriven.wmss.mixture  # noqa: F401 - registers its classes, so that a saved mixture loads
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import EngineSettings
 from weakdriven.data.prompts import Renderer, give_chat_template
@@ -18,10 +19,9 @@ from weakdriven.eval.engine_pool import local_engine, served_engine
 from weakdriven.eval.generate import Engine
 from weakdriven.eval.generate.serve import check_python
 from weakdriven.eval.generate.server import ServerEngine
-from weakdriven.models.branch import Branch
-from weakdriven.models.load import load_tokenizer
+from weakdriven.models.folder import ModelFolder
+from weakdriven.models.load import is_mixture, load_tokenizer
 from weakdriven.runs.directory import RECIPE_FILE
-from weakdriven.wmss.mixture import is_mixture
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Subject:
 
 
 def open_engine(
-    subject: Subject, settings: EngineSettings, branch: Branch, renderer: Renderer, *, longest: int, log: Path
+    subject: Subject, settings: EngineSettings, branch: ModelFolder, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
     if subject.url is not None:
         return nullcontext(server_of(subject))
@@ -52,7 +52,7 @@ def open_engine(
     return local_engine(partial(load_subject, subject, branch), renderer.tokenizer, settings)
 
 
-def check_engine(subject: Subject, settings: EngineSettings, branch: Branch) -> None:
+def check_engine(subject: Subject, settings: EngineSettings, branch: ModelFolder) -> None:
     """Refuse now what could not be started later."""
     if settings.engine == "vllm" and branch.base is not None:
         raise UserError(f"{subject.model} is an adapter, and vLLM is given whole models here; merge it first.")
@@ -70,7 +70,7 @@ def server_of(subject: Subject) -> ServerEngine:
     return ServerEngine(str(subject.url), model=subject.served_name, api_key=os.environ.get("VLLM_API_KEY"))
 
 
-def served_model(subject: Subject, branch: Branch) -> dict[str, str]:
+def served_model(subject: Subject, branch: ModelFolder) -> dict[str, str]:
     """What a running server says it serves; refused if that is not the model whose name the scores would bear."""
     served = server_of(subject).served()
     ours = {subject.model, Path(subject.model).name, str(branch.folder.resolve()), branch.folder.resolve().name}
@@ -82,13 +82,13 @@ def served_model(subject: Subject, branch: Branch) -> dict[str, str]:
     return {"served": served.name, "served_from": served.folder}
 
 
-def load_subject(subject: Subject, branch: Branch) -> PreTrainedModel:
+def load_subject(subject: Subject, branch: ModelFolder) -> PreTrainedModel:
     options = {"attention": subject.attention, "trust_remote_code": subject.trust_remote_code}
     model = branch.load(subject.precision, **options)
     return model.cuda() if torch.cuda.is_available() else model  # pyright: ignore
 
 
-def find_renderer(subject: Subject, branch: Branch) -> Renderer:
+def find_renderer(subject: Subject, branch: ModelFolder) -> Renderer:
     """The prompts that the model was trained with, where its run is at hand, unless others are asked for."""
     trained = run_recipe_of(branch.folder)
     tokenizer = load_tokenizer(branch.tokenizer or branch.model, trust_remote_code=subject.trust_remote_code)

@@ -20,12 +20,13 @@ from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
-from weakdriven.runs.files import digest, file_digest
+from weakdriven.runs.files import digest, file_digest, read_json
 from weakdriven.runs.manifest import refuse_damaged_model
-from weakdriven.wmss.mixture import MixtureConfig, MixtureForCausalLM
 
 EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
+MIXTURE = "weakdriven-mixture"
+"""Model type of `wmss.mixture`, whose import registers its classes with transformers."""
 DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -129,9 +130,13 @@ def load_model(
             f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
             "at random; use a complete checkpoint of that architecture."
         )
-    for one in (model.strong, model.weak) if isinstance(model, MixtureForCausalLM) else (model,):
+    for one in (model.strong, model.weak) if is_mixture(folder) else (model,):
         refuse_other_logits(one, str(folder))
     return model
+
+
+def is_mixture(folder: Path) -> bool:
+    return read_json(folder / "config.json").get("model_type") == MIXTURE
 
 
 def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
@@ -145,12 +150,13 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     if trust_remote_code:
         warn_of_code(folder)
     try:
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        mixture = is_mixture(folder)
+        config: Any = None if mixture else AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
-    if isinstance(config, MixtureConfig):
+    if mixture:
         raise UserError(
-            f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated and not trained or "
+            f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated but not trained or "
             "mixed again; give its strong or its weak model."
         )
     refuse_pickles(folder)

@@ -62,12 +62,12 @@ class Machine:
     device: Device
     count: int = 1
     sharding: str = "none"
-    """`none` on one device; `ddp` keeps all on each; `fsdp` (FSDP2) and `zero3` (DeepSpeed) split what is trained."""
+    """`none` on one device; `ddp` keeps all on each; `fsdp` (FSDP2) shards what is trained."""
 
     @property
     def split(self) -> int:
         """Over how many devices a weight is spread."""
-        return self.count if self.sharding in ("fsdp", "zero3") else 1
+        return self.count if self.sharding == "fsdp" else 1
 
     @property
     def link(self) -> float:
@@ -97,10 +97,10 @@ def parse_machine(text: str, sharding: str | None = None) -> Machine:
             f"{', '.join(DEVICES)}."
         )
     how = sharding or ("fsdp" if count > 1 else "none")
-    if how not in ("none", "ddp", "fsdp", "zero3"):
-        raise UserError(f"--sharding: expected ddp, fsdp or zero3, found {how!r}.")
+    if how not in ("none", "ddp", "fsdp"):
+        raise UserError(f"--sharding: expected ddp or fsdp, found {how!r}.")
     if how == "none" and count > 1:
-        raise UserError(f"--sharding none is for one device, found {count}; give ddp, fsdp or zero3.")
+        raise UserError(f"--sharding none is for one device, found {count}; give ddp or fsdp.")
     return Machine(found[0], count, how if count > 1 else "none")
 
 

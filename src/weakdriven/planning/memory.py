@@ -7,16 +7,13 @@ the forward pass, the first and the last layer of the backward pass, and its end
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weakdriven.losses.tiles import CPU_TILE_BYTES, TILE_BYTES
 from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
 from weakdriven.planning.devices import GIB, Machine
 from weakdriven.planning.shape import Shape
+from weakdriven.training.optimizer import state_bytes
 
 Precision = Literal["bf16-mixed", "bf16", "fp32"]
-BLOCK = 256
-"""Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
-TILE = 0.73 * GIB
-CPU_TILE = 176 * 2**20
-"""Logits that are in memory at a time: losses/tiles.py."""
 RESERVE = 1.0 * GIB
 """CUDA's context and libraries; a guess."""
 FRAGMENTS = 0.02
@@ -113,19 +110,6 @@ class Step:
         )
 
 
-def state_bytes(optimizer: str, weight: int) -> float:
-    """Of an optimizer's state, for one trained weight of so many bytes.
-
-    >>> state_bytes("adamw", 4), state_bytes("adamw_8bit", 4), state_bytes("rmsprop", 2)
-    (8, 2.03125, 2)
-    """
-    if optimizer in ("adamw_8bit", "adamw_fp8"):
-        return 2 * (1 + 4 / BLOCK)
-    if optimizer == "adamw_bf16":
-        return 4
-    return weight if optimizer == "rmsprop" else 2 * weight
-
-
 def base_weights(step: Step) -> float:
     """Weights of all models, without sharding; with adapters the base is there once."""
     shape, adapter = step.shape, step.shape.adapter
@@ -141,15 +125,12 @@ def base_weights(step: Step) -> float:
 def training_memory(step: Step, machine: Machine) -> Memory:
     """The largest of the moments of a step, with what it is made of."""
     shape, numbers = step.shape, step.numbers
-    split, zero3 = machine.split, machine.sharding == "zero3"
+    split = machine.split
     learns = step.trained * shape.trained
     weights = base_weights(step) / split
     gradients = learns * step.trained_bytes / split
     state = learns * state_bytes(step.optimizer, step.trained_bytes) / split
-    if zero3:  # the optimizer's own copy of what is trained
-        state += learns * 4 / split
-    gathered = _gathered(step, whole=zero3) if split > 1 else 0.0
-    weights += gathered
+    weights += _gathered(step) if split > 1 else 0.0
     copies = 0.0
     if step.precision == "bf16-mixed" and not step.adapted:  # autocast keeps a bf16 copy of each weight it has met
         copies = 2.0 * step.models * shape.linear if split == 1 else 2.0 * shape.layer
@@ -198,13 +179,9 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     return with_reserve(peak, on_cpu=step.on_cpu)
 
 
-def _gathered(step: Step, *, whole: bool) -> float:
-    """A layer is put together while it works, the next one meanwhile, and embedding and head are kept so.
-
-    Args:
-        whole: In fp32 whatever the precision, as our ZeRO-3 does; else in the numbers that are computed with.
-    """
-    shape, size = step.shape, 4 if whole or step.precision == "fp32" else 2
+def _gathered(step: Step) -> float:
+    """A layer is gathered while it works, the next one meanwhile, and embedding and head stay gathered."""
+    shape, size = step.shape, 4 if step.precision == "fp32" else 2
     outer = shape.head * (1 if shape.tied else 2)
     return size * (2 * shape.layer + step.models * outer)
 
@@ -212,7 +189,7 @@ def _gathered(step: Step, *, whole: bool) -> float:
 def loss_memory(step: Step) -> float:
     """Tiles of logits, fp32 sums of the heads' gradients, the rounded one beside them, gradients of hidden states."""
     shape, size = step.shape, step.numbers.compute
-    tile = CPU_TILE if step.on_cpu else TILE
+    tile = CPU_TILE_BYTES if step.on_cpu else TILE_BYTES
     tile = min(tile, step.tokens * shape.vocabulary * 4 * 3)
     hidden = step.trained * step.tokens * shape.hidden * size
     if step.adapted:
@@ -230,7 +207,7 @@ def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
     # the residual stream, a norm's result, and the widest of attention and MLP
     in_layer = step.tokens * numbers.compute * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
     cache = cache_tokens * 2 * shape.key * shape.layers * size
-    tile = min(CPU_TILE if step.on_cpu else TILE, step.tokens * shape.vocabulary * 4 * 3)
+    tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
     found = Memory(
         weights=base_weights(plain),
         activations=in_layer + cache,

@@ -146,10 +146,10 @@ def sharded_traffic(weights: float, size: int, devices: int) -> float:
 
 
 def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
-    """What the links take for a micro-batch (FSDP2, ZeRO-3) or a step (DDP: gradients)."""
+    """What the links take for a micro-batch (FSDP2) or a step (DDP: gradients)."""
     if machine.count == 1:
         return 0.0
-    size = 4 if step.precision == "fp32" or machine.sharding == "zero3" else 2
+    size = 4 if step.precision == "fp32" else 2
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
     if machine.split > 1 and not whole_step:
         return sharded_traffic(weights, size, machine.count) / (machine.link * 1e9)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,8 @@ def find_config(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
+    if name.startswith("zero3"):  # shipped once
+        refuse_deepspeed()
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
@@ -53,12 +54,8 @@ def find_config(name: str) -> Path:
     )
 
 
-def refuse_missing_deepspeed() -> None:
-    if find_spec("deepspeed") is None:
-        raise UserError(
-            "DeepSpeed is asked for, and it is not installed; pip install --no-build-isolation "
-            "'weakdriven[deepspeed]', or use FSDP2, which shards the same (--launch fsdp2-8gpu)."
-        )
+def refuse_deepspeed() -> None:
+    raise UserError("DeepSpeed is not supported; use FSDP2, which shards as ZeRO-3 does (--launch fsdp2-8gpu).")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -108,7 +105,7 @@ def launch(name: str, arguments: Sequence[str]) -> int:
     path = find_config(name)
     config = read_config(path)
     if config["distributed_type"] == "DEEPSPEED":
-        refuse_missing_deepspeed()
+        refuse_deepspeed()
     environment = {**os.environ}
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
     if config.get("num_processes", 1) == 1 and config.get("num_machines", 1) == 1:

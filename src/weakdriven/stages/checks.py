@@ -20,13 +20,12 @@ from weakdriven.models.load import (
     positions,
     refuse_different_tokenizers,
 )
-from weakdriven.runs.directory import Run
+from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import digest
 from weakdriven.runs.processes import launched, refuse_uneven
+from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.stages import Stages
-from weakdriven.training import zero3
-from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch, sharding_asked_for
+from weakdriven.training.fsdp import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.wmss.score_files import refuse_other_tokens
@@ -37,7 +36,7 @@ UNSHARDED = ("dpo", "spin")
 """Methods whose trainers need whole models in every process."""
 
 
-def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
+def bind(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
     """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
 
     Args:
@@ -66,24 +65,24 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
-    stages = Stages(recipe, run, base, strong, renderer)
+    context = Context(recipe, run, base, strong, renderer)
     if reuse := recipe.selection.reuse:
-        refuse_other_tokens(reuse, tokenizer=stages.tokenizer_key, max_length=recipe.data.max_length)
+        refuse_other_tokens(reuse, tokenizer=context.tokenizer_key, max_length=recipe.data.max_length)
     if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         refuse_unservable(recipe)
     if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     if evaluates and recipe.eval.benchmarks:
         for benchmark in recipe.eval.benchmarks:
-            check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
-    return stages
+            check_task(context.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
+    return context
 
 
-def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None) -> None:
+def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
     """Processes, GPUs and batch sizes that do not go together.
 
     Args:
-        sharding: What a plan deals weights out with: FSDP or ZeRO-3. Unset: what the launcher asks for.
+        sharded: Whether a plan shards weights, whatever the launcher asks for.
     """
     devices = torch.cuda.device_count()
     if processes == 1 and launched() > 1:
@@ -99,8 +98,8 @@ def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None
     if processes == 1:
         return
     refuse_sharding_of_launch()
-    sharding = sharding or sharding_asked_for()
-    refuse_sharded_adapters(sharding is not None, recipe.lora is not None)
+    sharded = sharded or fsdp_is_asked_for()
+    refuse_sharded_adapters(sharded, recipe.lora is not None)
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(
@@ -108,15 +107,13 @@ def refuse_processes(recipe: Recipe, processes: int, sharding: str | None = None
             "of method and baselines here and run it afterwards: what is finished is kept."
         )
     used = [name for name in UNSHARDED if name in methods]
-    if used and sharding:
+    if used and sharded:
         raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and {sharding} is asked for; use --launch "
+            f"{', '.join(used)} trains in one process or under DDP, and FSDP is asked for; use --launch "
             "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
         )
     used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
     used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
-    if sharding == "ZeRO-3":
-        zero3.refuse_recipe(recipe.precision, {name: getattr(recipe, name).optimizer for name in used})
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 

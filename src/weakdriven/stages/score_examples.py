@@ -12,9 +12,10 @@ from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from weakdriven.data.tokenize import row_lengths
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import SCORES, Progress
-from weakdriven.wmss.entropy import column, plan_batches, row_lengths, scan
+from weakdriven.wmss.entropy import column, plan_batches, scan
 from weakdriven.wmss.score_files import (
     ScoreFacts,
     find_scores,

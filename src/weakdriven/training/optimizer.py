@@ -10,6 +10,9 @@ import torch
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 
+BLOCK = 256
+"""Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
+
 
 def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
     """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16 and adamw_fp8; None for what its arguments can name."""
@@ -43,3 +46,16 @@ def check_optimizer(key: str, optimizer: str) -> None:
             f"{key}: {optimizer} compiles its step, and there is no compiler {missing[0]} here; install it, name "
             "another in CXX (C++) or CC (C), or set optimizer: adamw."
         )
+
+
+def state_bytes(optimizer: str, weight: int) -> float:
+    """Bytes of an optimizer's state for one trained weight of so many bytes.
+
+    >>> state_bytes("adamw", 4), state_bytes("adamw_8bit", 4), state_bytes("rmsprop", 2)
+    (8, 2.03125, 2)
+    """
+    if optimizer in ("adamw_8bit", "adamw_fp8"):
+        return 2 * (1 + 4 / BLOCK)
+    if optimizer == "adamw_bf16":
+        return 4
+    return weight if optimizer == "rmsprop" else 2 * weight

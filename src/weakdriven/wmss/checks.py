@@ -19,7 +19,7 @@ from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapte
 from weakdriven.models.head import causal_lm, head
 from weakdriven.models.load import vocabulary_size
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
-from weakdriven.training import zero3
+from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.training.fsdp import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.pair import WeakStrongPair, refuse_shared_layers
@@ -31,10 +31,7 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
     if args.deepspeed:
-        raise UserError(
-            "deepspeed is set in the arguments, and WDJTTrainer takes it from the launcher; start the script with "
-            "`accelerate launch --config_file` and a configuration such as the package's zero3-8gpu."
-        )
+        refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
     if args.fsdp and args.world_size == 1:
         raise UserError(
@@ -68,16 +65,10 @@ def refuse_sharding(trainer: Any) -> None:
         if getattr(parallel, f"{kind}_enabled"):
             raise UserError(
                 f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits rows or weights "
-                "within a layer over processes, and the mixed loss reads whole ones; leave it at 1. FSDP2 and ZeRO-3 "
-                "share memory among processes that each have rows of their own."
+                "within a layer over processes, and the mixed loss reads whole ones; leave it at 1. FSDP2 shards "
+                "memory over processes that each have rows of their own."
             )
-    args = trainer.args
-    if trainer.is_deepspeed_enabled and args.strong_weight in (0, 1) and args.strong_weight_end is not None:
-        raise UserError(
-            f"strong_weight begins at {args.strong_weight:g}, so that one model does not run in the first step, and "
-            "ZeRO-3 would move its weights all the same; begin at another number, or use FSDP2."
-        )
-    refuse_sharded_adapters(trainer.is_dealt_out, isinstance(trainer.model, PeftModel))
+    refuse_sharded_adapters(trainer.is_fsdp_enabled, isinstance(trainer.model, PeftModel))
 
 
 def _refuse_several_gpus(found: str) -> None:
@@ -99,7 +90,7 @@ def load_branches(
     options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    if args.distributed_state and args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+    if args.distributed_state and args.distributed_state.distributed_type == "MULTI_GPU":
         options["device_map"] = None
     if not isinstance(model, str):
         _refuse_model(model, "strong")
@@ -128,9 +119,6 @@ def load_branches(
         adapter = _base_of(weak_model) != weak_model
         weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
     _refuse_model(weak, "weak")
-    if zero3.is_asked_for():
-        for one in (strong, weak):
-            zero3.refuse_model(one)
     refuse_shared_layers(strong, weak)
     return strong, weak
 

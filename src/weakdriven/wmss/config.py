@@ -10,7 +10,6 @@ from trl.trainer.sft_config import SFTConfig
 from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.losses.tiles import Implementation
-from weakdriven.training.zero3 import read_models_whole
 
 Schedule = Literal["linear", "cosine"]
 METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]
@@ -50,7 +49,6 @@ class WDJTConfig(SFTConfig):
     def __post_init__(self) -> None:
         metric_given = self.metric_for_best_model is not None
         super().__post_init__()
-        read_models_whole()
         for name in ("strong_weight", "strong_weight_end"):
             value = getattr(self, name)
             if not (value is None and name == "strong_weight_end") and not _within(value, 0, 1):

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from weakdriven.data.tokenize import IGNORE
+from weakdriven.data.tokenize import IGNORE, row_lengths
 from weakdriven.errors import UserError
 from weakdriven.losses.entropy import TokenScores, token_scores
 from weakdriven.models.head import causal_lm, head, hidden_states
@@ -33,8 +32,6 @@ SCHEMA = pa.schema(
 PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
 """With the place of each example in the dataset."""
 MEANS = ("entropy", "nll", "target_probability")
-BLOCK = 10_000
-"""Rows that are in memory together where only their lengths are asked for."""
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layers that tell packed rows apart; others, such as convolutions, would carry one into the next."""
 
@@ -60,15 +57,6 @@ def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     """As Arrow holds it: a million lists of tokens would not fit as Python's."""
     return dataset.select_columns(name).with_format("arrow")[:][name]
-
-
-def row_lengths(dataset: Dataset, name: str = "input_ids") -> np.ndarray:
-    """Tokens of each row; read block by block, since a whole column of a large set, put in order, would not fit."""
-    arrow, found = dataset.select_columns(name).with_format("arrow"), [np.zeros(0, np.int32)]
-    for begin in range(0, len(dataset), BLOCK):
-        block: Any = arrow[begin : begin + BLOCK]
-        found.append(pc.call_function("list_value_length", [block[name]]).to_numpy())
-    return np.concatenate(found)
 
 
 def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:

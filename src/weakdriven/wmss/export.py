@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
-from weakdriven.models.branch import Branch, open_branch
+from weakdriven.models.folder import ModelFolder, open_model
 from weakdriven.models.gemma3.wrap import refuse_used
 from weakdriven.models.load import (
     check_model,
@@ -36,8 +36,8 @@ DEFAULT_WEIGHT = 0.5
 class Mix:
     """What is to be saved, and where."""
 
-    strong: Branch
-    weak: Branch
+    strong: ModelFolder
+    weak: ModelFolder
     strong_weight: float
     weight_from: str
     out: Path
@@ -92,10 +92,10 @@ def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
     if strong_weight is not None and not 0 <= strong_weight <= 1:
         raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
     if len(paths) == 3:
-        strong, weak, out = open_branch(paths[0]), open_branch(paths[1]), paths[2]
+        strong, weak, out = open_model(paths[0]), open_model(paths[1]), paths[2]
     else:
         folder, default_out = find_pair(Path(paths[0]).expanduser())
-        strong, weak = open_branch(str(folder)), open_branch(str(folder / WEAK_FOLDER))
+        strong, weak = open_model(str(folder)), open_model(str(folder / WEAK_FOLDER))
         out = paths[1] if len(paths) == 2 else default_out
     if out is None:
         raise UserError(f"{paths[0]} is no run or round, so its mixture needs a place; add a new folder as OUT.")

@@ -5,7 +5,6 @@ Importing this module makes `AutoModelForCausalLM.from_pretrained` know the fold
 
 import inspect
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -19,13 +18,13 @@ from transformers.utils.generic import can_return_tuple
 
 from weakdriven.errors import UserError
 from weakdriven.models.head import refuse_different_heads
-from weakdriven.runs.files import read_json
+from weakdriven.models.load import MIXTURE
 
 
 class MixtureConfig(Config):
     """Two models and the share of the strong one's logits, in [0, 1]. Paper: lambda."""
 
-    model_type = "weakdriven-mixture"
+    model_type = MIXTURE
     sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
         "strong_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen3"),
         "weak_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen3"),
@@ -53,10 +52,6 @@ class MixtureConfig(Config):
     @property
     def max_position_embeddings(self) -> int:
         return self._smaller("max_position_embeddings")
-
-
-def is_mixture(folder: Path) -> bool:
-    return read_json(folder / "config.json").get("model_type") == MixtureConfig.model_type
 
 
 class MixtureCache(Cache):

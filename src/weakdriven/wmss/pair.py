@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entrop
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states, refuse_different_heads
-from weakdriven.models.sharded import held_whole, whole
-from weakdriven.models.trust import SAFE
+from weakdriven.models.sharded import checkpoint_weights, whole
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
@@ -177,9 +175,7 @@ class WeakStrongPair(nn.Module):
 
 def _whole_row(model: Any) -> MeanRow | None:
     """Of all of the head; between two forwards each process may hold a part of it."""
-    own = head(model)
-    with held_whole(own.weight_VD, own.bias_V):
-        row = mean_row(own)
+    row = mean_row(head(model))
     return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
 
 
@@ -230,26 +226,9 @@ def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
         if isinstance(model, PeftModel):
             load_adapter_weights(model, place)
         else:
-            _load_weights(model, place)
+            model.load_state_dict(checkpoint_weights(model, place))
 
 
 def _weak_is_bare_base(pair: WeakStrongPair) -> bool:
     """A frozen weak model beside an adapter is not written, as the frozen base of the strong one is not."""
     return isinstance(pair.strong, PeftModel) and not isinstance(pair.weak, PeftModel) and not pair.weak_trainable
-
-
-def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Through `from_pretrained`, because `save_pretrained` writes some weights under other names than the model's."""
-    dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
-    try:
-        options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **SAFE}
-        loaded, found = type(model).from_pretrained(folder, **options)  # pyright: ignore
-    except Exception as error:
-        raise UserError(f"The checkpoint {folder} cannot be read ({error}). If it is damaged, remove it.") from error
-    left, extra = found["missing_keys"], found["unexpected_keys"]
-    if left or extra:
-        raise UserError(
-            f"The checkpoint {folder} does not fit: {len(left)} weights are missing and {len(extra)} too many "
-            f"(first: {sorted({*left, *extra})[0]}). Remove it and run again."
-        )
-    model.load_state_dict(loaded.state_dict())

@@ -4,7 +4,7 @@ N = examples. Everything is a pass over columns: ten million examples take secon
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,8 @@ def selection_weights(
     [[0.06, 0.0], [0.32, 0.48], [0.0, 0.01]]
     """
     weights_3 = _checked_weights(consolidation, difficulty, repair)
-    terms = _weighted_terms(*_entropies(weak_entropy_N, strong_entropy_N), weights_3, _checked_formula(formula))
-    return np.stack([term_N if rows is None else term_N[np.asarray(rows)] for term_N in terms])
+    terms_3N = _weighted_terms(*_entropies(weak_entropy_N, strong_entropy_N), weights_3, _checked_formula(formula))
+    return terms_3N if rows is None else terms_3N[:, np.asarray(rows)]
 
 
 def selection_probabilities(
@@ -76,7 +76,7 @@ def selection_probabilities(
     """
     weights_3 = _checked_weights(consolidation, difficulty, repair)
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
-    weight_N = _weight_of_examples(weak_N, strong_N, weights_3, _checked_formula(formula))
+    weight_N = _weighted_terms(weak_N, strong_N, weights_3, _checked_formula(formula)).sum(0)
     if not weight_N.any():
         logger.warning("every selection weight is zero, so the active set is drawn uniformly")
         return np.full(len(weight_N), 1 / len(weight_N))
@@ -141,11 +141,13 @@ def selection_counters(
     weights_3 = _checked_weights(consolidation, difficulty, repair)
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
     p, count = probabilities_N, draws(len(probabilities_N), multiplier)
+    sums_3 = _weighted_terms(weak_N, strong_N, weights_3, _checked_formula(formula)).sum(1)
+    shares_3 = (sums_3 / max(sums_3.sum(), 1e-300)).tolist()
     return {
         "examples": len(p),
         "active": len(active),
         "formula": formula,
-        "term_shares": _term_shares(weak_N, strong_N, weights_3, _checked_formula(formula)),
+        "term_shares": dict(zip(("consolidation", "difficulty", "repair"), shares_3, strict=True)),
         "p_min": p.min().item(),
         "p_max": p.max().item(),
         "p_cv": (p.std() / p.mean()).item(),
@@ -191,54 +193,26 @@ def _mean_ranks(x_N: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[group_N]
 
 
-def _terms(weak_N: np.ndarray, strong_N: np.ndarray, formula: str) -> Iterator[np.ndarray]:
-    """What the three weights multiply, one after the other: together they would take more memory than the inputs."""
-    if formula == "paper":
-        yield _rise(strong_N, weak_N)
-        yield strong_N
-    else:
-        yield weak_N
-        yield _rise(strong_N, weak_N)
-    yield _rise(weak_N, strong_N)
-
-
-def _rise(from_N: np.ndarray, to_N: np.ndarray) -> np.ndarray:
-    rise_N = to_N - from_N
-    return np.maximum(rise_N, 0, out=rise_N)
-
-
-def _weighted_terms(
-    weak_N: np.ndarray, strong_N: np.ndarray, weights_3: tuple[float, ...], formula: str
-) -> Iterator[np.ndarray]:
-    for weight, term_N in zip(weights_3, _terms(weak_N, strong_N, formula), strict=True):
-        weighted_N = weight * term_N
-        if formula == "official" and (total := term_N.sum()) > 0:
-            weighted_N /= total
-        yield weighted_N
-
-
-def _weight_of_examples(
-    weak_N: np.ndarray, strong_N: np.ndarray, weights_3: tuple[float, ...], formula: str
-) -> np.ndarray:
-    terms = _weighted_terms(weak_N, strong_N, weights_3, formula)
-    weight_N = next(terms)
-    for term_N in terms:
-        weight_N += term_N
-    return weight_N
-
-
-def _term_shares(
-    weak_N: np.ndarray, strong_N: np.ndarray, weights_3: tuple[float, ...], formula: str
-) -> dict[str, float]:
-    sums_3 = np.array([term_N.sum() for term_N in _weighted_terms(weak_N, strong_N, weights_3, formula)])
-    shares_3 = sums_3 / max(sums_3.sum(), 1e-300)
-    return dict(zip(("consolidation", "difficulty", "repair"), shares_3.tolist(), strict=True))
+def _weighted_terms(weak_N: np.ndarray, strong_N: np.ndarray, weights_3: tuple[float, ...], formula: str) -> np.ndarray:
+    """One row for each of the three terms: (3, N)."""
+    terms_3N = np.empty((3, len(weak_N)))
+    fall_N, level_N, rise_N = (terms_3N[row] for row in ((0, 1, 2) if formula == "paper" else (1, 0, 2)))
+    level_N[:] = strong_N if formula == "paper" else weak_N
+    np.subtract(weak_N, strong_N, out=fall_N)
+    np.subtract(strong_N, weak_N, out=rise_N)
+    np.maximum(terms_3N, 0, out=terms_3N)
+    for weight, term_N in zip(weights_3, terms_3N, strict=True):
+        total = term_N.sum()
+        term_N *= weight
+        if formula == "official" and total > 0:
+            term_N /= total
+    return terms_3N
 
 
 def _formula_rank_correlation(
     weak_N: np.ndarray, strong_N: np.ndarray, probabilities_N: np.ndarray, weights_3: tuple[float, ...], formula: str
 ) -> float | None:
-    other_N = _weight_of_examples(weak_N, strong_N, weights_3, "official" if formula == "paper" else "paper")
+    other_N = _weighted_terms(weak_N, strong_N, weights_3, "official" if formula == "paper" else "paper").sum(0)
     other_N /= other_N.sum() or 1.0  # probabilities on both sides, so that both tie where they round
     if len(other_N) <= RANKED_ROWS:
         return rank_correlation(probabilities_N, other_N)

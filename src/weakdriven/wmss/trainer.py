@@ -32,9 +32,7 @@ from weakdriven.models.sharded import gathered_model, gradient_norm
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
-from weakdriven.training.sft import Phase, fit
-from weakdriven.training.zero3 import MeasuredEngine
-from weakdriven.training.zero3_checkpoints import is_of_zero3
+from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss import checks as branches
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
@@ -239,24 +237,14 @@ class WDJTTrainer(ShardedCheckpoints):
                 found[name] = norm / (scaler.get_scale() if scaler else 1)
         return found
 
-    def _look_at_gradients(self) -> None:
-        self._norms = self._branch_norms()
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if self.is_deepspeed_enabled:
-            self.accelerator.deepspeed_engine_wrapped = MeasuredEngine(self.model_wrapped, self._look_at_gradients)
-        return prepared
-
     def _clip_grad_norm(self, model: Any) -> Any:
-        if not self.is_deepspeed_enabled:  # which has moved the weights and cleared the gradients by now
-            self._look_at_gradients()
+        self._norms = self._branch_norms()
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The last that upstream calls before the optimizer moves, clipping or not."""
-        if grad_norm is None and not self.is_deepspeed_enabled:
-            self._look_at_gradients()
+        if grad_norm is None:
+            self._norms = self._branch_norms()
         sums, norms = self._read_sums(self._norms)
         self._total_train_tokens += int(sums[0])
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
@@ -328,7 +316,7 @@ class WDJTTrainer(ShardedCheckpoints):
         self._in_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.is_dealt_out and self.args.should_save:  # upstream has written shards of both models
+            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
                 folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
                 write_pair(self.pair, folder, **self._kept())
         finally:
@@ -342,7 +330,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The strong model; gathered weight by weight where processes hold parts of it."""
-        if not self.is_dealt_out or _internal_call:
+        if not self.is_fsdp_enabled or _internal_call:
             super().save_model(output_dir, _internal_call)
             return
         strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
@@ -368,7 +356,7 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir() or is_of_zero3(folder):
+        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir():
             super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
         else:
             load_pair_weights(self.pair, folder)
@@ -378,9 +366,6 @@ class WDJTTrainer(ShardedCheckpoints):
             super()._load_whole(branch, place)
 
     def _load_best_model(self) -> None:
-        if self.is_deepspeed_enabled:
-            super()._load_best_model()
-            return
         load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
 
 

@@ -20,7 +20,7 @@ from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.sft import Phase, fit
+from weakdriven.training.phase import Phase, fit
 
 SIDES = ("chosen", "rejected")
 COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))

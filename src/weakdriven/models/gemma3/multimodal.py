@@ -70,21 +70,6 @@ def vision_name(name: str) -> str | None:
     return None
 
 
-def wrapped_name(name: str) -> str:
-    """Published name of a text model's weight inside the multimodal layout."""
-    return f"language_model.{name}"
-
-
-def text_weights(folder: Path) -> dict[str, Stored]:
-    """The language model's weights in a multimodal folder, by the text model's names."""
-    return renamed(folder, text_name)
-
-
-def vision_weights(folder: Path) -> dict[str, Stored]:
-    """The weights of the vision tower and the projector in a multimodal folder, by their published names."""
-    return renamed(folder, vision_name)
-
-
 def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
     """Those weights of a folder that a function gives a name to; two under one name are an error."""
     found: dict[str, Stored] = {}
@@ -97,33 +82,48 @@ def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
     return found
 
 
-def refuse_other_weights(found: dict[str, Stored], config: Gemma3TextConfig, folder: Path) -> None:
-    """Every weight of the text model, in its shape, and no other; decided by the headers, before anything is read."""
+def expected_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of every weight that a model of this class has; nothing is allocated."""
     with torch.device("meta"):
-        model = Gemma3ForCausalLM(config)
-    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    optional = {HEAD} if config.tie_word_embeddings else set()
-    if missing := wanted.keys() - found.keys() - optional:
+        model = kind(config)
+    return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+
+
+def refuse_other_weights(
+    found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any, *, optional: str | None = None
+) -> None:
+    """Every expected weight, in its shape, and no other; decided by the headers, before anything is read.
+
+    Args:
+        source: Where the weights were found, for the message.
+        optional: A weight that may be missing.
+    """
+    if missing := expected.keys() - found.keys() - {optional}:
+        raise UserError(f"{source} lacks {listed(missing)}, which would start at random; use a complete checkpoint.")
+    if extra := found.keys() - expected.keys():
         raise UserError(
-            f"{folder} lacks {listed(missing)} of Gemma3ForCausalLM, which would start at random; use a complete "
-            "checkpoint of that architecture."
-        )
-    if extra := found.keys() - wanted.keys():
-        raise UserError(
-            f"{folder} holds {listed(found[name].name for name in extra)} that no Gemma-3 text model has; use a "
-            "checkpoint of Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
+            f"{source} holds {listed(found[name].name for name in extra)} that no such Gemma-3 has; use a checkpoint "
+            "of Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
         )
     for name, stored in found.items():
-        if stored.shape != wanted[name]:
+        if stored.shape != expected[name]:
             raise UserError(
-                f"{folder}: {stored.name} has the shape {stored.shape}, but by config.json it should be "
-                f"{wanted[name]}; the folder mixes two models."
+                f"{source}: {stored.name} has the shape {stored.shape}, but by config.json it should be "
+                f"{expected[name]}; these are parts of two models."
             )
 
 
+def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, Stored]:
+    """The language model's weights in a multimodal folder; an incomplete one raises an error."""
+    weights = renamed(folder, text_name)
+    optional = HEAD if config.tie_word_embeddings else None
+    refuse_other_weights(weights, expected_shapes(Gemma3ForCausalLM, config), folder, optional=optional)
+    return weights
+
+
 def check_text_weights(folder: Path) -> None:
-    """Refuse a multimodal Gemma-3 folder whose language model is not whole."""
-    refuse_other_weights(text_weights(folder), text_config(folder), folder)
+    """Raise an error if the language model of a multimodal Gemma-3 folder is incomplete."""
+    checked_text_weights(folder, text_config(folder))
 
 
 def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, dict[str, Any]]:
@@ -134,8 +134,8 @@ def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, di
     Args:
         options: As `from_pretrained` takes them: `dtype`, `attn_implementation` and so on.
     """
-    config, weights = text_config(folder), text_weights(folder)
-    refuse_other_weights(weights, config, folder)
+    config = text_config(folder)
+    weights = checked_text_weights(folder, config)
     # copies, because what is read is a view of the file, and the model has to outlive it
     state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in read_weights(weights)}
     loaded: Any = Gemma3ForCausalLM.from_pretrained(

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.gemma3.multimodal import (
     HEAD,
+    expected_shapes,
     is_multimodal,
     refuse_other_weights,
-    text_weights,
+    renamed,
+    text_name,
     vision_name,
-    vision_weights,
-    wrapped_name,
 )
-from weakdriven.models.gemma3.shards import SHARD_BYTES, Stored, listed, refuse_changed, stored_weights, write_shards
+from weakdriven.models.gemma3.shards import SHARD_BYTES, Stored, refuse_changed, stored_weights, write_shards
 from weakdriven.models.load import load_tokenizer, locate_model, vocabulary_size
 from weakdriven.runs.files import PART, read_json, sync_tree, write_json
 
@@ -39,6 +38,8 @@ GENERATION = "generation_config.json"
 OF_BASE = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKENS = ("image_token", "boi_token", "eoi_token")
 """Attributes of the tokenizer that Gemma-3's processor reads."""
+TEXT = "language_model."
+"""Published prefix of the text model's weights."""
 OUTER = ("architectures", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys that belong to a whole configuration and not to the part for the text."""
 
@@ -72,15 +73,15 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
             f"{base} is {described(base_folder)}; expected the multimodal Gemma-3 (model type gemma3 with a "
             "vision_config) that the model was trained from, because its vision tower is what is added."
         )
-    wanted = wrapped_weights(text_folder, base_folder)
     refuse_other_tokens(text_folder, base_folder)
-    config = wrapped_config(text_folder, base_folder)
     part = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        write_json(part / "config.json", config, exact=True)
-        refuse_other_settings(part, text_folder)
+        write_json(part / "config.json", wrapped_config(text_folder, base_folder), exact=True)
+        config: Any = AutoConfig.from_pretrained(part, trust_remote_code=False)
+        refuse_other_settings(config, text_folder)
+        wanted = wrapped_weights(text_folder, base_folder, config)
         copy_files(text_folder, base_folder, part)
         write_shards(wanted, part, shard_bytes=shard_bytes)
         refuse_changed(stored_weights(part), wanted)
@@ -89,8 +90,8 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    vision = len(vision_weights(base_folder))
-    return Wrapped(text_folder, base_folder, target, len(wanted) - vision, vision)
+    text = sum(name.startswith(TEXT) for name in wanted)
+    return Wrapped(text_folder, base_folder, target, text, len(wanted) - text)
 
 
 def refuse_used(target: Path) -> Path:
@@ -126,47 +127,23 @@ def described(folder: Path) -> str:
     return f"{kind} (model type {config.get('model_type')})"
 
 
-def wrapped_weights(trained: Path, base: Path) -> dict[str, Stored]:
-    """Every weight of the result by its published name, and where it comes from."""
-    config: Any = AutoConfig.from_pretrained(trained, trust_remote_code=False)
-    text, before, vision = stored_weights(trained), text_weights(base), vision_weights(base)
-    refuse_other_weights(text, config, trained)
-    if config.tie_word_embeddings and HEAD in text:
-        raise UserError(
-            f"{trained} holds {HEAD}, but by its config.json the head is tied to the embeddings; load it and save it "
-            "with save_pretrained, which settles that."
-        )
-    refuse_other_vision(vision, base)
-    for name in before.keys() - {HEAD}:
-        if name not in text or text[name].shape != before[name].shape:
-            found = text[name].shape if name in text else "absent"
-            raise UserError(
-                f"{trained} does not fit {base}: {name} is {found} in the trained model and {before[name].shape} in "
-                "the base; use the base that it was trained from."
-            )
-    if extra := sorted(text.keys() - before.keys() - {HEAD}):
-        raise UserError(
-            f"{trained} does not fit {base}, which has no {extra[0]}; use the base that it was trained from."
-        )
-    return {wrapped_name(name): stored for name, stored in text.items()} | vision
+def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]:
+    """Every weight of the result by its published name, and where it comes from.
 
-
-def refuse_other_vision(vision: dict[str, Stored], base: Path) -> None:
-    """Every weight of the vision tower and the projector that the base's configuration asks for, in its shape."""
-    if not vision:
-        raise UserError(f"{base} holds no weights of a vision tower; use the whole multimodal checkpoint.")
-    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
-    with torch.device("meta"):
-        model = Gemma3ForConditionalGeneration(config)
-    named = {vision_name(name): tuple(weight.shape) for name, weight in model.state_dict().items()}
-    wanted = {name: shape for name, shape in named.items() if name is not None}
-    found = {name: stored.shape for name, stored in vision.items()}
-    if found != wanted:
-        differ = {name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)}
-        raise UserError(
-            f"{base}: {listed(differ)} of the vision side are missing, too many or of another shape than config.json "
-            "says; use the whole multimodal checkpoint."
-        )
+    Args:
+        config: Of the result.
+    """
+    text, vision = stored_weights(trained), renamed(base, vision_name)
+    expected = {
+        vision_name(name) or f"{TEXT}{text_name(name)}": shape
+        for name, shape in expected_shapes(Gemma3ForConditionalGeneration, config).items()
+    }
+    if config.tie_word_embeddings:
+        text.pop(HEAD, None)
+        del expected[f"{TEXT}{HEAD}"]
+    wanted = {f"{TEXT}{name}": stored for name, stored in text.items()} | vision
+    refuse_other_weights(wanted, expected, f"{trained} with the vision tower of {base}")
+    return wanted
 
 
 def refuse_other_tokens(trained: Path, base: Path) -> None:
@@ -209,12 +186,10 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
     return outer | parts | changes | ({precision: kind} if kind else {})
 
 
-def refuse_other_settings(wrapped: Path, trained: Path) -> None:
+def refuse_other_settings(wrapped: Any, trained: Path) -> None:
     """What transformers reads from the new configuration has to be the trained model's settings."""
-    theirs, ours = (
-        AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict(),
-        AutoConfig.from_pretrained(wrapped, trust_remote_code=False).text_config.to_dict(),
-    )
+    theirs = AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict()
+    ours = wrapped.text_config.to_dict()
     differ = sorted(k for k in theirs.keys() | ours.keys() if k not in OUTER and theirs.get(k) != ours.get(k))
     if differ:
         raise UserError(

@@ -14,7 +14,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Branch:
+class ModelFolder:
     """A model folder, or an adapter folder and the model under it."""
 
     folder: Path
@@ -44,12 +44,12 @@ class Branch:
         return model.eval()
 
 
-def open_branch(source: str) -> Branch:
+def open_model(source: str) -> ModelFolder:
     """A model folder, a Hub id, or a folder with a PEFT adapter."""
     folder = Path(source).expanduser()
     config = folder / ADAPTER_FILE
     if not config.is_file():
-        return Branch(locate_model(source))
+        return ModelFolder(locate_model(source))
     try:
         base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError):
@@ -57,6 +57,6 @@ def open_branch(source: str) -> Branch:
     if not base:
         raise UserError(f"{config} does not name the adapter's model; set base_model_name_or_path in it.")
     try:
-        return Branch(folder, locate_model(base))
+        return ModelFolder(folder, locate_model(base))
     except UserError as error:
         raise UserError(f"{folder} is an adapter on a model that is not here. {error}") from error
