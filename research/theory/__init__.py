@@ -1,16 +1,11 @@
-"""What logits and a pair's gradients look like, token by token, and the paper's statements about them as checks."""
+"""The paper's statements about mixed logits as checks on logits that you give; docs/theory.md explains them.
+
+Start at `mixing` (one token: Sec. 5, App. C). `dynamics` is about a training step and its curvature (App. D), `rates`
+about norms, rates and draws; `counterexamples` has logits on which a statement fails. Models are not run here.
+"""
 
 from research.theory.dynamics import hessian, sgd_step, shielding
-from research.theory.rates import (
-    centered_norm,
-    crossover,
-    first_order_rate,
-    norm_parts,
-    sensitivity_ratio,
-    slowest_weight,
-    unique_rows,
-)
-from research.theory.theory import (
+from research.theory.mixing import (
     branch_amplification,
     branch_gradients,
     convexity,
@@ -23,6 +18,15 @@ from research.theory.theory import (
     shift_invariance,
     token_amplification,
     total_variation_bound,
+)
+from research.theory.rates import (
+    centered_norm,
+    crossover,
+    first_order_rate,
+    norm_parts,
+    sensitivity_ratio,
+    slowest_weight,
+    unique_rows,
 )
 
 __all__ = [

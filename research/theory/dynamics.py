@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, mixture
 from torch import Tensor
 
+from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, mixture
 from weakdriven.errors import UserError
 from weakdriven.losses import mixed_cross_entropy_reference
 

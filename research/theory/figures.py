@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import research.theory as theory
 from markupsafe import Markup
+
+import research.theory as theory
 from research.theory import counterexamples as cases
 from research.theory.counterexamples import Case
 

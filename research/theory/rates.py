@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from research.theory.checks import Check, Logits, identity, in_rows
 from torch import Tensor
 
+from research.theory.checks import Check, Logits, identity, in_rows
 from weakdriven.errors import UserError
 
 

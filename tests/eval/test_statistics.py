@@ -50,7 +50,7 @@ def test_a_share_of_nothing_or_of_too_much_is_refused(correct, items):
 
 @pytest.mark.parametrize(
     "counts, n, table",
-    [  # METHODS.md, section 7
+    [  # the unbiased estimator of Chen et al., 2021
         ([3], 64, {1: 0.046875, 4: 0.178667, 8: 0.334677, 16: 0.584869, 32: 0.880952, 64: 1}),
         ([32], 64, {4: 0.943404, 8: 0.997624}),
         ([0], 64, {1: 0, 4: 0, 64: 0}),

@@ -1,4 +1,4 @@
-"""What is told of a selection and of one example, on four examples whose numbers METHODS 1.4 gives."""
+"""The explanation of a selection and of one example, on four examples computed by hand."""
 
 import io
 import math

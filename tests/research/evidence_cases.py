@@ -1,8 +1,8 @@
 """Result files of the study, as its tests make them up."""
 
-import sys
-
 import numpy as np
+
+from research.evidence.collect import packed
 
 COUNTS = {"gsm8k": 40, "svamp": 30}
 
@@ -10,7 +10,6 @@ COUNTS = {"gsm8k": 40, "svamp": 30}
 def result(student, study="core", seeds=(42, 43, 44), **gains):
     """A result file; a method's gain is the share of wrong answers of the reference that it gets right."""
     rng = np.random.default_rng(0)
-    packed = sys.modules["evidence_collect"].packed
 
     def answers(right):
         return {name: {"right": packed(row), "tokens": 1000, "cut": 1, "seconds": 2.0} for name, row in right.items()}

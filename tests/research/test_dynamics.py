@@ -1,18 +1,18 @@
-"""Statements about a step on mixed logits: METHODS section 9, formulas 8 and 9."""
+"""Statements about a step on mixed logits and its curvature (paper Sec. 5, App. D)."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from theory_cases import near, quick, tokens, weights
+
 from research.theory import branch_gradients, hessian, sgd_step, shielding
 from research.theory.checks import mixture
 from research.theory.counterexamples import TYPICAL
-from theory_cases import near, quick, tokens, weights
-
 from weakdriven.errors import UserError
 from weakdriven.losses import mixed_cross_entropy_reference
 
-# Formula 8
+# A step on the logits (the proposition)
 
 
 def test_a_step_on_the_fixture():
@@ -46,7 +46,7 @@ def test_the_step_is_that_of_the_optimizer(case, strong_weight):
         torch.testing.assert_close(now.detach() - before, moved, rtol=0, atol=1e-12)
 
 
-# Formula 9
+# Hessian and shielding (App. D.4)
 
 
 def test_the_hessian_on_the_fixture():

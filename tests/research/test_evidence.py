@@ -1,7 +1,5 @@
 """The page of the study shows what its result files say, and a result file says what its runs did."""
 
-import doctest
-import importlib
 import json
 import shutil
 import sys
@@ -10,103 +8,95 @@ from pathlib import Path
 import pytest
 from evidence_cases import result
 
+from research.evidence.__main__ import main, refuse_loss
+from research.evidence.collect import collect, unpacked, without_paths
+from research.evidence.diagnosed import BRANCHES, diagnosed, read_diagnosed
+from research.evidence.page import (
+    BLOCK,
+    NOTHING,
+    all_tables,
+    diagnosed_tables,
+    figures,
+    on_test_items,
+    sampled_table,
+    with_tables,
+)
+from research.evidence.results import STUDENTS, read_results, trained_methods, verdicts
 from run_files import put
+from weakdriven.report.figure import write_figures
 from weakdriven.runs.files import read_json
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/evidence"
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "research/evidence")
-        yield importlib.import_module("evidence")
+def test_the_tables_of_the_page_are_those_of_its_results():
+    page, seen = (FOLDER / "README.md").read_text(encoding="utf-8"), read_diagnosed(FOLDER / "diagnosed")
+    tables = all_tables(read_results(FOLDER / "results"), seen)
+    assert {match["name"] for match in BLOCK.finditer(page)} >= set(tables)
+    assert with_tables(page, tables) == page, "run `python -m research.evidence write`"
 
 
-@pytest.fixture(scope="module")
-def results_of(evidence):
-    return sys.modules["evidence_results"]
-
-
-@pytest.fixture(scope="module")
-def collecting(evidence):
-    return sys.modules["evidence_collect"]
-
-
-def test_the_tables_of_the_page_are_those_of_its_results(evidence, results_of):
-    page, seen = (FOLDER / "README.md").read_text(encoding="utf-8"), evidence.read_diagnosed(FOLDER / "diagnosed")
-    tables = evidence.all_tables(results_of.read_results(FOLDER / "results"), seen)
-    assert {match["name"] for match in evidence.BLOCK.finditer(page)} >= set(tables)
-    assert evidence.with_tables(page, tables) == page, "run `python research/evidence/evidence.py write`"
-
-
-def test_the_figures_of_the_page_are_there(evidence, results_of):
-    found = results_of.trained_methods(evidence.tested(results_of.read_results(FOLDER / "results")))
-    wanted = {f"{figure.name}.{ending}" for figure in evidence.figures(found) for ending in ("png", "svg")}
+def test_the_figures_of_the_page_are_there():
+    found = trained_methods(on_test_items(read_results(FOLDER / "results")))
+    wanted = {f"{figure.name}.{ending}" for figure in figures(found) for ending in ("png", "svg")}
     assert {path.name for path in (FOLDER / "figures").glob("*")} == wanted
 
 
-def test_result_files_hold_no_path_of_a_machine(collecting):
+def test_result_files_hold_no_path_of_a_machine():
     for path in [*(FOLDER / "results").glob("*.json"), *(FOLDER / "diagnosed").glob("*.json")]:
         text = path.read_text(encoding="utf-8")
-        assert collecting.without_paths(json.loads(text)) == json.loads(text), path.name
+        assert without_paths(json.loads(text)) == json.loads(text), path.name
 
 
-def test_examples_in_the_scripts_are_right(collecting, results_of):
-    for module in (collecting, results_of):
-        found = doctest.testmod(module)
-        assert found.attempted and not found.failed
-
-
-def test_a_table_that_was_edited_by_hand_is_found(evidence):
-    tables = evidence.all_tables([result("gemma-3-270m", wmss=0.2)], [])
+def test_a_table_that_was_edited_by_hand_is_found():
+    tables = all_tables([result("gemma-3-270m", wmss=0.2)], [])
     page = "a\n<!-- table: core -->\n<!-- end of table -->\nb\n"
-    written = evidence.with_tables(page, tables)
+    written = with_tables(page, tables)
     assert written.startswith("a\n") and written.endswith("\nb\n") and "| wmss | 3 |" in written
     edited = written.replace("| wmss | 3 |", "| wmss | 5 |")
-    assert evidence.with_tables(edited, tables) == written != edited
+    assert with_tables(edited, tables) == written != edited
 
 
-def test_a_page_that_asks_for_an_unknown_table_is_refused(evidence):
+def test_a_page_that_asks_for_an_unknown_table_is_refused():
     with pytest.raises(SystemExit, match="asks for a table cor; there are verdicts"):
-        evidence.with_tables("<!-- table: cor -->\n<!-- end of table -->", evidence.all_tables([], []))
+        with_tables("<!-- table: cor -->\n<!-- end of table -->", all_tables([], []))
 
 
-def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss(results_of):
+def test_a_gain_on_all_students_is_called_one_and_a_loss_a_loss():
     five = range(42, 47)
-    results = [result(student, seeds=five, wmss=0.3, wdjt_only=0.0) for student in results_of.STUDENTS]
-    first, second, *others = results_of.verdicts(results_of.trained_methods(results))
+    results = [result(student, seeds=five, wmss=0.3, wdjt_only=0.0) for student in STUDENTS]
+    first, second, *others = verdicts(trained_methods(results))
     assert first.word == "gain" and first.difference > 0.1 and first.chance < 0.01
     assert second.word == "no difference" and second.difference == 0  # the very answers of the reference
     assert {one.word for one in others} == {"not run"}
     for one in results:
         one["methods"]["sft_restart"], one["methods"]["wmss"] = one["methods"]["wmss"], one["methods"]["sft_restart"]
-    assert results_of.verdicts(results_of.trained_methods(results))[0].word == "loss"
+    assert verdicts(trained_methods(results))[0].word == "loss"
 
 
-def test_one_student_decides_nothing(results_of):
-    found = results_of.trained_methods([result("gemma-3-270m", wmss=0.3)])
-    assert results_of.verdicts(found)[0].word == "open: 1 of 3 students"
+def test_one_student_decides_nothing():
+    found = trained_methods([result("gemma-3-270m", wmss=0.3)])
+    assert verdicts(found)[0].word == "open: 1 of 3 students"
 
 
-def test_fewer_seeds_than_the_protocol_fixes_decide_nothing(results_of):
-    first, *others = results_of.STUDENTS
+def test_fewer_seeds_than_the_protocol_fixes_decide_nothing():
+    first, *others = STUDENTS
     results = [result(first, wmss=0.3), *(result(name, seeds=range(42, 47), wmss=0.3) for name in others)]
-    assert results_of.verdicts(results_of.trained_methods(results))[0].word == f"open: 3 of 5 seeds of {first}"
+    assert verdicts(trained_methods(results))[0].word == f"open: 3 of 5 seeds of {first}"
 
 
-def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused(results_of):
+def test_other_seeds_of_a_study_are_added_and_the_same_ones_refused():
     files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
-    (both,) = [one for one in results_of.trained_methods(files) if one.method == "wmss"]
+    (both,) = [one for one in trained_methods(files) if one.method == "wmss"]
     assert both.seeds == ["42", "43", "44", "45", "46"] and both.scores["gsm8k"].shape == (5, 40)
-    (same,) = [one for one in results_of.trained_methods([files[0], files[0]]) if one.method == "wmss"]
+    (same,) = [one for one in trained_methods([files[0], files[0]]) if one.method == "wmss"]
     assert same.seeds == ["42", "43", "44"] and same.seconds == 10, "what points of a sweep share counts once"
-    with pytest.raises(SystemExit, match="wmss: seed 42 stands in two of"):
-        results_of.trained_methods([files[0], result("gemma-3-270m", wmss=0.9)])
+    with pytest.raises(SystemExit, match="wmss: seed 42 is in two of"):
+        trained_methods([files[0], result("gemma-3-270m", wmss=0.9)])
 
 
-def test_a_reference_of_two_sittings_is_their_mean_seed_by_seed(results_of):
+def test_a_reference_of_two_sittings_is_their_mean_seed_by_seed():
     first, second, shared = (result("gemma-3-270m", **{name: 0.3}) for name in ("anchor", "compute", "uniform"))
     shared["methods"] |= {name: second["methods"][name] for name in ("sft_restart", "sft")}  # points of one sweep
     for file, right, seconds in ((first, "f" * 10, 20.0), (second, "0" * 10, 40.0)):
@@ -117,87 +107,87 @@ def test_a_reference_of_two_sittings_is_their_mean_seed_by_seed(results_of):
     files = [first, second, shared]
     for file in files:
         file["recipe"] = file["recipe"] | {"method": list(file["methods"])[-1]}
-    found = {one.method: one for one in results_of.trained_methods(files)}
+    found = {one.method: one for one in trained_methods(files)}
     assert found["sft_restart"].seeds == ["42", "43", "44"] and (found["sft_restart"].scores["gsm8k"] == 0.5).all()
     assert found["sft_restart"].seconds == pytest.approx(30)
     assert found["sft"].seeds == ["42", "43", "44"] and (found["sft"].reference["gsm8k"] == 0.5).all()
     assert found["anchor"].reference["gsm8k"].all() and not found["compute"].reference["gsm8k"].any()
 
 
-def test_trainings_by_other_recipes_or_on_other_items_are_not_counted_together(results_of):
+def test_trainings_by_other_recipes_or_on_other_items_are_not_counted_together():
     files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3)]
     files[0]["recipe"] = {"seed": 42, "sft": {"epochs": 1, "micro_batch_size": 16, "gradient_checkpointing": False}}
     files[1]["recipe"] = {"seed": 45, "sft": {"epochs": 1, "micro_batch_size": 8, "gradient_checkpointing": True}}
     for file, method in zip(files, ("wmss", "sft_restart"), strict=True):  # as the methods that were asked for decide
         file["recipe"]["method"] = method
-    results_of.trained_methods(files)
+    trained_methods(files)
     files[1]["recipe"]["sft"]["epochs"] = 2
     with pytest.raises(SystemExit, match=r"sft.epochs is 1 in gemma-3-270m-core.json and 2 in .* as another --study"):
-        results_of.trained_methods(files)
+        trained_methods(files)
     files[1]["recipe"]["sft"]["epochs"] = 1
     files[1]["items"] = {**files[1]["items"], "gsm8k": {"count": 40, "ids": "1"}}
-    with pytest.raises(SystemExit, match="ask other items"):
-        results_of.trained_methods(files)
+    with pytest.raises(SystemExit, match="have different items"):
+        trained_methods(files)
 
 
-def test_a_result_file_is_not_overwritten_by_other_runs(evidence, tmp_path):
+def test_a_result_file_is_not_overwritten_by_other_runs(tmp_path):
     path, old = tmp_path / "x.json", result("gemma-3-270m", seeds=(42, 43), wmss=0.3)
     put(path, old)
-    evidence.refuse_loss(path, result("gemma-3-270m", seeds=(42, 43, 44), wmss=0.3)["methods"])  # it grew
+    refuse_loss(path, result("gemma-3-270m", seeds=(42, 43, 44), wmss=0.3)["methods"])  # it grew
     for other in (result("gemma-3-270m", seeds=(42,), wmss=0.3), result("gemma-3-270m", seeds=(42, 43), wmss=0.9)):
         with pytest.raises(
             SystemExit, match="that these runs do not have, or others; collect them with another --part"
         ):
-            evidence.refuse_loss(path, other["methods"])
+            refuse_loss(path, other["methods"])
 
 
-def test_a_ratio_of_times_is_of_runs_under_the_same_load(results_of):
+def test_a_ratio_of_times_is_of_runs_under_the_same_load():
     files = [result("gemma-3-270m", wmss=0.3), result("gemma-3-270m", seeds=(45, 46), wmss=0.3, wdjt_only=0.1)]
     methods = files[1]["methods"]
     for name, seconds in {"sft": 30.0, "wmss": 60.0, "wdjt_only": 90.0}.items():
         methods[name]["cost"] = methods[name]["cost"] | {"seconds": seconds}
-    found = {one.method: one for one in results_of.trained_methods(files)}
+    found = {one.method: one for one in trained_methods(files)}
     assert found["wdjt_only"].over_sft == pytest.approx(3)  # of its own file, where all took three times as long
     assert found["wmss"].seconds == pytest.approx((3 * 10 + 2 * 60) / 5)
     assert found["wmss"].over_sft == pytest.approx((3 * 10 + 2 * 60) / (3 * 10 + 2 * 30))
     assert found["wmss"].trained_per_second == pytest.approx(5e6 / 150)
     del methods["wmss"]["seeds"]["46"]  # a seed without a result does not make the others cheaper
-    (fewer,) = [one for one in results_of.trained_methods(files) if one.method == "wmss"]
+    (fewer,) = [one for one in trained_methods(files) if one.method == "wmss"]
     assert fewer.over_sft == pytest.approx((3 * 10 + 60) / (3 * 10 + 30))
 
 
-def test_a_rate_of_joint_training_stands_beside_its_score(evidence):
+def test_a_rate_of_joint_training_is_next_to_its_score():
     found = result("gemma-3-270m", "wmss_rate", seeds=[42], **{"joint.learning_rate-5e-05": 1.0})
     found["recipe"]["joint"] = {"learning_rate": 5e-5}
-    line = evidence.all_tables([found], [])["validation"].splitlines()[-1]
+    line = all_tables([found], [])["validation"].splitlines()[-1]
     assert line.startswith("| gemma-3-270m | wmss_rate | 5e-05 | 1 |") and line.endswith("| 100.0 |")
 
 
-def test_numbers_of_rows_are_told_apart_and_sittings_of_one_taken_together(evidence):
+def test_each_number_of_rows_has_its_lines_and_sessions_of_one_are_merged():
     found = [result("smollm2-135m", "sizes", **{f"rows_{count}": gain}) for count, gain in ((6871, 1.0), (512, 0.0))]
     later = result("smollm2-135m", "sizes", seeds=[45], rows_512=0.0)
-    tables = evidence.all_tables([*found, later], [])
+    tables = all_tables([*found, later], [])
     cells = [line.strip("| ").split(" | ") for line in tables["sizes"].splitlines()[2:]]
     assert [row[1:4] for row in cells[:3]] == [["512", name, "4"] for name in ("base", "m1", "sft_restart")]
     assert [row[1] for row in cells] == ["512"] * 5 + ["6871"] * 5
     few, many = (row for row in cells if row[2] == "wmss")
     assert few[3:] == ["4", *cells[2][4:6], "+0.0 [0.0, 0.0]"] and many[4:6] == ["100.0"] * 2 and many[6][0] == "+"
-    assert tables["costs"] == evidence.NOTHING
+    assert tables["costs"] == NOTHING
     found[0]["methods"]["mixture"] = found[0]["methods"]["rows_6871"] | {"like": "rows_6871"}
-    shown = evidence.all_tables(found, [])["sizes"].splitlines()
+    shown = all_tables(found, [])["sizes"].splitlines()
     assert len(shown) == 13 and [line for line in shown if "| mixture |" in line] == [
         next(line for line in shown if line.startswith("| smollm2-135m | 6871 | wmss")).replace("wmss", "mixture")
     ]
 
 
-def test_what_ran_alone_is_for_its_cost(evidence):
-    tables = evidence.all_tables([result("smollm2-135m", "alone", seeds=[42], wmss=1.0)], [])
+def test_what_ran_alone_is_for_its_cost():
+    tables = all_tables([result("smollm2-135m", "alone", seeds=[42], wmss=1.0)], [])
     assert "alone" not in tables and "| smollm2-135m | alone | wmss | 1 | 10.0 s | 1.00 |" in tables["costs"]
 
 
-def test_figures_are_drawn(evidence, results_of, tmp_path):
-    results = [result(student, wmss=0.2, wdjt_only=0.1) for student in results_of.STUDENTS]
-    drawn = evidence.write_figures(evidence.figures(results_of.trained_methods(results)), tmp_path)
+def test_figures_are_drawn(tmp_path):
+    results = [result(student, wmss=0.2, wdjt_only=0.1) for student in STUDENTS]
+    drawn = write_figures(figures(trained_methods(results)), tmp_path)
     assert sorted(path.name for path in drawn) == [
         "differences-core.png",
         "differences-core.svg",
@@ -205,33 +195,32 @@ def test_figures_are_drawn(evidence, results_of, tmp_path):
     assert "wdjt_only" in (tmp_path / "differences-core.svg").read_text(encoding="utf-8")
 
 
-def test_what_was_diagnosed_is_kept_without_paths_and_shown(evidence, tmp_path, monkeypatch):
+def test_what_was_diagnosed_is_kept_without_paths_and_shown(tmp_path, monkeypatch):
     names = ("base", "sft", "baseline-sft_restart", "round-1")
     values = {"nll": 0.5, "entropy": 0.25, "target": 20.0, "background": -5.0, "std": 3.0}
     statistics = {key: {"mean": value, "error": 0.1} for key, value in values.items()}
-    told = {"round": 1, "examples": 8, "tokens": 1000, "seed": 45, "models": {"sft": {"folder": "/a/run/sft"}}}
+    facts = {"round": 1, "examples": 8, "tokens": 1000, "seed": 45, "models": {"sft": {"folder": "/a/run/sft"}}}
     models = {name: {"vocabulary": 9, "statistics": statistics} for name in names}
-    names_of = sys.modules["evidence_diagnosed"].BRANCHES
-    steps = [{"step": 4 * place} | dict.fromkeys(names_of, 0.1 * place) for place in range(19)]
+    steps = [{"step": 4 * place} | dict.fromkeys(BRANCHES, 0.1 * place) for place in range(19)]
     run = tmp_path / "diagnostics"
-    put(run / "logits.json", {"facts": told, "models": models})
+    put(run / "logits.json", {"facts": facts, "models": models})
     put(run / "drift.json", {"steps": {"round-1/strong": steps}})
     put(run / "manifest.json", {"hardware": "1 x GPU", "versions": {"torch": "2", "weakdriven": "/a/b"}})
-    kept = sys.modules["evidence_diagnosed"].diagnosed(tmp_path, "gemma-3-270m")
+    kept = diagnosed(tmp_path, "gemma-3-270m")
     assert "/a/" not in json.dumps(kept) and kept["seed"] == 45
-    shown = evidence.diagnosed_tables([kept])
+    shown = diagnosed_tables([kept])
     assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 | – | – | – |" in shown and "| sft |" not in shown
     shown_steps = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()[-10:]]
     assert shown_steps == [str(8 * place) for place in range(10)] and shown.endswith(" | 1.800 |")
     for one in models.values():
         one |= {"statistics": statistics | {"top_right": {"mean": 0.9}}, "calibration_error": 0.05}
-    put(run / "logits.json", {"facts": told | {"rows": "/a/held-out.jsonl"}, "models": models})
-    command = ["evidence.py", "diagnosed", str(tmp_path), "--student", "gemma-3-270m", "--study", "sampled"]
+    put(run / "logits.json", {"facts": facts | {"rows": "/a/held-out.jsonl"}, "models": models})
+    command = ["evidence", "diagnosed", str(tmp_path), "--student", "gemma-3-270m", "--study", "sampled"]
     monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "kept")])
-    evidence.main()
-    (held_out,) = evidence.read_diagnosed(tmp_path / "kept")
+    main()
+    (held_out,) = read_diagnosed(tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["gemma-3-270m-s45-sampled-held_out.json"]
-    shown = evidence.diagnosed_tables([held_out])
+    shown = diagnosed_tables([held_out])
     assert shown.startswith("**gemma-3-270m, seed 45, `sampled`** (8 held-out rows") and "joint step" not in shown
     assert "| wmss | 0.500 | 0.250 | 20.000 | -5.000 | 3.000 | – | 0.900 | 0.050 |" in shown
 
@@ -268,12 +257,12 @@ def compared(tmp_path):
     return root
 
 
-def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_path):
+def test_a_comparison_becomes_one_file_without_paths(compared, tmp_path):
     names = {"wmss": "wmss_annealed"}
-    (found,) = collecting.collect(compared, study="variants", student="gemma", names=names).values()
+    (found,) = collect(compared, study="variants", student="gemma", names=names).values()
     assert list(found["methods"]) == ["base", "m1", "sft_restart", "wmss_annealed"]
     assert found["items"]["gsm8k"]["count"] == 3
-    assert collecting.unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
+    assert unpacked(found["methods"]["wmss_annealed"]["seeds"]["43"]["gsm8k"]["right"], 3).tolist() == [
         1,
         1,
         1,
@@ -285,40 +274,40 @@ def test_a_comparison_becomes_one_file_without_paths(compared, collecting, tmp_p
     assert str(tmp_path) not in json.dumps(found)
 
 
-def test_answers_of_a_model_that_was_asked_by_itself_are_one_more_method(compared, evidence, tmp_path, monkeypatch):
+def test_a_model_that_was_evaluated_by_itself_is_one_more_method(compared, tmp_path, monkeypatch):
     words = [str(compared), "--study", "core", "--student", "gemma", "--results", str(tmp_path / "results")]
-    monkeypatch.setattr(sys, "argv", ["evidence.py", "collect", *words])
-    evidence.main()
+    monkeypatch.setattr(sys, "argv", ["evidence", "collect", *words])
+    main()
     (file,) = (tmp_path / "results").iterdir()
     before, asked = read_json(file), compared / "seed-43/eval/baseline-sft_restart"
     before["recipe"] |= {"data": {"style": "tag-free"}, "eval": {"max_new_tokens": 512}}
     put(file, before)
     facts = {"execution": {"style": "tag-free"}, "settings": {"max_new_tokens": 512}, "wall_seconds": 3.0}
     put(asked / "gsm8k/manifest.json", facts)
-    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "mixture", "wmss", f"43={asked}"])
-    evidence.main()
+    monkeypatch.setattr(sys, "argv", ["evidence", "also", str(file), "mixture", "wmss", f"43={asked}"])
+    main()
     after = read_json(file)
     mixture, wmss = after["methods"].pop("mixture"), before["methods"]["wmss"]
     assert after == before and mixture["cost"] == wmss["cost"] and mixture["stages"] == {"43": wmss["stages"]["43"]}
     assert mixture["like"] == "wmss"
     assert mixture["seeds"] == {"43": before["methods"]["sft_restart"]["seeds"]["43"]}
     with pytest.raises(SystemExit, match="There is a mixture already"):
-        evidence.main()
-    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "more", "wmss", f"43={asked}"])
+        main()
+    monkeypatch.setattr(sys, "argv", ["evidence", "also", str(file), "more", "wmss", f"43={asked}"])
     put(asked / "gsm8k/samples.jsonl", [{"id": "other", "sample": 0, "correct": True}])
-    with pytest.raises(SystemExit, match="gsm8k asks other items than the models before it"):
-        evidence.main()
+    with pytest.raises(SystemExit, match="gsm8k has other items than the models before it"):
+        main()
     put(asked / "gsm8k/manifest.json", facts | {"execution": {"style": "plain"}})
     with pytest.raises(
-        SystemExit, match=r"gsm8k asked with \('plain', 512\), the file's models with \('tag-free', 512\)"
+        SystemExit, match=r"gsm8k was evaluated with \('plain', 512\), the file's models with \('tag-free', 512\)"
     ):
-        evidence.main()
-    monkeypatch.setattr(sys, "argv", ["evidence.py", "also", str(file), "more", "wmss", f"47={asked}"])
+        main()
+    monkeypatch.setattr(sys, "argv", ["evidence", "also", str(file), "more", "wmss", f"47={asked}"])
     with pytest.raises(SystemExit, match="There is no wmss of seed 47"):
-        evidence.main()
+        main()
 
 
-def test_several_answers_to_an_item_are_counted_and_compared(compared, collecting, evidence):
+def test_several_answers_to_an_item_are_counted_and_compared(compared):
     for seed in (42, 43):
         for model, right in {
             "base": [0, 0, 0],
@@ -329,9 +318,9 @@ def test_several_answers_to_an_item_are_counted_and_compared(compared, collectin
             rows = [{"id": f"q{i}", "sample": n, "correct": n < x} for i, x in enumerate(right) for n in range(4)]
             put(compared / f"seed-{seed}/eval/{model}/gsm8k/samples.jsonl", rows)
         put(compared / f"seed-{seed}/recipe.yaml", "eval: {samples: 4, temperature: 0.6}\n")
-    (found,) = collecting.collect(compared, study="sampled", student="gemma", names={"wmss": "t0.6"}).values()
+    (found,) = collect(compared, study="sampled", student="gemma", names={"wmss": "t0.6"}).values()
     assert found["items"]["gsm8k"]["samples"] == 4
-    base, m1, restart, wmss = evidence.sampled_table([found | {"file": "x"}]).splitlines()[2:]
+    base, m1, restart, wmss = sampled_table([found | {"file": "x"}]).splitlines()[2:]
     assert base.startswith("| gemma | 0.6 | base | 2 | 0.0 | 0.0 |") and m1.startswith(
         "| gemma | 0.6 | m1 | 2 | 8.3 | 33.3 |"
     )
@@ -342,16 +331,16 @@ def test_several_answers_to_an_item_are_counted_and_compared(compared, collectin
         answers["gsm8k"]["right"] = "040400"  # of three items
     for answers in hot["methods"]["sft_restart"]["seeds"].values():
         answers["gsm8k"]["right"] = "000000"  # its own reference, which a cooler one takes the place of
-    shown = evidence.sampled_table([found | {"file": "x"}, hot | {"file": "y"}]).splitlines()
+    shown = sampled_table([found | {"file": "x"}, hot | {"file": "y"}]).splitlines()
     assert len(shown) == 11 and shown[9].startswith("| gemma | 1 | wmss | 2 | 66.7 | 66.7 | +66.7 [")
     assert shown[10].startswith("| gemma | 1, sft_restart 0.6 | wmss | 2 | 66.7 | 66.7 | +33.3 [")
 
 
-def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
+def test_a_comparison_that_was_stopped_gives_what_it_has(compared):
     (compared / "compare.json").unlink()
     put(compared / "seed-42/data/manifest.json", {"key": "data", "versions": {"torch": "2"}})
     shutil.rmtree(compared / "seed-43/eval/round-1")
-    (found,) = collecting.collect(compared, study="core", student="gemma").values()
+    (found,) = collect(compared, study="core", student="gemma").values()
     assert {name: list(one["seeds"]) for name, one in found["methods"].items()} == {
         **{name: ["42", "43"] for name in ("base", "m1", "sft_restart")},
         "wmss": ["42"],
@@ -360,14 +349,14 @@ def test_a_comparison_that_was_stopped_gives_what_it_has(compared, collecting):
     for seed, gpu in {42: "8 x GPU", 43: "1 x GPU"}.items():
         for path in (compared / f"seed-{seed}").rglob("manifest.json"):
             put(path, json.loads(path.read_text(encoding="utf-8")) | {"hardware": gpu})
-    (found,) = collecting.collect(compared, study="core", student="gemma").values()
+    (found,) = collect(compared, study="core", student="gemma").values()
     assert found["hardware"] == "8 x GPU; 1 x GPU", "that of the runs, not of the machine that collects them"
     shutil.rmtree(compared)
     with pytest.raises(SystemExit, match="holds neither"):
-        collecting.collect(compared, study="core", student="gemma")
+        collect(compared, study="core", student="gemma")
 
 
-def test_points_of_a_sweep_become_files_that_share_their_reference(compared, collecting, results_of):
+def test_points_of_a_sweep_become_files_that_share_their_reference(compared):
     for point in ("annealed", "anchor"):
         for seed in (42, 43):
             shutil.copytree(compared / f"seed-{seed}", compared / point / f"seed-{seed}")
@@ -377,21 +366,21 @@ def test_points_of_a_sweep_become_files_that_share_their_reference(compared, col
     runs["anchor/seed-43"] = runs["dpo/seed-42"] = {"status": "failed", "reason": "No memory."}
     points = {name: {} for name in ("annealed", "anchor", "dpo", "ssb")}
     put(compared / "sweep.json", facts | {"points": points, "runs": runs, "seeds": ["42", "43", "44"]})
-    found = collecting.collect(compared, study="variants", student="gemma")
+    found = collect(compared, study="variants", student="gemma")
     assert list(found) == ["annealed", "anchor", "dpo"], "what failed everywhere is a result, what never ran is none"
     assert found["anchor"]["failed"] == {"anchor": {"43": "No memory.", "44": "not finished"}}
     failed = found.pop("dpo")
     assert failed["failed"]["dpo"] == {"42": "No memory.", "43": "not finished", "44": "not finished"}
     assert failed["methods"] == {}
-    assert results_of.trained_methods([failed | {"file": "dpo.json"}]) == []
+    assert trained_methods([failed | {"file": "dpo.json"}]) == []
     assert list(found["anchor"]["methods"]) == ["base", "m1", "sft_restart", "anchor"]
     assert found["annealed"]["methods"]["annealed"]["cost"]["seconds"] == 4.0
     files = [one | {"file": f"{part}.json"} for part, one in found.items()]
-    seeds = {one.method: one.seeds for one in results_of.trained_methods(files)}
+    seeds = {one.method: one.seeds for one in trained_methods(files)}
     assert seeds["sft_restart"] == seeds["annealed"] == ["42", "43"] and seeds["anchor"] == ["42"]
 
 
-def test_a_run_that_a_cut_off_sweep_does_not_list_counts_if_its_answers_are_all_there(compared, collecting):
+def test_a_run_that_a_cut_off_sweep_does_not_list_counts_if_its_answers_are_all_there(compared):
     for seed in (42, 43):
         shutil.copytree(compared / f"seed-{seed}", compared / "anchor" / f"seed-{seed}")
     facts = json.loads((compared / "compare.json").read_text(encoding="utf-8"))
@@ -399,9 +388,9 @@ def test_a_run_that_a_cut_off_sweep_does_not_list_counts_if_its_answers_are_all_
     runs = {"anchor/seed-42": {"status": "done"}}
     (compared / "anchor/seed-44").mkdir()  # just begun
     put(compared / "sweep.json", facts | {"points": {"anchor": {}}, "runs": runs, "seeds": ["42", "43", "44"]})
-    (found,) = collecting.collect(compared, study="variants", student="gemma").values()
+    (found,) = collect(compared, study="variants", student="gemma").values()
     assert list(found["methods"]["anchor"]["seeds"]) == ["42", "43"]
     assert found["failed"] == {"anchor": {"44": "not finished"}}
     shutil.rmtree(compared / "anchor/seed-43/eval/baseline-sft_restart")  # what the point would be compared with
-    (found,) = collecting.collect(compared, study="variants", student="gemma").values()
+    (found,) = collect(compared, study="variants", student="gemma").values()
     assert list(found["methods"]["anchor"]["seeds"]) == ["42"] and list(found["failed"]["anchor"]) == ["43", "44"]

@@ -1,23 +1,16 @@
 """What the study trains on and chooses by: recipes, the split of its problems, the solutions that it keeps."""
 
-import importlib
 import random
 from pathlib import Path
 
 import pytest
 
+from research.evidence.data import as_item, asked, split
 from weakdriven.config.file import load_recipe
 from weakdriven.data.rows.files import read_rows
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/evidence"
-
-
-@pytest.fixture(scope="module")
-def data():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "research/evidence")
-        yield importlib.import_module("evidence_data")
 
 
 def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
@@ -27,7 +20,7 @@ def test_recipes_of_the_study_load_and_differ_in_the_model_alone():
     assert rest[0] == rest[1] == rest[2]
 
 
-def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller_one(data):
+def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller_one():
     rows = [
         {"id": f"gsm8k-{i}#s{j}", "prompt": [{"content": f"question {i}"}], "completion": f"{j}", "gold": str(i)}
         | {"meta": {"teacher": "/models/teacher", "sample": j} | ({"options": ["1", "2"]} if i % 4 == 0 else {})}
@@ -35,9 +28,9 @@ def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller
         for j in range(1 + i % 3)
     ]
     random.Random(1).shuffle(rows)
-    small, held_out = data.split(rows, 100, 1, 0)
-    large, same = data.split(rows, 300, 2, 0)
-    validation = [data.as_item(row) for row in held_out]
+    small, held_out = split(rows, 100, 1, 0)
+    large, same = split(rows, 300, 2, 0)
+    validation = [as_item(row) for row in held_out]
     problems = [{row["id"].split("#")[0] for row in one} for one in (small, large)]
     assert held_out == same and len({row["id"] for row in validation}) == 500
     assert all(row["question"] == f"question {row['answer']}" for row in validation)
@@ -46,10 +39,10 @@ def test_validation_problems_are_not_trained_on_and_a_larger_set_holds_a_smaller
     assert all(int(row["answer"]) % 4 for row in validation)  # none with options
     assert all("teacher" not in row["meta"] for row in [*large, *held_out])
     with pytest.raises(SystemExit, match="900 problems are too few"):
-        data.split(rows, 401, 1, 0)
+        split(rows, 401, 1, 0)
 
 
-def test_kept_solutions_get_their_questions_back(data):
+def test_kept_solutions_get_their_questions_back():
     kept = list(read_rows(str(FOLDER / "solutions.jsonl.gz"), "train"))
     problems = [row["id"].split("#s")[0] for row in kept]
     assert len(set(problems)) == len(kept) == 7371 and all(set(row) == {"id", "completion"} for row in kept)
@@ -57,8 +50,8 @@ def test_kept_solutions_get_their_questions_back(data):
         {"id": name, "question": "How many?", "answer": "3"} | ({"options": ["2", "3"]} if "aqua" in name else {})
         for name in problems
     ]
-    rows = data.asked(kept, questions)
+    rows = asked(kept, questions)
     assert all(row["prompt"][0]["content"].startswith("How many?") and row["gold"] == "3" for row in rows)
     assert all(("(B) 3" in row["prompt"][0]["content"]) == ("aqua" in row["id"]) for row in rows)
     with pytest.raises(SystemExit, match=f"No question has the id {problems[0]}"):
-        data.asked(kept, questions[1:])
+        asked(kept, questions[1:])

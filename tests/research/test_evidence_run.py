@@ -1,7 +1,5 @@
-"""A sitting of the study runs what its protocol says, on what earlier sittings chose."""
+"""The study runs what its protocol says, with the choices of earlier parts."""
 
-import doctest
-import importlib
 import json
 import sys
 from itertools import takewhile
@@ -11,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 from evidence_cases import result
 
+from research.evidence import run as running
+from research.evidence.collect import packed
 from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.methods.table import BASELINES
 from weakdriven.pipeline.sweep import recipes_of
@@ -19,15 +19,8 @@ ROOT = Path(__file__).parents[2]
 STUDENT = "smollm2-135m"
 
 
-@pytest.fixture(scope="module")
-def running():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "research/evidence")
-        yield importlib.import_module("evidence_run")
-
-
 @pytest.fixture
-def results(running, tmp_path):
+def results(tmp_path):
     """Results of the rates and epochs, of which 1e-4 and three are best."""
     for rate, right in {1e-5: 0.2, 3e-5: 0.3, 1e-4: 0.5, 3e-4: 0.4}.items():
         put_result(tmp_path, "rate", right, learning_rate=rate)
@@ -43,13 +36,13 @@ def put_result(folder, study, right, **settings):
     for method in ("sft_restart", "m1"):
         for name, fact in found["items"].items():
             count = fact["count"]
-            packed = sys.modules["evidence_collect"].packed([place < right * count for place in range(count)])
-            found["methods"][method]["seeds"]["42"][name]["right"] = packed
+            right_P = packed([place < right * count for place in range(count)])
+            found["methods"][method]["seeds"]["42"][name]["right"] = right_P
     place = f"{study}-{'-'.join(map(str, settings.values()))}.json"
     (folder / place).write_text(json.dumps(found), encoding="utf-8")
 
 
-def sitting(results, **options):
+def arguments(results, **options):
     settled = {
         "student": STUDENT,
         "set": [],
@@ -64,13 +57,13 @@ def sitting(results, **options):
     return SimpleNamespace(**settled | {"results": results} | options)
 
 
-def commands(running, study, args):
+def commands(study, args):
     return [command for command, _ in running.commands(study, args)]
 
 
-def test_every_command_of_a_study_is_one_that_the_package_takes(running, results):
-    args = sitting(results, set=["trust_remote_code=false"])
-    for study, (kind, recipe, *rest) in [(x, words) for x in running.STUDIES for words in commands(running, x, args)]:
+def test_every_command_of_a_study_is_one_that_the_package_takes(results):
+    args = arguments(results, set=["trust_remote_code=false"])
+    for study, (kind, recipe, *rest) in [(x, words) for x in running.STUDIES for words in commands(x, args)]:
         settings = [word for word in takewhile(lambda word: not word.startswith("--"), rest) if "/" not in word]
         axes = axes_of([rest[rest.index("--grid") + 1]]) if "--grid" in rest else []
         recipes_of(recipe, settings, axes, points_of(axes))
@@ -79,152 +72,152 @@ def test_every_command_of_a_study_is_one_that_the_package_takes(running, results
             assert set(rest[rest.index("--methods") + 1].split(",")) - {"wmss"} <= set(BASELINES)
 
 
-def test_runs_of_an_earlier_sitting_are_taken_over(running, monkeypatch, tmp_path):
+def test_runs_of_an_earlier_session_are_reused(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(running, "run", lambda words: asked.append(words))
     words = ["smollm2-135m", "core", "--rate", "1e-4", "--take-from", "earlier", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["evidence_run.py", *words, "--results", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["run", *words, "--results", str(tmp_path)])
     running.main()
     assert asked[0][asked[0].index("--take-from") + 1] == "earlier" and "--take-from" not in asked[1]
-    monkeypatch.setattr(sys, "argv", ["evidence_run.py", "smollm2-135m", "alone", *words[2:]])
+    monkeypatch.setattr(sys, "argv", ["run", "smollm2-135m", "alone", *words[2:]])
     with pytest.raises(SystemExit):
         running.main()
 
 
-def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(running, results):
+def test_the_rate_is_the_best_on_validation_and_the_smaller_of_two(results):
     assert running.best_rate(results, STUDENT) == 1e-4
     put_result(results, "rate", 0.5, learning_rate=3e-4)
     assert running.best_rate(results, STUDENT) == 1e-4
 
 
 @pytest.mark.parametrize("rate, more", [(1e-5, "3e-06"), (1e-4, None), (3e-4, "0.001")])
-def test_a_best_rate_at_an_end_of_the_grid_asks_for_one_more(running, results, rate, more):
+def test_a_best_rate_at_an_end_of_the_grid_asks_for_one_more(results, rate, more):
     put_result(results, "rate", 0.9, learning_rate=rate)
-    first, *others = commands(running, "rate", sitting(results))
+    first, *others = commands("rate", arguments(results))
     assert "--grid" in first and [words[-1] for words in others] == ([f"joint.learning_rate={more}"] if more else [])
 
 
-def test_the_rate_of_joint_training_is_tried_around_that_of_sft(running, results):
-    (command,) = commands(running, "wmss_rate", sitting(results))
+def test_the_rate_of_joint_training_is_tried_around_that_of_sft(results):
+    (command,) = commands("wmss_rate", arguments(results))
     assert "sft.learning_rate=0.0001" in command and "joint.learning_rate=0.0001" not in command
     assert "joint.learning_rate=1e-05,3e-05,0.0001,0.0003" in command
 
 
-def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(running, results):
+def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(results):
     assert running.enough_epochs(results, STUDENT, 1e-4) == 3
     put_result(results, "epochs", 0.56, epochs=4, learning_rate=1e-4)
     assert running.enough_epochs(results, STUDENT, 1e-4) == 6
-    assert "sft.epochs=6" in commands(running, "saturated", sitting(results))[0]
+    assert "sft.epochs=6" in commands("saturated", arguments(results))[0]
     (results / "epochs-6-0.0001.json").unlink()
     with pytest.raises(SystemExit, match="e6 is not tried; run `epochs --only e6`"):
         running.enough_epochs(results, STUDENT, 1e-4)
     put_result(results, "epochs", 0.3, epochs=3, learning_rate=1e-4)  # no more than two: nothing hangs on six
     assert running.enough_epochs(results, STUDENT, 1e-4) == 2
     with pytest.raises(SystemExit, match=r"were tried at a rate of 0.0001, not 0.0003; run `epochs` again"):
-        commands(running, "saturated", sitting(results, rate=3e-4))
+        commands("saturated", arguments(results, rate=3e-4))
 
 
-def test_a_study_whose_choice_was_not_made_yet_says_what_to_run_first(running, tmp_path):
+def test_a_study_whose_choice_was_not_made_yet_says_what_to_run_first(tmp_path):
     with pytest.raises(SystemExit, match="no results of the study rate on smollm2-135m; run that first"):
-        commands(running, "core", sitting(tmp_path))
+        commands("core", arguments(tmp_path))
 
 
-def test_other_seeds_go_to_other_folders_and_files(running, results):
+def test_other_seeds_go_to_other_folders_and_files(results):
     (command, folder), (_, other) = (
-        next(running.commands("core", sitting(results, first=first, seeds=2))) for first in (45, 42)
+        next(running.commands("core", arguments(results, first=first, seeds=2))) for first in (45, 42)
     )
     assert "seed=45" in command and folder != other
-    assert running.collected_as("core", sitting(results, first=45))[-1] == "s45"
+    assert running.collected_as("core", arguments(results, first=45))[-1] == "s45"
 
 
-def test_costs_are_asked_of_one_run_at_once_on_the_smallest_benchmark(running, results):
-    (command,) = commands(running, "alone", sitting(results))
+def test_costs_are_measured_one_run_at_a_time_on_the_smallest_benchmark(results):
+    (command,) = commands("alone", arguments(results))
     assert command[command.index("--jobs") + 1] == "1" and "eval.benchmarks=[mawps]" in command
     assert command[command.index("--methods") + 1] == "sft_restart,sft,wmss"
-    assert running.collected_as("alone", sitting(results, only=["wmss"]))[-1] == "s42-wmss"
+    assert running.collected_as("alone", arguments(results, only=["wmss"]))[-1] == "s42-wmss"
     put_result(results, "alone", 0.5)
     with pytest.raises(SystemExit, match="has sft of seed 42 already"):
-        running.refuse_known("alone", sitting(results), Path("runs/new"))
+        running.refuse_known("alone", arguments(results), Path("runs/new"))
 
 
-def test_controls_stand_beside_the_variants_in_files_of_their_own(running, results):
-    told = running.collected_as("controls", sitting(results))
-    assert told[:2] == ["--study", "variants"] and told[-1] == "s42"
+def test_controls_are_variants_in_files_of_their_own(results):
+    options = running.collected_as("controls", arguments(results))
+    assert options[:2] == ["--study", "variants"] and options[-1] == "s42"
     points = [
         {point.name for point in points_of(axes_of([str(running.sweep_of(name))]))} for name in ("controls", "variants")
     ]
     assert not points[0] & points[1]
 
 
-def test_what_a_sitting_cut_off_is_run_by_its_points(running, results, tmp_path):
-    args = sitting(results, only=["uniform_active", "sft_compute"], first=45, seeds=2, output=tmp_path / "runs")
+def test_what_was_cut_off_is_run_by_its_points(results, tmp_path):
+    args = arguments(results, only=["uniform_active", "sft_compute"], first=45, seeds=2, output=tmp_path / "runs")
     ((command, folder),) = running.commands("controls", args)
     (axis,) = axes_of([command[command.index("--grid") + 1]])
     assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
-    whole = next(running.commands("controls", sitting(results, first=45)))[1]
+    whole = next(running.commands("controls", arguments(results, first=45)))[1]
     assert folder != whole  # a sweep goes on only in a folder of its own points
     with pytest.raises(SystemExit, match=r"controls has no wmss; it has scaled_ce, sft_compute, uniform"):
-        commands(running, "controls", sitting(results, only=["wmss"]))
+        commands("controls", arguments(results, only=["wmss"]))
 
 
-def test_runs_whose_results_are_there_are_refused_before_they_begin(running, results, monkeypatch, tmp_path):
+def test_runs_whose_results_are_there_are_refused_before_they_begin(results, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(running, "run", lambda words: asked.append(words[0]))
-    words = ["evidence_run.py", STUDENT, "controls", "--results", str(results), "--output", str(tmp_path / "runs")]
+    words = ["run", STUDENT, "controls", "--results", str(results), "--output", str(tmp_path / "runs")]
     monkeypatch.setattr(sys, "argv", words)
     running.main()
-    assert asked == ["-m", str(ROOT / "research/evidence/evidence.py")]
+    assert asked == ["-m", "-m"]
     found = result(STUDENT, "variants", scaled_ce=0.1)
     (results / "s42.json").write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"s42.json has scaled_ce of seed 42 already; give other seeds"):
         running.main()
     new = tmp_path / "runs/new"
     with pytest.raises(SystemExit, match="scaled_ce of seed 44 already"):
-        running.refuse_known("controls", sitting(results, first=44), new)
+        running.refuse_known("controls", arguments(results, first=44), new)
     with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):
-        running.refuse_known("epochs", sitting(results), new)
-    running.refuse_known("controls", sitting(results), tmp_path)  # goes on
-    running.refuse_known("controls", sitting(results, only=["sft_compute"]), new)
-    running.refuse_known("controls", sitting(results, first=45), new)
-    running.refuse_known("core", sitting(results), new)
+        running.refuse_known("epochs", arguments(results), new)
+    running.refuse_known("controls", arguments(results), tmp_path)  # goes on
+    running.refuse_known("controls", arguments(results, only=["sft_compute"]), new)
+    running.refuse_known("controls", arguments(results, first=45), new)
+    running.refuse_known("core", arguments(results), new)
 
 
-def test_methods_of_the_core_that_are_missing_run_beside_the_reference(running, results):
-    ((command, folder),) = running.commands("core", sitting(results, only=["wmss_frozen", "wdjt_only"]))
+def test_methods_of_the_core_that_are_missing_run_beside_the_reference(results):
+    ((command, folder),) = running.commands("core", arguments(results, only=["wmss_frozen", "wdjt_only"]))
     assert command[-1] == "sft_restart,wdjt_only,wmss_frozen" and folder.name.endswith("core-s42-wmss_frozen-wdjt_only")
-    assert running.collected_as("core", sitting(results, only=["wdjt_only"]))[-1] == "s42-wdjt_only"
+    assert running.collected_as("core", arguments(results, only=["wdjt_only"]))[-1] == "s42-wdjt_only"
     with pytest.raises(SystemExit, match="core has no wms; it has sft_restart, sft, wmss"):
-        commands(running, "core", sitting(results, only=["wms"]))
+        commands("core", arguments(results, only=["wms"]))
 
 
-def test_epochs_run_only_as_far_as_their_rule_needs(running, results, tmp_path):
-    args = sitting(results, only=["e3", "e2"], output=tmp_path / "runs")
+def test_epochs_run_only_as_far_as_their_rule_needs(results, tmp_path):
+    args = arguments(results, only=["e3", "e2"], output=tmp_path / "runs")
     ((command, folder),) = running.commands("epochs", args)
     (axis,) = axes_of([command[command.index("--grid") + 1]])
     assert [choice.name for choice in axis.choices] == ["e3", "e2"] and running.VALIDATION in command
     assert command[command.index("--seeds") + 1] == "1" and folder.name == f"{STUDENT}-epochs-e3-e2"
-    assert not [word for word in commands(running, "epochs", sitting(results, first=45))[0] if word.startswith("seed=")]
-    assert next(running.commands("epochs", sitting(results)))[1].name == f"{STUDENT}-epochs"
+    assert not [word for word in commands("epochs", arguments(results, first=45))[0] if word.startswith("seed=")]
+    assert next(running.commands("epochs", arguments(results)))[1].name == f"{STUDENT}-epochs"
     for epochs in (1, 2, 3, 4, 6):
         (results / f"epochs-{epochs}-0.0001.json").unlink()
     (results / f"{STUDENT}-epochs-e2.json").write_text(json.dumps(result(STUDENT, "epochs")), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"epochs-e2.json has sft_restart of seed 42 already"):
         running.refuse_known("epochs", args, folder)
     with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):  # as of any --first
-        running.refuse_known("epochs", sitting(results, first=45), folder)
-    running.refuse_known("epochs", sitting(results, only=["e4"]), folder)
+        running.refuse_known("epochs", arguments(results, first=45), folder)
+    running.refuse_known("epochs", arguments(results, only=["e4"]), folder)
 
 
-def test_a_name_that_one_of_the_studies_does_not_have_is_refused_before_any_of_them_runs(running, monkeypatch):
+def test_a_name_that_one_of_the_studies_does_not_have_is_refused_before_any_of_them_runs(monkeypatch):
     monkeypatch.setattr(running, "run", lambda _: pytest.fail("it ran"))
-    words = ["evidence_run.py", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
+    words = ["run", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match="epochs has no wmss; it has e1, e2"):
         running.main()
 
 
-def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["evidence_run.py", STUDENT, "rate", "--output", "runs", "--only", "r1e-5"])
+def test_points_of_a_study_that_runs_whole_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run", STUDENT, "rate", "--output", "runs", "--only", "r1e-5"])
     with pytest.raises(SystemExit):
         running.main()
     assert "--only is for epochs, core, variants" in capsys.readouterr().err
@@ -242,18 +235,13 @@ def test_points_of_a_study_that_runs_whole_are_refused(running, monkeypatch, cap
         ("alone", "1"),
     ],
 )
-def test_a_study_has_the_seeds_of_the_protocol(running, results, study, seeds):
-    (command,) = commands(running, study, sitting(results))
+def test_a_study_has_the_seeds_of_the_protocol(results, study, seeds):
+    (command,) = commands(study, arguments(results))
     assert command[command.index("--seeds") + 1] == seeds
-    (command,) = commands(running, study, sitting(results, seeds=2))
+    (command,) = commands(study, arguments(results, seeds=2))
     assert command[command.index("--seeds") + 1] == "2"
 
 
-def test_its_examples_are_right(running):
-    found = doctest.testmod(running)
-    assert found.attempted and not found.failed
-
-
-def test_a_rate_that_is_told_needs_no_results(running, tmp_path):
-    (command,) = commands(running, "core", sitting(tmp_path, rate=3e-4))
+def test_a_rate_that_is_told_needs_no_results(tmp_path):
+    (command,) = commands("core", arguments(tmp_path, rate=3e-4))
     assert "joint.learning_rate=0.0003" in command

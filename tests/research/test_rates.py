@@ -1,4 +1,4 @@
-"""Norms, rates and draws: METHODS section 9, formulas 10 to 15, and whether the paper's tables recompute."""
+"""Norms, rates and draws (paper App. B and D, Sec. 4), and whether the paper's tables recompute."""
 
 import math
 
@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from theory_cases import near, quick, tokens
+
 from research.theory import (
     centered_norm,
     crossover,
@@ -19,15 +21,13 @@ from research.theory import (
 )
 from research.theory.counterexamples import TYPICAL
 from research.theory.rates import optimizer_steps, percent_change
-from theory_cases import near, quick, tokens
-
 from weakdriven.errors import UserError
 from weakdriven.eval.statistics import pass_at_k
 from weakdriven.wmss.selection import expected_unique
 
 VOCABULARY, ROWS = 151_936, 111_657  # Qwen3's, and the paper's math set
 
-# Formula 10
+# Centered norms (App. D.1)
 
 
 def test_centered_norms_of_the_fixture():
@@ -65,7 +65,7 @@ def test_a_mean_length_is_at_least_what_mean_parts_give(case):
     assert norm_parts(logits).left.mean().item() >= parts - 1e-9
 
 
-# Formula 11
+# Sensitivity and crossover (App. D.3, B.8)
 
 
 def test_the_crossover_lies_where_the_rate_is_lowest():
@@ -93,7 +93,7 @@ def test_with_the_residual_of_each_weight_the_strong_branch_contributes_most_in_
     assert best == near(0.49, 0.011) and shares[best].predicted_T < 2 * shares[1.0].predicted_T
 
 
-# Formula 12
+# Rows after deduplication (Sec. 6)
 
 
 def test_uniform_draws_leave_one_minus_one_over_e():
@@ -140,7 +140,7 @@ def test_what_is_no_distribution_is_refused(p):
         unique_rows(p)
 
 
-# Formula 13
+# Steps and averages
 
 
 def test_the_papers_steps_and_averages():
@@ -150,7 +150,7 @@ def test_the_papers_steps_and_averages():
     assert averages == near([0.755, 0.795, 0.7835], 1e-12)
 
 
-# Formula 14
+# Tables of logits (App. B.4)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_the_papers_gap_is_target_less_background():
     assert near([33.79, 35.20, 1.41], 1e-9) == [35.88 - 2.09, 36.10 - 0.90, 35.20 - 33.79]
 
 
-# Formula 15
+# Tables of pass@k (App. B.9) and of the weight sweep (App. B.8)
 
 PASS_AT_K = {  # k = 1, 4, 8, 16, 32, 64: WMSS, then DPO, and the number of problems
     "AIME2025": ((17.97, 24.69, 26.59, 28.57, 30.83, 33.33), (14.20, 22.40, 24.90, 27.30, 29.10, 30.00), 30),

@@ -1,32 +1,24 @@
 """The figures of docs/theory.md are those that the script draws, and the page uses all of them."""
 
-import importlib.util
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from research.theory import counterexamples, unique_rows
+
+from research import theory
+from research.theory import counterexamples, figures, unique_rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("theory_figures", ROOT / "research/theory/figures.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_committed_figures_are_what_the_script_draws(script, tmp_path):
-    script.main(tmp_path)
+def test_the_committed_figures_are_what_the_script_draws(tmp_path):
+    figures.main(tmp_path)
     drawn, committed = (sorted(folder.glob("*.svg")) for folder in (tmp_path, ROOT / "docs/theory"))
-    assert [x.name for x in drawn] == [x.name for x in committed] == sorted(f"{name}.svg" for name in script.FIGURES)
+    assert [x.name for x in drawn] == [x.name for x in committed] == sorted(f"{name}.svg" for name in figures.FIGURES)
     for new, old in zip(drawn, committed, strict=True):
         texts = [path.read_text(encoding="utf-8") for path in (new, old)]
         # another processor may round a coordinate the other way
@@ -35,8 +27,8 @@ def test_the_committed_figures_are_what_the_script_draws(script, tmp_path):
         np.testing.assert_allclose(*coordinates, atol=0.21, err_msg=new.name)
 
 
-def test_figures_are_small_and_stay_inside_their_frames(script):
-    for name, draw in script.FIGURES.items():
+def test_figures_are_small_and_stay_inside_their_frames():
+    for name, draw in figures.FIGURES.items():
         text = draw().svg()
         svg = ElementTree.fromstring(text)
         assert len(text) < 40_000 and "currentColor" in text and "prefers-color-scheme:dark" in text
@@ -51,21 +43,19 @@ def test_figures_are_small_and_stay_inside_their_frames(script):
                 assert float(line.attrib["x"]) + 6.6 * len(line.text or "") < width, line.text
 
 
-def test_the_gamma_curve_is_the_expected_share(script):
+def test_the_gamma_curve_is_the_expected_share():
     weights = np.random.default_rng(0).gamma(1 / 0.65**2, size=20_000)
-    assert script.gamma_unique(0.65) == pytest.approx(unique_rows(weights / weights.sum()).fraction, abs=0.01)
+    assert figures.gamma_unique(0.65) == pytest.approx(unique_rows(weights / weights.sum()).fraction, abs=0.01)
 
 
-def test_the_page_shows_every_figure_and_every_counterexample(script):
-    assert set(re.findall(r"\]\(theory/([\w-]+)\.svg\)", PAGE)) == set(script.FIGURES)
+def test_the_page_shows_every_figure_and_every_counterexample():
+    assert set(re.findall(r"\]\(theory/([\w-]+)\.svg\)", PAGE)) == set(figures.FIGURES)
     named = {name for name in vars(counterexamples) if name.isupper()}
     assert named and all(f"`{name}`" in PAGE for name in named)
 
 
 def test_the_page_names_every_check():
-    from research import theory as diagnostics
-
-    assert all(f"`{name}`" in PAGE for name in diagnostics.__all__)
+    assert all(f"`{name}`" in PAGE for name in theory.__all__)
 
 
 def test_the_example_of_the_page_runs():

@@ -36,7 +36,7 @@ WEIGHTS = st.tuples(*[st.just(0.0) | st.floats(0.01, 10)] * 3).filter(any)
 
 
 def by_loop(weak, strong, parts, formula):
-    """METHODS 1.3, one example at a time."""
+    """Eq. 9 of the paper, or the formula of the authors' code, one example at a time."""
     a, b, c = parts
     fall = [max(w - s, 0) for w, s in zip(weak, strong, strict=True)]
     rise = [max(s - w, 0) for w, s in zip(weak, strong, strict=True)]

@@ -17,7 +17,7 @@ def training_order(
 ) -> np.ndarray:
     """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
-    Fixing the order here makes the number of steps exact (METHODS: floor(rows / batch) an epoch, at least 1) and lets
+    Fixing the order here makes the number of steps exact (floor(rows / batch) an epoch, at least 1) and lets
     a killed run go on by skipping what it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of
     a run see the rows in the same order.
 

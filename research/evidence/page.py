@@ -1,15 +1,5 @@
-"""The study of docs/evidence: results in, tables and figures out.
+"""The tables and figures of docs/evidence, computed from its result files alone."""
 
-    python research/evidence/evidence.py collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
-    python research/evidence/evidence.py diagnosed RUN --student gemma-3-270m
-    python research/evidence/evidence.py write
-
-`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, one of `weakdriven sweep`
-into a file for each point; `diagnosed` keeps what `weakdriven diagnose` saw of a run. `write` rebuilds every table
-between two marks of docs/evidence/README.md, and every figure, from those files alone.
-"""
-
-import argparse
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_collect import collect, with_answers
-from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
-from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
+from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
+from research.evidence.results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
 from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import MISSING, duration
-from weakdriven.runs.files import read_json, write_json, write_text
+from weakdriven.runs.files import write_text
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
 SAMPLED, SIZES = "sampled", "sizes"
-"""Several answers to an item, other numbers of rows: each point has references of its own."""
+"""Several samples per item; other numbers of rows. Each of their points has references of its own."""
 ALONE = "alone"
-"""Asked for what it cost; its scores are of one small benchmark."""
+"""Only measures costs; its scores are of one small benchmark."""
 STUDIES = {
     "core": "WMSS, its parts and its controls",
     "variants": "Repaired forms and further controls",
@@ -45,62 +34,6 @@ BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of 
 NOTHING = "No results yet."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("write", help="tables and figures from the results")
-    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
-    adding.add_argument("folder", type=Path)
-    adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")
-    adding.add_argument("--student", required=True)
-    adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
-    adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
-    adding.add_argument("--commit", default=None, help="of the code that ran")
-    adding.add_argument("--results", type=Path, default=FOLDER / "results")
-    more = commands.add_parser("also", help="answers of `weakdriven eval run` as one more method of a result file")
-    more.add_argument("file", type=Path)
-    more.add_argument("method", help="what to call it")
-    more.add_argument("like", help="method of the file that it was trained by")
-    more.add_argument("folders", nargs="+", metavar="SEED=FOLDER")
-    looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
-    looking.add_argument("run", type=Path)
-    looking.add_argument("--student", required=True)
-    looking.add_argument("--study", default="", help="that the run is of, where a seed was looked at in several")
-    looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
-    args = parser.parse_args()
-    if args.command == "write":
-        print(*write(FOLDER), sep="\n")
-        return
-    if args.command == "diagnosed":
-        found = diagnosed(args.run, args.student) | {"study": args.study}
-        args.output.mkdir(parents=True, exist_ok=True)
-        parts = [args.student, f"s{found['seed']}", args.study, "held_out" * found["held_out"]]
-        write_json(args.output / f"{'-'.join(filter(None, parts))}.json", found)
-        return
-    if args.command == "also":
-        folders = {seed: Path(folder) for seed, folder in (pair.split("=", 1) for pair in args.folders)}
-        write_json(args.file, with_answers(read_json(args.file), args.method, args.like, folders))
-        return
-    names = dict(pair.split("=", 1) for pair in args.call)
-    args.results.mkdir(parents=True, exist_ok=True)
-    for part, found in collect(args.folder, study=args.study, student=args.student, names=names).items():
-        path = args.results / f"{'-'.join(filter(None, [args.student, args.study, part, args.part]))}.json"
-        refuse_loss(path, found["methods"])
-        write_json(path, found | {"commit": args.commit})
-        print(path)
-
-
-def refuse_loss(path: Path, found: dict[str, Any]) -> None:
-    """A file may grow as its runs do; what it has does not change."""
-    for method, one in (read_json(path)["methods"] if path.exists() else {}).items():
-        now = found.get(method, {"seeds": {}})["seeds"]
-        if lost := [seed for seed, answers in one["seeds"].items() if now.get(seed) != answers]:
-            raise SystemExit(
-                f"{path} has answers of {method}, seed {lost[0]}, that these runs do not have, or others; collect them "
-                "with another --part, or remove the file."
-            )
-
-
 def write(folder: Path) -> list[Path]:
     """Rewrite the page's tables and all figures; returns the files."""
     page, results = folder / "README.md", read_results(folder / "results")
@@ -109,7 +42,7 @@ def write(folder: Path) -> list[Path]:
     before = {old: old.read_bytes() for old in (folder / "figures").glob("*.*")}
     for old in before:
         old.unlink()
-    drawn = write_figures(figures(trained_methods(tested(results))), folder / "figures")
+    drawn = write_figures(figures(trained_methods(on_test_items(results))), folder / "figures")
     for vector in drawn[::2]:  # a PNG is not the same on every machine; one of the same figure stays as it was
         picture = vector.with_suffix(".png")
         if picture in before and before.get(vector) == vector.read_bytes():
@@ -118,7 +51,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
-    """The page with what stands between its marks computed anew."""
+    """The page with the tables between its marks computed again."""
 
     def block(match: re.Match[str]) -> str:
         if match["name"] not in tables:
@@ -129,7 +62,7 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
 
 def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
-    found = trained_methods(tested(results))
+    found = trained_methods(on_test_items(results))
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
         tables[study] = score_tables([one for one in found if one.study == study], study)
@@ -137,7 +70,7 @@ def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dic
     return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
 
 
-def tested(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def on_test_items(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
 
 
@@ -205,10 +138,10 @@ def validation_table(results: list[dict[str, Any]]) -> str:
             continue
         recipe, scores = one["recipe"], {x.method: f"{100 * score_of(x.scores):.1f}" for x in trained_methods([one])}
         rate = recipe["joint" if one["study"] == "wmss_rate" else "sft"]["learning_rate"]
-        told = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
+        cells = [one["student"], one["study"], f"{rate:g}", str(recipe["sft"]["epochs"])]
         usual = [scores.pop(name) for name in (*STARTS, REFERENCE)]
         scores.pop("sft", None)
-        rows.append([*told, *usual, next(iter(scores.values()), MISSING)])
+        rows.append([*cells, *usual, next(iter(scores.values()), MISSING)])
     rows.sort(key=lambda row: (row[0], row[1], float(row[2]), int(row[3])))
     return table(["student", "choice of", "learning rate", "epochs of m1", *STARTS, REFERENCE, "wmss"], rows)
 
@@ -239,8 +172,8 @@ def sampled_table(results: list[dict[str, Any]]) -> str:
     for student, each in mixed.items():
         for (low, cool), (high, hot) in pairwise(sorted(each.items())):
             if cool.reference and cool.seeds == hot.seeds:
-                told = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
-                rows.append([*told, *sampled_over(cool.reference, hot.scores)])
+                cells = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
+                rows.append([*cells, *sampled_over(cool.reference, hot.scores)])
     names = ("pass@1", f"pass@{tries}")
     titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
     return table(titles, rows)
@@ -261,8 +194,8 @@ def sizes_table(results: list[dict[str, Any]]) -> str:
     for _, point, method, one in by_point(results, SIZES):
         over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
         used, scores = point.removeprefix("rows_"), (one.scores, without_letters(one.scores))
-        told = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
-        rows.append([*told, over])
+        cells = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
+        rows.append([*cells, over])
     rows.sort(key=lambda row: (row[0], int(row[1])))
     return table(["student", "rows", "method", "seeds", "mean", "without aqua", f"over {REFERENCE}"], rows)
 
@@ -289,9 +222,9 @@ def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
     parts = []
     for one in seen:
         rows = "held-out" if one.get("held_out") else "training"
-        told = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
+        about = f"{one['examples']} {rows} rows, {one['tokens']:,} supervised tokens; {one['hardware']}"
         study = f", `{one['study']}`" if one.get("study") else ""
-        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({told})", ""]
+        parts += [f"**{one['student']}, seed {one['seed']}{study}** ({about})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
         if not one.get("held_out"):  # steps are of training rows
             parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
@@ -314,7 +247,7 @@ def file_table(results: list[dict[str, Any]]) -> str:
 
 
 def shortened(why: str) -> str:
-    """A reason without what stands in brackets and after; the file has the whole of it."""
+    """A reason up to its first bracket; the file has all of it."""
     return why.partition(" (")[0]
 
 
@@ -371,7 +304,3 @@ def difference_figure(found: list[Trained], study: str) -> Figure | None:
         ],
     }
     return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""Verified rows -> what the study of docs/evidence trains on and chooses learning rates by.
+"""Verified rows -> training and validation sets of the study of docs/evidence.
 
-    python research/evidence/evidence_data.py ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
-    python research/evidence/evidence_data.py docs/evidence/solutions.jsonl.gz FOLDER \
+    python -m research.evidence.data ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
+    python -m research.evidence.data docs/evidence/solutions.jsonl.gz FOLDER \
         --questions gsm8k_train.jsonl.gz ...
 
 ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or what the study keeps of it: one solution of each problem
@@ -67,8 +67,8 @@ def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> l
         options = {"options": row["options"]} if row.get("options") else {}
         prompt = [{"role": "user", "content": user_message(row, "math")}]
         about = {"gold": row["answer"], "domain": "math", "source": "", "meta": options | {"sample": int(sample)}}
-        told = {"id": solution["id"], "prompt": prompt, "completion": solution["completion"]}
-        rows.append(told | about | {"all_turns": False})
+        example = {"id": solution["id"], "prompt": prompt, "completion": solution["completion"]}
+        rows.append(example | about | {"all_turns": False})
     return rows
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_collect import VERSION, shares
 
+from research.evidence.collect import VERSION, shares
 from weakdriven.eval.seeds import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
 from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 
 STARTS = ("base", "m1")
-"""Rows that are there in every comparison beside the reference."""
+"""Models that every comparison has, besides the reference."""
 SHARED = (*STARTS, REFERENCE, "sft")
-"""Methods that stand beside those of a sweep's every point."""
+"""Methods that every point of a sweep has."""
 STUDENTS = ("gemma-3-270m", "smollm2-135m", "qwen2.5-coder-0.5b")
 HYPOTHESES = {
     ("core", "wmss"): "H1: WMSS",
@@ -28,7 +28,7 @@ HYPOTHESES = {
 }
 """Study and method of each registered hypothesis (protocol.md); Holm corrects over all of them, run or not."""
 SEEDS = 5
-"""That every hypothesis is to be asked with."""
+"""Seeds that every hypothesis needs."""
 GAIN, SAME = 0.01, 0.015
 """Least difference that is called a gain, and the half-width of what is called no difference."""
 DRAWS = 2000
@@ -48,9 +48,9 @@ class Trained:
     """Of the same files, seed by seed; None for the reference itself and what comes before it."""
     seeds: list[str]
     seconds: float | None
-    """Mean over its trainings, as everything that leads to the model takes."""
+    """Mean over its trainings of the time of all stages that lead to the model."""
     over_sft: float | None
-    """Times what two epochs of SFT took in the same files, so under the same load."""
+    """Time over that of two epochs of SFT in the same files, so under the same load."""
     trained_per_second: float | None
     written_per_second: float
     """Written while evaluating, with grading and loading in the time."""
@@ -100,7 +100,7 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
         for seed in each:
             if seed in own and not shared:
                 names = ", ".join(one["file"] for one in files)
-                raise SystemExit(f"{what}: seed {seed} stands in two of {names}; remove one.")
+                raise SystemExit(f"{what}: seed {seed} is in two of {names}; remove one.")
             own.setdefault(seed, []).append(scores_in(result, method, [seed]))
             if method not in (REFERENCE, *STARTS):
                 reference.setdefault(seed, []).append(scores_in(result, REFERENCE, [seed]))
@@ -129,7 +129,7 @@ def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str
     first, *others = files
     for other in others:
         if other["items"] != first["items"]:
-            raise SystemExit(f"{what}: {first['file']} and {other['file']} ask other items; remove one of them.")
+            raise SystemExit(f"{what}: {first['file']} and {other['file']} have different items; remove one of them.")
         one, two = (dict(flat(file["recipe"])) for file in (first, other))
         for name in one.keys() & two.keys():
             counted = not sections or name.partition(".")[0] in sections
@@ -247,7 +247,7 @@ def holm(chances: list[float | None]) -> list[float | None]:
 def judged(
     each: Mapping[str, SeedComparison], difference: float, interval: tuple[float, float], chance: float | None
 ) -> str:
-    """The word of protocol.md for a result."""
+    """The verdict that protocol.md gives a result."""
     if len(each) < len(STUDENTS):
         return f"open: {len(each)} of {len(STUDENTS)} students"
     few = {name: len(one.by_seed) for name, one in each.items() if len(one.by_seed) < SEEDS}

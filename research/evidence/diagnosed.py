@@ -1,10 +1,9 @@
-"""What `weakdriven diagnose` saw of a student: kept as a file of docs/evidence/diagnosed, and shown as tables."""
+"""What `weakdriven diagnose` measured in a run of a student: files of docs/evidence/diagnosed, and tables of them."""
 
 from pathlib import Path
 from typing import Any
 
-from evidence_collect import without_paths
-
+from research.evidence.collect import without_paths
 from weakdriven.report.format import MISSING
 from weakdriven.runs.directory import DIAGNOSTICS
 from weakdriven.runs.files import read_json
@@ -46,13 +45,13 @@ SHOWN = 10
 def diagnosed(run: Path, student: str) -> dict[str, Any]:
     """The logits of a run's models, and its joint training step by step, without paths."""
     logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
-    told = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
-    told["held_out"] = bool(logits["facts"].get("rows"))
+    about = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
+    about["held_out"] = bool(logits["facts"].get("rows"))
     models = {
         name: one["statistics"] | {"calibration_error": {"mean": one.get("calibration_error")}}
         for name, one in logits["models"].items()
     }
-    facts = {"student": student, **told, "hardware": manifest["hardware"], "versions": manifest["versions"]}
+    facts = {"student": student, **about, "hardware": manifest["hardware"], "versions": manifest["versions"]}
     return without_paths(facts | {"models": models, "steps": drift["steps"]})
 
 

@@ -1,6 +1,6 @@
 """One round of a finished run once more, by a few lines of plain PyTorch that share nothing with the package.
 
-    python research/evidence/evidence_check.py RUN [--rows 256] [--output docs/evidence/checks/NAME.json]
+    python -m research.evidence.check RUN [--rows 256] [--output docs/evidence/checks/NAME.json]
 
 Reads the run's tokens, M0, M1, entropies, active set and recipe, and compares: the entropies of some rows, from dense
 logits; the selection probabilities and the draw, by the paper's formula; the loss of every logged step and the strong

@@ -28,23 +28,23 @@ MACHINE_PATH = re.compile(r"(?:~|(?<![\w.]))(?:/[\w.@+-]+)*/(?=[\w.@+-])")
 
 
 def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What finished runs say, as one result file for a comparison, or for each point of a sweep: part -> contents.
+    """Result files of finished runs: one for a comparison, one for each point of a sweep; part -> contents.
 
     Args:
         folder: As `weakdriven compare` or `weakdriven sweep` leaves it.
         names: What to call a method instead, such as wmss=wmss_annealed for a recipe with another joint training.
     """
     if (folder / COMPARE_FILE).exists():
-        told = {"": read_json(folder / COMPARE_FILE)}
+        comparisons = {"": read_json(folder / COMPARE_FILE)}
     else:
-        told = points_of(folder) if (folder / SWEEP_FILE).exists() else {"": stopped(folder)}
-    tried = {part: facts for part, facts in told.items() if facts["seeds"] or facts["failed"]}
+        comparisons = points_of(folder) if (folder / SWEEP_FILE).exists() else {"": stopped(folder)}
+    tried = {part: facts for part, facts in comparisons.items() if facts["seeds"] or facts["failed"]}
     found = {part: contents(folder, facts, names or {}) for part, facts in tried.items()}
     return {part: {"version": VERSION, "study": study, "student": student} | one for part, one in found.items()}
 
 
 def stopped(folder: Path) -> dict[str, Any]:
-    """A comparison that was ended before its first seed was: what its runs have all the same."""
+    """The results of a comparison that was interrupted before its first seed was finished."""
     runs = {path.parent.name: path.parent for path in sorted(folder.glob(f"seed-*/{PLAN_FILE}"))}
     if not runs:
         raise SystemExit(f"{folder} holds neither {COMPARE_FILE}, {SWEEP_FILE} nor runs; give a folder with results.")
@@ -81,9 +81,9 @@ def points_of(folder: Path) -> dict[str, Any]:
         failed = dict[str, str]()
         for seed in map(str, facts["seeds"]):
             run = f"{name}/seed-{seed}"
-            told = facts["runs"].get(run, {"status": "", "reason": CUT_OFF})
-            if told["status"] != "done" and (told["status"] or not answered(folder / run)):
-                failed[seed] = told["reason"]
+            state = facts["runs"].get(run, {"status": "", "reason": CUT_OFF})
+            if state["status"] != "done" and (state["status"] or not answered(folder / run)):
+                failed[seed] = state["reason"]
                 continue
             one["seeds"][seed] = run
             for method, model in models_of(folder / run, name).items():
@@ -95,7 +95,7 @@ def points_of(folder: Path) -> dict[str, Any]:
 
 
 def answered(run: Path) -> bool:
-    """Whether all that a run asks its models is there: a method without its reference could not be compared."""
+    """Whether all evaluations of a run are finished: a method without its reference could not be compared."""
     if not (run / PLAN_FILE).exists():
         return False
     asked = [name for name in read_json(run / PLAN_FILE) if name.startswith("eval/")]
@@ -103,7 +103,7 @@ def answered(run: Path) -> bool:
 
 
 def models_of(run: Path, name: str) -> dict[str, str]:
-    """Method to model, of those that a run asks for all benchmarks and has finished; `name` is for its last round."""
+    """Method -> model, for models that were evaluated on all benchmarks; the last round is called `name`."""
     asked = dict.fromkeys(one.split("/")[1] for one in read_json(run / PLAN_FILE) if one.startswith("eval/"))
     whole = [model for model in asked if "-at-" not in model and answers_of(model, run, {})]
     rounds = [model for model in whole if model.startswith("round-")]
@@ -112,7 +112,7 @@ def models_of(run: Path, name: str) -> dict[str, str]:
 
 
 def stages_of(run: Path, model: str) -> list[str]:
-    """The stages that a model was made from, without the data and without what only said how long to train."""
+    """The stages that a model was made from, without the data and without those that only set how long to train."""
     current = current_stages(run)
     manifests = {name: read_json(run / name / MANIFEST) for name in read_json(run / PLAN_FILE) if name in current}
     by_key = {one["key"]: name for name, one in manifests.items()}
@@ -166,7 +166,7 @@ def answers_at(stage: Path, items: dict[str, Any]) -> dict[str, Any]:
     fact = {"count": len(ids), "ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]}
     fact |= {"samples": n} if n > 1 else {}
     if items.setdefault(stage.name, fact) != fact:
-        raise SystemExit(f"{stage} asks other items than the models before it.")
+        raise SystemExit(f"{stage} has other items than the models before it.")
     scores, manifest = read_json(stage / BENCHMARK_SCORES), read_json(stage / MANIFEST)
     right = packed(right_P) if n == 1 else bytes(right_P).hex()
     seconds = round(manifest["wall_seconds"], 1)
@@ -189,10 +189,12 @@ def with_answers(result: dict[str, Any], method: str, like: str, folders: Mappin
     seeds = dict[str, Any]()
     for seed, folder in folders.items():
         for stage in (folder / benchmark for benchmark in list(result["items"])):
-            told = read_json(stage / MANIFEST)
-            asked = told["execution"]["style"], told["settings"]["max_new_tokens"]
+            manifest = read_json(stage / MANIFEST)
+            asked = manifest["execution"]["style"], manifest["settings"]["max_new_tokens"]
             if asked != as_there:
-                raise SystemExit(f"{stage} asked with {asked}, the file's models with {as_there}: style and tokens.")
+                raise SystemExit(
+                    f"{stage} was evaluated with {asked}, the file's models with {as_there}: style and tokens."
+                )
             seeds.setdefault(seed, {})[stage.name] = answers_at(stage, result["items"])
     stages = {seed: trained["stages"][seed] for seed in seeds}
     added = {method: {"seeds": seeds, "cost": trained["cost"], "stages": stages, "like": like}}

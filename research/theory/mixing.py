@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, margins, mixture
 from torch import Tensor
 
+from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, margins, mixture
 from weakdriven.losses import mixed_cross_entropy_reference
 
 

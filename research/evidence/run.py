@@ -1,12 +1,12 @@
-"""The study of docs/evidence, a sitting at a time: what protocol.md fixes, as commands that are run and collected.
+"""Runs the study of docs/evidence, one part at a time: the commands that protocol.md fixes.
 
-    python research/evidence/evidence_run.py smollm2-135m rate core --output runs/evidence
-    python research/evidence/evidence_run.py qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
-    python research/evidence/evidence_run.py smollm2-135m controls --only sft_compute \
+    python -m research.evidence.run smollm2-135m rate core --output runs/evidence
+    python -m research.evidence.run qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
+    python -m research.evidence.run smollm2-135m controls --only sft_compute \
         --first 45 --seeds 2 --output runs/evidence
 
 A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol; its results are collected as
-soon as it ends, so that the next sitting can go on from them. The learning rate is the one that the student's `rate`
+soon as it ends, so that the next part can use them. The learning rate is the one that the student's `rate`
 results choose, and the epochs of `saturated` those that its `epochs` results do. Relative paths of the recipes (models,
 data) are looked up where the command is started; `--set model=...` goes to every command.
 """
@@ -19,15 +19,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evidence_results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
-
+from research.evidence.results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
 from weakdriven.eval.seeds import score_of
 from weakdriven.runs.files import write_json
 from weakdriven.runs.yaml import read_yaml
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
 ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
-"""What is tried too where the best rate is at an end of the grid."""
+"""Tried as well when the best rate is at an end of the grid."""
 ENOUGH = 0.005
 """A longer SFT that gains less than this on validation is not worth it."""
 VALIDATION = "eval.data_dir=data/validation"
@@ -35,9 +34,9 @@ COMPARED = {
     "core": [REFERENCE, "sft", "wmss", "wdjt_only", "sft_active", "wmss_frozen"],
     "alone": [REFERENCE, "sft", "wmss"],
 }
-"""Methods of the studies that are comparisons; `alone` asks what they take on a GPU that nothing else uses."""
+"""Methods of the studies that are comparisons; `alone` measures their cost on a GPU that nothing else uses."""
 TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
-"""Studies on test items, with as many seeds as are asked for; the others are on validation, with one."""
+"""Studies on test items, with several seeds; the others are on validation, with one."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
 FIRST = 42
 """The recipes' seed, and the only one of studies on validation."""
@@ -52,14 +51,14 @@ def main() -> None:
     parser.add_argument("student", choices=STUDENTS)
     parser.add_argument("studies", nargs="+", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
-    parser.add_argument("--rate", type=float, help="learning rate; unset: what the student's `rate` results choose")
+    parser.add_argument("--rate", type=float, help="learning rate (default: chosen by the student's `rate` results)")
     parser.add_argument("--first", type=int, default=FIRST, help="first seed")
-    parser.add_argument("--seeds", type=int, help="how many; unset: as many as the protocol has for the study")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these points or methods of a study")
+    parser.add_argument("--seeds", type=int, help="how many seeds (default: those of the protocol)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these points or methods of a study")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--take-from", type=Path, help="folder of runs whose M1 and baselines are taken where they fit")
-    parser.add_argument("--no-rehearsal", action="store_true", help="where it is known that the runs fit in memory")
+    parser.add_argument("--take-from", type=Path, help="reuse identical M1 and baselines from these runs")
+    parser.add_argument("--no-rehearsal", action="store_true", help="skip the rehearsal of memory")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
@@ -68,7 +67,7 @@ def main() -> None:
     for study in args.studies if args.only else ():
         names_in(study, args.only)
     if args.take_from and "alone" in args.studies:
-        parser.error("alone asks what every stage takes by itself; it takes none from --take-from.")
+        parser.error("alone measures the cost of every stage, so it cannot reuse any; remove --take-from.")
     for study in args.studies:
         for number, (command, folder) in enumerate(commands(study, args)):
             if number == 0:
@@ -76,7 +75,7 @@ def main() -> None:
             options = ["--take-from", str(args.take_from)] if args.take_from else []
             options += ["--no-rehearsal"] if args.no_rehearsal else []
             run(["-m", "weakdriven", *command, *options, "--output", str(folder)])
-            run([str(Path(__file__).with_name("evidence.py")), "collect", str(folder), *collected_as(study, args)])
+            run(["-m", "research.evidence", "collect", str(folder), *collected_as(study, args)])
 
 
 def run(arguments: list[str]) -> None:
@@ -86,7 +85,7 @@ def run(arguments: list[str]) -> None:
 
 
 def refuse_known(study: str, args: Any, folder: Path) -> None:
-    """Runs whose results are there already, unless they go on: no table takes both."""
+    """Raise an error if results of these runs exist, unless the runs continue: no table takes both."""
     if folder.exists():
         return
     first = args.first if study in TABLES else FIRST
@@ -103,7 +102,7 @@ def refuse_known(study: str, args: Any, folder: Path) -> None:
 
 
 def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
-    """Those of a result that the study would train again; one on validation tells its points apart by their files."""
+    """Methods of a result that the study would train again; on validation, each point has a file of its own."""
     if study not in TABLES:
         again = not args.only or any(result["file"].endswith(f"-{name}.json") for name in args.only)
         return [REFERENCE] if again else []
@@ -112,7 +111,7 @@ def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
 
 
 def names_in(study: str, only: list[str]) -> list[str]:
-    """Methods or points of a study that are asked for: these, or all that it has."""
+    """The requested methods or points of a study; all of them by default."""
     known = list(COMPARED.get(study) or read_yaml(sweep_of(study))["points"])
     if unknown := [name for name in only if name not in known]:
         raise SystemExit(f"--only: {study} has no {unknown[0]}; it has {', '.join(known)}.")
@@ -132,14 +131,14 @@ def sweep_of(study: str) -> Path:
 
 
 def collected_as(study: str, args: Any) -> list[str]:
-    told = ["--study", table_of(study), "--student", args.student]
-    told += ["--results", str(args.results), "--commit", args.commit or "unknown"]
+    options = ["--study", table_of(study), "--student", args.student]
+    options += ["--results", str(args.results), "--commit", args.commit or "unknown"]
     part = "-".join([f"s{args.first}", *(args.only if study in COMPARED else [])])  # a sweep's files bear their points
-    return [*told, "--part", part] if study in TABLES else told
+    return [*options, "--part", part] if study in TABLES else options
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
-    """Arguments of `weakdriven`, and the folder to fill; what comes later may hang on what was collected before."""
+    """Arguments of `weakdriven`, and the folder to fill; a later command may depend on results collected before it."""
     recipe, folder = str(FOLDER / f"recipes/{args.student}.yaml"), args.output / f"{args.student}-{study}"
     jobs = ["--jobs", str(1 if study == "alone" else args.jobs)]
     grid = ["--grid", str(sweep_of(study))]
@@ -188,10 +187,10 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
 
 
 def some_points(sweep: Path, names: list[str], target: Path) -> Path:
-    """A sweep with these of its points alone."""
-    told = read_yaml(sweep)
+    """The sweep with only these of its points."""
+    whole = read_yaml(sweep)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, told | {"points": {name: told["points"][name] for name in names}})
+    write_json(target, whole | {"points": {name: whole["points"][name] for name in names}})
     return target
 
 
