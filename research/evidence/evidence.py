@@ -21,7 +21,7 @@ from evidence_collect import collect, with_answers
 from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, model_rows, read_diagnosed
 from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
-from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import compare_seeds, interval_of, score_of
 from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import MISSING, duration

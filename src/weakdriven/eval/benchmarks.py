@@ -100,6 +100,17 @@ def unknown_benchmark(name: str) -> UserError:
     return UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
 
 
+def benchmarks_named(names: str) -> list[str]:
+    """Benchmarks from a command line, separated by commas."""
+    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in found:
+        if name not in BENCHMARKS:
+            raise unknown_benchmark(name)
+    if not found:
+        raise UserError(f"--benchmarks is empty; give names separated by commas, out of {', '.join(BENCHMARKS)}.")
+    return found
+
+
 def benchmark_source(name: str, data_dir: str | None) -> str:
     """Where the items of a benchmark are: the embedded set, a file in `data_dir`, or a dataset on the Hub."""
     if name not in BENCHMARKS:

@@ -1,0 +1,65 @@
+"""`weakdriven compare`: several methods from the same models and data, one table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weakdriven.commands.common import (
+    Debug,
+    Force,
+    Overrides,
+    Quiet,
+    RecipeArgument,
+    Rehearse,
+    Seeds,
+    TakeFrom,
+    here,
+    print_table,
+    progress_of,
+)
+from weakdriven.errors import UserError
+
+COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
+
+
+def compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas; sft_restart is always included.")
+    ] = COMPARED,
+    seeds: Seeds = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Seeds to run in parallel, spread over the GPUs.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
+    ] = None,
+    take_from: TakeFrom = None,
+    force: Force = False,
+    rehearsal: Rehearse = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
+    progress = progress_of(quiet)
+    from weakdriven.pipeline.compare import compare_methods
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    options = {"siblings": take_from or [], "force": force, "rehearsal": rehearsal}
+    settings = overrides or []
+    print_comparison(
+        compare_methods(recipe, settings, output, progress, methods=names, seeds=seeds, jobs=jobs, **options)
+    )
+
+
+def print_comparison(root: Path) -> None:
+    """The tables of a comparison; a method without a result makes the command fail."""
+    from weakdriven.report.compare.table import COMPARISON, caption, failures, tables
+    from weakdriven.runs.files import read_json
+
+    found = read_json(root / f"{COMPARISON}.json")
+    for titles, rows in tables(found):
+        print_table(titles, rows)
+    print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    if failed := failures(found):
+        raise UserError("Without a result: " + "; ".join(failed))
