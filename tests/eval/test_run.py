@@ -17,9 +17,10 @@ from weakdriven.eval.generate import Completion
 from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh
 from weakdriven.eval.settings import RegradeSettings
 from weakdriven.eval.standalone import regrade_folder
-from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.progress import TerminalProgress
+from weakdriven.runs.stage import Planned
 
 GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
 

@@ -25,8 +25,9 @@ from weakdriven.data.questions import bare
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.eval.graders.verify import verifier
-from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Planned, Progress, claimed
+from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claimed
 from weakdriven.runs.files import digest, read_json, read_jsonl, write_json, write_jsonl
+from weakdriven.runs.stage import Planned
 
 CLEANED, ROLLOUTS, OVERLAPS = "cleaned.jsonl", "rollouts", "overlaps"
 Items = dict[str, list[HeldItem]]

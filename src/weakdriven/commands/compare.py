@@ -43,13 +43,13 @@ def compare(
     """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
     progress = progress_of(quiet)
     from weakdriven.pipeline.compare import compare_methods
+    from weakdriven.pipeline.run import RunOptions
+    from weakdriven.runs.take_over import Siblings
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    options = {"siblings": take_from or [], "force": force, "rehearsal": rehearsal}
-    settings = overrides or []
-    print_comparison(
-        compare_methods(recipe, settings, output, progress, methods=names, seeds=seeds, jobs=jobs, **options)
-    )
+    options = RunOptions(Siblings(take_from or []), force, rehearsal)
+    shared = {"seeds": seeds, "jobs": jobs, "options": options}
+    print_comparison(compare_methods(recipe, overrides or [], output, progress, methods=names, **shared))
 
 
 def print_comparison(root: Path) -> None:

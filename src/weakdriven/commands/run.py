@@ -54,12 +54,13 @@ def run(
     folder, address = places(output, work)
     settings, root, progress = prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
-    from weakdriven.pipeline.run import run_recipe
+    from weakdriven.pipeline.run import RunOptions, run_recipe
+    from weakdriven.runs.take_over import Siblings
     from weakdriven.stages.remote_copy import Mirror
 
     mirror = Mirror(address, root, progress.note) if address else None
-    others = take_from or []
-    report = run_recipe(settings, root, progress, siblings=others, force=force, rehearsal=rehearsal, mirror=mirror)
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, mirror)
+    report = run_recipe(settings, root, progress, options)
     if rank() > 0:
         return
     print_scores(root)

@@ -50,11 +50,13 @@ def sweep(
     if recipe is None:
         raise UserError("Name a recipe: weakdriven sweep RECIPE --grid KEY=VALUES. --list names the paper's sweeps.")
     progress = progress_of(quiet)
+    from weakdriven.pipeline.run import RunOptions
     from weakdriven.pipeline.sweep import sweep_recipe
+    from weakdriven.runs.take_over import Siblings
 
-    options = {"siblings": take_from or [], "force": force, "rehearsal": rehearsal}
-    settings = overrides or []
-    print_sweep(sweep_recipe(recipe, settings, output, progress, grids=grid or [], seeds=seeds, jobs=jobs, **options))
+    options = RunOptions(Siblings(take_from or []), force, rehearsal)
+    shared = {"seeds": seeds, "jobs": jobs, "options": options}
+    print_sweep(sweep_recipe(recipe, overrides or [], output, progress, grids=grid or [], **shared))
 
 
 def print_sweep(root: Path) -> None:

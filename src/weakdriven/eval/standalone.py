@@ -15,8 +15,10 @@ from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 from weakdriven.eval.target import check_engine, find_renderer, open_engine, running_server
 from weakdriven.models.branch import open_branch
 from weakdriven.models.load import fingerprint, positions
-from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Planned, Progress, Run, Stage, claimed
+from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
+from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import digest, read_json
+from weakdriven.runs.stage import Planned, Stage
 
 OWNER = "eval"
 """What run.json has in place of a recipe's name."""
@@ -41,20 +43,20 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
     execution = settings.model_dump(include={"model", "url", "data_dir", "batch_size", "batching"})
     execution |= {"style": renderer.style, **served}
 
-    def benchmark_stage(run: Run, task: Task) -> Stage:
+    def benchmark_stage(run: Listing, task: Task) -> Stage:
         def compute(work: Path, out: Path) -> dict[str, Any]:
             engine = partial(engines.of, key, partial(nullcontext, server) if server else opened)
-            return evaluate(task, engine, model=key, work=work, out=out, progress=run.progress)
+            return evaluate(task, engine, model=key, work=work, out=out, progress=progress)
 
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
 
     with claimed(root, OWNER):
-        plan = Run(root, settings.seed, dry=True)
+        plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
         progress.plan(plan.planned)
-        run = Run(root, settings.seed, progress=progress)
+        run = Run(root, seed=settings.seed, progress=progress)
         try:
             for task in tasks:
                 refresh(benchmark_stage(run, task).path, task, progress)

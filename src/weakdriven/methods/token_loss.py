@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.methods.neftune import EmbeddingNoise
 from weakdriven.methods.scaled_ce import scaled_cross_entropy
 from weakdriven.methods.undial.loss import (
     Sign,
@@ -25,6 +25,7 @@ from weakdriven.methods.undial.loss import (
 )
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
+from weakdriven.training.variant import Variant
 from weakdriven.wmss.pair import targets
 
 
@@ -119,18 +120,6 @@ class NoisedLogits:
         return loss, {"noised_loss": sums.noised_loss, "clean_loss": sums.clean_loss}
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What a baseline does otherwise than SFT; `settings` are part of a stage's key and stand in its manifest."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    noise: EmbeddingNoise | None = None
-    loss: TokenLoss | None = None
-
-
-PLAIN = Variant()
-
-
 class SummingTrainer(SFTTrainer):
     """TRL's `SFTTrainer` whose loss leaves sums over tokens; their means are logged."""
 
@@ -210,3 +199,13 @@ class TokenLossTrainer(SummingTrainer):
         before = before if step == self.state.global_step else 0
         self._step_rows = (self.state.global_step, before + rows)
         return before
+
+
+@dataclass(frozen=True)
+class OtherLoss(Variant):
+    """SFT with another loss."""
+
+    loss: TokenLoss = field(kw_only=True)
+
+    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> TokenLossTrainer:
+        return TokenLossTrainer(token_loss=self.loss, teacher=teacher, **arguments)

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from weakdriven.config.settings import TrainSettings
 from weakdriven.planning.memory import Memory
 from weakdriven.runs.processes import divide
+from weakdriven.stages.workload import Workload
 
-Kind = Literal["data", "train", "scan", "generate", "small"]
 ROWS = 100_000
 """Assumed where the data is not here; --rows says otherwise."""
 MEAN_SHARE = 0.5
@@ -37,42 +36,10 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One stage of a recipe, as the pipeline asks for it."""
-
-    name: str
-    kind: Kind
-    settings: TrainSettings | None = None
-    block: str = ""
-    """Key of the recipe that the settings stand under."""
-    epochs: int = 1
-    active: bool = False
-    """Trains on a drawn set."""
-    matched: bool = False
-    """For as many steps as all rows have."""
-    budget: bool = False
-    """For as much compute as the whole method."""
-    models: int = 1
-    trained: int = 1
-    teacher: bool = False
-    pairs: bool = False
-    """Rows are pairs of completions."""
-    adapter: int | None = None
-    """Rank of an adapter that this stage trains whatever the recipe says (SSB)."""
-    saves: int = 1
-    """Models that stay on the disk."""
-    prompts: int | None = None
-    """Prompts of a generating stage; None: as many as rows."""
-    samples: int = 1
-    new_tokens: int = 0
-    """Most tokens of a completion."""
-
-
-@dataclass(frozen=True)
 class Cost:
     """What one stage takes."""
 
-    part: Part
+    workload: Workload
     parameters: int = 0
     trained: int = 0
     memory: Memory | None = None
@@ -91,8 +58,8 @@ class Cost:
     def to_json(self) -> dict[str, Any]:
         memory = {name: round(size) for name, size in self.memory.parts().items()} if self.memory else None
         return {
-            "stage": self.part.name,
-            "kind": self.part.kind,
+            "stage": self.workload.name,
+            "kind": self.workload.kind,
             "parameters": self.parameters,
             "trained": self.trained,
             "memory_bytes": memory,

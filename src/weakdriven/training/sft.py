@@ -18,8 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.methods.neftune import EmbeddingNoise, noisy_embeddings
-from weakdriven.methods.token_loss import TokenLoss, TokenLossTrainer
 from weakdriven.models.adapters import has_adapter
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
@@ -39,9 +37,9 @@ from weakdriven.training.checkpoints import (
     tokens_so_far,
     usable_checkpoint,
 )
-from weakdriven.training.fsdp import ShardedCheckpoints
 from weakdriven.training.optimizer import optimizer_class
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
+from weakdriven.training.variant import PLAIN, Variant
 from weakdriven.wmss.entropy import row_lengths
 from weakdriven.wmss.pair import WeakStrongPair
 
@@ -103,19 +101,21 @@ def train_supervised(
     settings: TrainSettings,
     recipe: Recipe,
     phase: Phase,
-    noise: EmbeddingNoise | None = None,
-    loss: TokenLoss | None = None,
+    variant: Variant = PLAIN,
     teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place, perhaps with noise on the embeddings or with a loss of our own; returns counters."""
+    """Train in place; returns counters.
+
+    Args:
+        variant: What a method changes.
+        teacher: A frozen model, for a variant that needs one.
+    """
     if isinstance(settings.gradient_checkpointing, str):
         keep(causal_lm(model), settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
-    with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
+    with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
-        if loss is None:
-            return fit(ShardedCheckpoints(model=model, processing_class=tokenizer, **made))
-        return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
+        return fit(variant.trainer(teacher=teacher, model=model, processing_class=tokenizer, **made))
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
