@@ -89,6 +89,11 @@ def print_table(
     (console or Console()).print(table)
 
 
+def refuse_failures(failed: list[str]) -> None:
+    if failed:
+        raise UserError("Without a result: " + "; ".join(failed))
+
+
 def quieten_libraries() -> None:
     """Turn off progress and warnings of the libraries, in favour of our own; called before they are imported."""
     for name, value in {

@@ -17,8 +17,8 @@ from weakdriven.commands.common import (
     here,
     print_table,
     progress_of,
+    refuse_failures,
 )
-from weakdriven.errors import UserError
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 
@@ -53,7 +53,7 @@ def compare(
 
 
 def print_comparison(root: Path) -> None:
-    """The tables of a comparison; a method without a result makes the command fail."""
+    """Print the tables of a comparison; a method without a result makes the command fail."""
     from weakdriven.report.compare.table import COMPARISON, caption, failures, tables
     from weakdriven.runs.files import read_json
 
@@ -61,5 +61,4 @@ def print_comparison(root: Path) -> None:
     for titles, rows in tables(found):
         print_table(titles, rows)
     print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
-    if failed := failures(found):
-        raise UserError("Without a result: " + "; ".join(failed))
+    refuse_failures(failures(found))

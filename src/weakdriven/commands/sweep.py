@@ -16,6 +16,7 @@ from weakdriven.commands.common import (
     here,
     print_table,
     progress_of,
+    refuse_failures,
 )
 from weakdriven.config.file import describe
 from weakdriven.config.sweep import shipped_sweeps
@@ -60,12 +61,11 @@ def sweep(
 
 
 def print_sweep(root: Path) -> None:
-    """The tables of a sweep; a run without a result makes the command fail."""
+    """Print the tables of a sweep; a run without a result makes the command fail."""
     from weakdriven.report.sweep.files import FIGURES, SWEEP, caption, failures, read_sweep, tables
 
     found = read_sweep(root)
     for title, (titles, rows) in tables(found).items():
         print_table(titles, rows, title=title, title_justify="left")
     print(f"{caption(found)}\n\nAlso as .md, .csv, .parquet and .json: {root / SWEEP}.*; figures in {root / FIGURES}")
-    if failed := failures(found):
-        raise UserError("Without a result: " + "; ".join(failed))
+    refuse_failures(failures(found))
