@@ -29,7 +29,9 @@ from common import append, measure
 from data_rows import make_questions, math_rows
 from joint_loss import memory_kib
 
-from weakdriven.build.build import Build, build, verify_block
+from weakdriven.build.build import build
+from weakdriven.build.rows import verify_block
+from weakdriven.build.settings import BuildSettings
 from weakdriven.data.overlap.find import Held, deduplicate
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import open_source
@@ -49,7 +51,7 @@ Row = dict[str, Any]
 def verify_math(count: int, times: int, options: argparse.Namespace) -> Row:
     """Blocks through the checks of `weakdriven data build math`; other rows each time, for verdicts are remembered."""
     questions, _ = make_questions(count, 1)
-    settings, verify = Build("math", ("made-up",), benchmarks=()), verifier(Checks())
+    settings, verify = BuildSettings(domain="math", sources=["made-up"], benchmarks=[]), verifier(Checks())
     sets = iter([list(math_rows(count, questions, seed)) for seed in range(times + 1)])
     verify_block(settings, "made-up", 1, list(math_rows(64, questions, -1)), verify)  # starts the workers
     dropped: Counter[str] = Counter()
@@ -114,7 +116,9 @@ def build_math(count: int, times: int, options: argparse.Namespace) -> Row:
         del questions, items
         forget_peak()
         before = memory_kib("VmRSS")
-        settings = Build("math", (str(folder / "raw.jsonl"),), benchmarks=tuple(HELD), data_dir=name)
+        settings = BuildSettings(
+            domain="math", sources=[str(folder / "raw.jsonl")], benchmarks=list(HELD), data_dir=name
+        )
         row = measure(lambda: build(settings, folder / "set", steps), repeats=1, warmup=0)
         funnel = build(settings, folder / "set")
     row["peak_gib"] = round((memory_kib("VmHWM") - before) / 2**20, 3)

@@ -22,6 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from weakdriven.build.settings import BuildSettings
+from weakdriven.config.file import parse_settings
 from weakdriven.data.prompts import give_chat_template
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.data.tokenize import IGNORE
@@ -36,6 +38,12 @@ VOCABULARY = 64
 @lru_cache
 def demo_examples(count: int) -> list[Any]:
     return load_examples("embedded:arithmetic", limit=count)
+
+
+def build_settings(domain: str, *sources: str, **changes: Any) -> BuildSettings:
+    """Settings of a training set that is compared with no benchmark unless one is named."""
+    given = {"domain": domain, "sources": list(sources), "benchmarks": []}
+    return parse_settings(BuildSettings, given | changes, "settings")
 
 
 def embedded_tokenizer() -> PreTrainedTokenizerBase:

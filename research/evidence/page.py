@@ -10,7 +10,7 @@ import numpy as np
 
 from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
 from research.evidence.results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
-from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import compare_seeds, interval_of, score_of
 from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import MISSING, duration

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from research.evidence.collect import VERSION, shares
-from weakdriven.eval.seeds import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
+from weakdriven.eval.statistics import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
 from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 

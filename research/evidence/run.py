@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from research.evidence.results import REFERENCE, SEEDS, STUDENTS, read_results, trained_methods
-from weakdriven.eval.seeds import score_of
+from weakdriven.eval.statistics import score_of
 from weakdriven.runs.files import write_json
 from weakdriven.runs.yaml import read_yaml
 

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import write_rows
-from weakdriven.build.build import Build, build
+from helpers import build_settings, write_rows
+from weakdriven.build.build import build
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.unit_tests import program_tests, unit_tests_of
 from weakdriven.eval.graders.candidates import Checks, verify_code
+from weakdriven.eval.graders.unit_tests import program_tests, unit_tests_of
 from weakdriven.runs.files import read_jsonl
 
 
@@ -56,8 +56,8 @@ def test_programs_are_kept_if_they_pass_their_tests(tmp_path):
     asked = ["Reverse the words of a poem, line by line.", *(f"Find the number {n} in a list." for n in range(163))]
     items = [{"id": f"h{n}", "prompt": f'def f(x):\n    """{text}"""\n', **held} for n, text in enumerate(asked)]
     write_rows(tmp_path / "held" / "humaneval_plus.jsonl", items)
-    settings = {"benchmarks": ("humaneval_plus",), "data_dir": str(tmp_path / "held"), "checks": Checks(timeout=3)}
-    funnel = build(Build("code", (path,), **settings), tmp_path / "out")
+    settings = {"benchmarks": ["humaneval_plus"], "data_dir": str(tmp_path / "held"), "timeout": 3}
+    funnel = build(build_settings("code", path, **settings), tmp_path / "out")
     assert (funnel["in"], funnel["kept"], counts(funnel)) == (len(ROWS) + 1, 1, DROPPED)
     [row] = read_jsonl(tmp_path / "out" / "train.jsonl")
     assert row["domain"] == "code" and row["meta"]["test_case"] == CASE
@@ -76,7 +76,7 @@ def test_contests_and_asserts_are_run_too(tmp_path):
         "solution": "```python\ndef halve(x):\n    return x // 2\n```",
     }
     path = write_rows(tmp_path / "raw.jsonl", [contest, asserts])
-    assert build(Build("code", (path,), style="plain", benchmarks=()), tmp_path / "out")["kept"] == 2
+    assert build(build_settings("code", path, style="plain"), tmp_path / "out")["kept"] == 2
 
 
 CLASS = "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        "
@@ -195,7 +195,7 @@ def test_logic_files_are_merged_without_what_is_held_out(tmp_path):
     (tmp_path / "held").mkdir()
     held = [reclor[0] | {"id_string": f"val_{n}", "context": f"Unlike all else {n}."} for n in range(499)]
     (tmp_path / "held" / "reclor.json").write_text(json.dumps([reclor[0] | {"id_string": "val_x"}, *held]))
-    asked = Build("logic", (raw, str(other)), benchmarks=("reclor",), data_dir=str(tmp_path / "held"))
+    asked = build_settings("logic", raw, str(other), benchmarks=["reclor"], data_dir=str(tmp_path / "held"))
     funnel = build(asked, tmp_path / "out")
     expected = {"overlap exact with reclor": 1, "duplicate exact": 1, "no gold": 2, "bad gold": 2, "malformed row": 9}
     assert (funnel["in"], funnel["kept"], counts(funnel)) == (29, 14, expected)

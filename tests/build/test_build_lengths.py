@@ -1,13 +1,13 @@
-"""`weakdriven data build --max-tokens`: rows are as long as a run would train on them."""
+"""`weakdriven data build max_tokens=...`: rows are as long as a run would train on them."""
 
 import json
 import sys
 
 import pytest
 
-from helpers import embedded_tokenizer, write_rows
-from weakdriven.build import build as building
-from weakdriven.build.build import Build, build
+from helpers import build_settings, embedded_tokenizer, write_rows
+from weakdriven.build import rows as verifying
+from weakdriven.build.build import build
 from weakdriven.commands.app import main
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import load_examples
@@ -34,7 +34,7 @@ def lengths(path, style):
 
 
 def settings(path, **changes):
-    return Build("math", (path,), **{"benchmarks": (), "tokenizer": "embedded:base", **changes})
+    return build_settings("math", path, **{"tokenizer": "embedded:base", **changes})
 
 
 def test_rows_with_more_tokens_are_dropped_and_the_others_are_not_cut_in_training(path, tmp_path):
@@ -77,8 +77,8 @@ def test_a_conversation_that_the_template_refuses_is_a_malformed_row(path, tmp_p
 
 
 def test_another_limit_or_template_verifies_again_and_the_same_does_not(path, tmp_path, monkeypatch):
-    blocks, verify_block = [], building.verify_block
-    monkeypatch.setattr(building, "verify_block", lambda *given: (blocks.append(1), verify_block(*given))[1])
+    blocks, verify_block = [], verifying.verify_block
+    monkeypatch.setattr(verifying, "verify_block", lambda *given: (blocks.append(1), verify_block(*given))[1])
     template = tmp_path / "t.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     counts = []
@@ -92,11 +92,11 @@ def test_another_limit_or_template_verifies_again_and_the_same_does_not(path, tm
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"max_tokens": 9, "tokenizer": None}, "--max-tokens and --tokenizer need each other"),
-        ({}, "--max-tokens and --tokenizer need each other"),
-        ({"tokenizer": None, "chat_template": "gemma"}, "--chat-template needs both"),
+        ({"max_tokens": 9, "tokenizer": None}, "max_tokens and tokenizer need each other"),
+        ({}, "max_tokens and tokenizer need each other"),
+        ({"tokenizer": None, "chat_template": "gemma"}, "chat_template needs both"),
         ({"max_tokens": 9, "tokenizer": "./nowhere"}, r"no model folder ./nowhere"),
-        ({"max_tokens": 9, "chat_template": "gemma"}, r"--chat-template: gemma writes <start_of_turn>"),
+        ({"max_tokens": 9, "chat_template": "gemma"}, r"chat_template: gemma writes <start_of_turn>"),
     ],
 )
 def test_what_cannot_count_tokens_is_an_error_before_any_work(path, tmp_path, changes, words):
@@ -106,13 +106,13 @@ def test_what_cannot_count_tokens_is_an_error_before_any_work(path, tmp_path, ch
 
 
 def test_logic_has_no_completions_to_count(path):
-    with pytest.raises(UserError, match="logic has none without --teacher"):
-        Build("logic", (path,), max_tokens=9, tokenizer="embedded:base")
+    with pytest.raises(UserError, match="logic has none without a teacher"):
+        build_settings("logic", path, max_tokens=9, tokenizer="embedded:base")
 
 
-def test_the_command_takes_both_options(path, tmp_path, monkeypatch, capsys):
+def test_the_command_takes_both_settings(path, tmp_path, monkeypatch, capsys):
     words = ["--output", str(tmp_path / "out"), "--benchmarks", "none", "--quiet"]
-    words += ["--max-tokens", str(lengths(path, "tagged")[0]), "--tokenizer", "embedded:base"]
+    words += [f"max_tokens={lengths(path, 'tagged')[0]}", "tokenizer=embedded:base"]
     monkeypatch.setattr(sys, "argv", ["weakdriven", "data", "build", "math", path, *words])
     with pytest.raises(SystemExit) as end:
         main()

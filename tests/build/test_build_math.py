@@ -6,10 +6,12 @@ import sys
 import pytest
 
 from conftest import run_small
-from helpers import write_rows
+from helpers import build_settings, write_rows
 from weakdriven.build import build as building
 from weakdriven.build import overlaps
-from weakdriven.build.build import Build, build
+from weakdriven.build import rows as verifying
+from weakdriven.build.build import build
+from weakdriven.build.settings import PUBLISHED
 from weakdriven.commands.app import main
 from weakdriven.commands.data import asked_benchmarks
 from weakdriven.data.demo import demo_rows
@@ -75,8 +77,8 @@ def corpus(tmp_path, monkeypatch):
 
 
 def settings(corpus, tmp_path, **changes):
-    given = {"benchmarks": ("aime2025",), "data_dir": str(tmp_path / "held"), "max_characters": 500, "block": 4}
-    return Build("math", (corpus,), **{**given, **changes})
+    given = {"benchmarks": ["aime2025"], "data_dir": str(tmp_path / "held"), "max_characters": 500, "block": 4}
+    return build_settings("math", corpus, **{**given, **changes})
 
 
 def counts(funnel):
@@ -105,7 +107,7 @@ def test_tag_free_completions_lose_their_tags_and_need_none(corpus, tmp_path):
 def test_earlier_replies_of_a_tag_free_conversation_lose_their_tags_too(tmp_path):
     first, last = am("What is 1+1?", "\\boxed{2}"), am("And 2+2? Mind <think>.")
     path = write_rows(tmp_path / "raw.jsonl", [{"messages": first["messages"] + last["messages"], "answer": "4"}])
-    build(Build("math", (path,), style="tag-free", benchmarks=()), tmp_path / "out")
+    build(build_settings("math", path, style="tag-free"), tmp_path / "out")
     [example] = load_examples(str(tmp_path / "out" / "train.jsonl"))
     said = "Let me see.\n\nSo it is \\boxed{2}."
     assert [turn["content"] for turn in example.prompt] == ["What is 1+1?", said, "And 2+2? Mind <think>."]
@@ -116,7 +118,7 @@ def test_earlier_replies_of_a_tag_free_conversation_lose_their_tags_too(tmp_path
 def test_a_killed_build_goes_on_at_the_next_block_and_ends_the_same(corpus, tmp_path, monkeypatch, block):
     asked = settings(corpus, tmp_path, block=block)
     whole = build(asked, tmp_path / "whole")
-    seen, verify_block = [], building.verify_block
+    seen, verify_block = [], verifying.verify_block
 
     def killed(settings, path, first, rows, verify):
         if len(seen) == 2:
@@ -126,10 +128,10 @@ def test_a_killed_build_goes_on_at_the_next_block_and_ends_the_same(corpus, tmp_
         seen.append(first)
         return verify_block(settings, path, first, rows, verify)
 
-    monkeypatch.setattr(building, "verify_block", killed)
+    monkeypatch.setattr(verifying, "verify_block", killed)
     with pytest.raises(KeyboardInterrupt):
         build(asked, tmp_path / "out")
-    monkeypatch.setattr(building, "verify_block", lambda *given: (seen.append(given[2]), verify_block(*given))[1])
+    monkeypatch.setattr(verifying, "verify_block", lambda *given: (seen.append(given[2]), verify_block(*given))[1])
     assert build(asked, tmp_path / "out") == whole
     assert seen == list(range(1, len(ROWS) + 2, block))
     assert (tmp_path / "out" / "train.jsonl").read_text() == (tmp_path / "whole" / "train.jsonl").read_text()
@@ -156,7 +158,7 @@ def test_other_settings_that_were_killed_leave_nothing_in_a_set_of_the_old_ones(
 ):
     first, other = settings(corpus, tmp_path), settings(corpus, tmp_path, style="tag-free")
     whole, text = build(first, tmp_path / "out"), (tmp_path / "out" / "train.jsonl").read_text()
-    calls, real = [], getattr(building, killed_in)
+    calls, real = [], getattr(verifying, killed_in)
 
     def killed(*given, **more):
         calls.append(given)
@@ -165,14 +167,14 @@ def test_other_settings_that_were_killed_leave_nothing_in_a_set_of_the_old_ones(
         return real(*given, **more)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(building, killed_in, killed)
+        patch.setattr(verifying, killed_in, killed)
         build(other, tmp_path / "out")
     assert build(first, tmp_path / "out") == whole
     assert (tmp_path / "out" / "train.jsonl").read_text() == text
 
 
 def test_a_source_that_changes_while_it_is_read_is_an_error_and_then_read_anew(corpus, tmp_path, monkeypatch):
-    verify_block, raw = building.verify_block, tmp_path / "raw.jsonl"
+    verify_block, raw = verifying.verify_block, tmp_path / "raw.jsonl"
     text = raw.read_text()
 
     def changing(settings, path, first, *more):
@@ -181,7 +183,7 @@ def test_a_source_that_changes_while_it_is_read_is_an_error_and_then_read_anew(c
         return verify_block(settings, path, first, *more)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="has changed while it was read"):
-        patch.setattr(building, "verify_block", changing)
+        patch.setattr(verifying, "verify_block", changing)
         build(settings(corpus, tmp_path), tmp_path / "out")
     raw.write_text(text)
     assert build(settings(corpus, tmp_path), tmp_path / "out")["in"] == len(ROWS) + 1
@@ -190,14 +192,14 @@ def test_a_source_that_changes_while_it_is_read_is_an_error_and_then_read_anew(c
 def test_only_the_reply_that_was_verified_is_learned(tmp_path):
     row = am(GOOD)
     row["messages"] = [row["messages"][0], {"role": "assistant", "content": "3, wrong"}, *row["messages"]]
-    build(Build("math", (write_rows(tmp_path / "raw.jsonl", [row]),), benchmarks=()), tmp_path / "out")
+    build(build_settings("math", write_rows(tmp_path / "raw.jsonl", [row])), tmp_path / "out")
     [example] = load_examples(str(tmp_path / "out" / "train.jsonl"))
     assert not example.all_turns and len(example.prompt) == 3
 
 
 def test_rows_of_another_domain_are_dropped_and_an_empty_answer_hides_no_gold(tmp_path):
     rows = [am(GOOD) | {"answer": ""}, am("What is 1+3?") | {"domain": "code"}, am("Deep") | {"deep": nested(900)}]
-    funnel = build(Build("math", (write_rows(tmp_path / "raw.jsonl", rows),), benchmarks=()), tmp_path / "out")
+    funnel = build(build_settings("math", write_rows(tmp_path / "raw.jsonl", rows)), tmp_path / "out")
     assert (funnel["kept"], counts(funnel)) == (2, {"another domain": 1})
 
 
@@ -207,8 +209,8 @@ def nested(depth):
 
 def test_other_benchmarks_need_no_new_verification(corpus, tmp_path, monkeypatch):
     build(settings(corpus, tmp_path), tmp_path / "out")
-    monkeypatch.setattr(building, "verify_block", None)
-    assert build(settings(corpus, tmp_path, benchmarks=()), tmp_path / "out")["kept"] == 4
+    monkeypatch.setattr(verifying, "verify_block", None)
+    assert build(settings(corpus, tmp_path, benchmarks=[]), tmp_path / "out")["kept"] == 4
 
 
 def test_a_changed_source_is_verified_anew(corpus, tmp_path):
@@ -220,20 +222,20 @@ def test_a_changed_source_is_verified_anew(corpus, tmp_path):
 def test_a_source_of_which_nothing_is_kept_is_an_error_with_its_reasons(tmp_path):
     path = write_rows(tmp_path / "raw.jsonl", [{"a": 1}, {"b": 1}, ROWS["wrong answer"]])
     with pytest.raises(UserError, match=r"none of 3 rows is kept; found malformed row \(2\), wrong answer \(1\)"):
-        build(Build("math", (path,), benchmarks=()), tmp_path / "out")
+        build(build_settings("math", path), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "funnel.json").read_text())["in"] == 3
     assert not (tmp_path / "out" / "train.jsonl").exists()
 
 
 def test_a_benchmark_that_is_not_there_is_an_error_before_any_work(corpus, tmp_path):
     with pytest.raises(UserError, match="Benchmark gsm8k: there is no gsm8k"):
-        build(settings(corpus, tmp_path, benchmarks=("gsm8k",)), tmp_path / "out")
+        build(settings(corpus, tmp_path, benchmarks=["gsm8k"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_ids_that_stand_twice_become_unique(tmp_path):
     rows = [am(question) | {"id": "x"} for question in (GOOD, "What is the square root of sixteen?")]
-    build(Build("math", (write_rows(tmp_path / "raw.jsonl", rows),), benchmarks=()), tmp_path / "out")
+    build(build_settings("math", write_rows(tmp_path / "raw.jsonl", rows)), tmp_path / "out")
     assert [example.id for example in load_examples(str(tmp_path / "out" / "train.jsonl"))] == ["x", "x#2"]
 
 
@@ -247,11 +249,9 @@ def test_the_command_prints_the_funnel(corpus, tmp_path, monkeypatch, capsys):
     assert end.value.code in (0, None) and "- wrong answer" in out and "kept" in out
 
 
-@pytest.mark.parametrize(
-    "names, found", [("none", ()), ("gsm8k, gsm8k,aqua", ("gsm8k", "aqua")), ("all", building.ALL_BENCHMARKS)]
-)
+@pytest.mark.parametrize("names, found", [("none", []), ("gsm8k, gsm8k,aqua", ["gsm8k", "aqua"]), ("all", None)])
 def test_benchmarks_are_named_with_commas_between(names, found):
-    assert asked_benchmarks(names) == found and len(building.ALL_BENCHMARKS) == 13
+    assert asked_benchmarks(names) == found and len(PUBLISHED) == 13
 
 
 @pytest.mark.parametrize("names, message", [(" , ", "is empty"), ("gsm9k", "Did you mean gsm8k")])
@@ -266,7 +266,7 @@ def test_a_run_on_a_built_set_shows_its_funnel(tmp_path):
         {"question": "What is bad?", "solution": "<b>\\boxed{3}", "answer": "4", "id": "<b>"},
     ]
     raw = write_rows(tmp_path / "raw.jsonl", rows)
-    build(Build("math", (raw,), style="plain", benchmarks=()), tmp_path / "set")
+    build(build_settings("math", raw, style="plain"), tmp_path / "set")
     overrides = ["method=sft", "baselines=[]", "eval.benchmarks=[]", f"data.path={tmp_path / 'set' / 'train.jsonl'}"]
     run_small(tmp_path / "run", *overrides)
     page = (tmp_path / "run" / "report.html").read_text()

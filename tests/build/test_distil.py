@@ -8,17 +8,15 @@ import torch
 
 import chat_server
 from chat_server import question, said
-from helpers import demo_examples, write_rows
+from helpers import build_settings, demo_examples, write_rows
 from weakdriven.build import distil as distilling
-from weakdriven.build.build import Build, build
-from weakdriven.build.distil import Teacher
+from weakdriven.build.build import build
 from weakdriven.commands.app import main
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 from weakdriven.eval import grade
-from weakdriven.eval.target import Subject
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.files import read_json, read_jsonl
@@ -57,8 +55,8 @@ def teach(server, tmp_path):
     raw = write_rows(tmp_path / "train.txt", [logic(word, n % 4) for n, word in enumerate(SAYINGS)])
 
     def make(*, style="tagged", out="out", **asked):
-        teacher = Teacher(Subject("teacher", style, url=server.url), **asked)
-        return build(Build("logic", (raw,), style=style, benchmarks=(), teacher=teacher), tmp_path / out)
+        teacher = {"model": "teacher", "url": server.url} | asked
+        return build(build_settings("logic", raw, style=style, teacher=teacher), tmp_path / out)
 
     return make
 
@@ -119,8 +117,8 @@ def test_what_was_written_stays_good_when_only_the_verdicts_are_made_otherwise(t
 def test_completions_that_differ_in_their_reasoning_are_different(server, tmp_path):
     server.trouble = lambda body, asked: (200, said("The answer is (A).", reasoning=f"way {asked}"))
     raw = write_rows(tmp_path / "train.txt", [logic("crow", 0)])
-    teacher = Teacher(Subject("teacher", "tagged", url=server.url), samples=3, keep=3)
-    assert build(Build("logic", (raw,), benchmarks=(), teacher=teacher), tmp_path / "out")["rows"] == 3
+    teacher = {"model": "teacher", "url": server.url, "samples": 3, "keep": 3}
+    assert build(build_settings("logic", raw, teacher=teacher), tmp_path / "out")["rows"] == 3
 
 
 def test_a_server_that_dies_costs_no_completion_that_came(teach, server, monkeypatch):
@@ -182,14 +180,14 @@ def test_math_and_code_are_distilled_too(server, tmp_path):
         200,
         said(next(text for name, text in replies.items() if name in question(body))),
     )
-    teacher = Teacher(Subject("teacher", "tag-free", url=server.url), samples=1)
+    teacher = {"model": "teacher", "url": server.url, "samples": 1}
     code = {"question": "Write double.", "tests": ["assert double(3) == 6"], "entry_point": "double"}
     value = {"question": "Which value is half of one?", "answer": "\\frac{1}{2}", "solution": "not used \\boxed{7}"}
     letter = {"question": "Which letter is it?", "options": ["3", "4"], "answer": "B"}
     bad = {"question": "Which value is bad?", "answer": "\\frac{"}
     for domain, rows, kept in [("code", [code], 1), ("math", [value, letter, bad], 2)]:
         raw = write_rows(tmp_path / f"{domain}.jsonl", rows)
-        settings = Build(domain, (raw,), style="tag-free", benchmarks=(), teacher=teacher)
+        settings = build_settings(domain, raw, style="tag-free", teacher=teacher)
         funnel = build(settings, tmp_path / domain)
         assert (funnel["kept"], funnel["in"]) == (kept, len(rows))
     assert funnel["dropped"]["bad gold"]["rows"] == 1
@@ -222,9 +220,9 @@ def test_a_model_in_process_writes_a_set_for_questions_with_answers(model, tmp_p
     asked = [{"id": e.id, "question": e.prompt[0]["content"], "answer": e.gold} for e in demo_examples(10)]
     raw = write_rows(tmp_path / "asked.jsonl", asked)
     out = tmp_path / "out"
-    command = ["data", "build", "math", raw, "--output", str(out), "--style", "plain", "--benchmarks", "none"]
-    command += ["--teacher", str(model), "--samples", "4", "--keep", "2", "--temperature", "1.0"]
-    command += ["--max-new-tokens", "64", "--max-prompt-tokens", "160", "--precision", "fp32"]
+    command = ["data", "build", "math", raw, "--output", str(out), "--benchmarks", "none", "style=plain"]
+    command += ["--teacher", str(model), "teacher.samples=4", "teacher.keep=2", "teacher.temperature=1.0"]
+    command += ["teacher.max_new_tokens=64", "teacher.max_prompt_tokens=160", "teacher.precision=fp32"]
     monkeypatch.setattr(sys, "argv", ["weakdriven", *command])
     with pytest.raises(SystemExit, match="0"):
         main()
@@ -244,8 +242,8 @@ def test_prompts_and_completions_have_to_fit_the_model(model, tmp_path):
     raw = write_rows(tmp_path / "asked.jsonl", [{"question": "What is 1+1?", "answer": "2"}])
 
     def made(**limits):
-        teacher = Teacher(Subject(str(model), "plain", precision="fp32"), samples=1, **limits)
-        return build(Build("math", (raw,), style="plain", benchmarks=(), teacher=teacher), tmp_path / "out")
+        teacher = {"model": str(model), "precision": "fp32", "samples": 1} | limits
+        return build(build_settings("math", raw, style="plain", teacher=teacher), tmp_path / "out")
 
     with pytest.raises(UserError, match="positions; lower one of them"):
         made(max_new_tokens=10**6)

@@ -14,7 +14,7 @@ from weakdriven.models.load import locate_model
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.manifest import rewriting
 
-MODEL = ["--model", "embedded:base", "--style", "plain", "--precision", "fp32"]
+MODEL = ["--model", "embedded:base", "style=plain", "precision=fp32"]
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ def test_a_benchmark_is_run_scored_and_not_run_again(weakdriven, tmp_path):
     assert scores["items"] == 6 and f"{100 * scores['accuracy']:.1f}%" in out
     code, out, _ = weakdriven(*arithmetic(tmp_path / "a"))
     assert code == 0 and "done before" in out
-    code, out, _ = weakdriven(*arithmetic(tmp_path / "a", "--max-new-tokens", 40))
+    code, out, _ = weakdriven(*arithmetic(tmp_path / "a", "max_new_tokens=40"))
     assert "max_new_tokens 96 -> 40" in out
 
 
 def test_sampling_gives_pass_at_k_and_the_batch_size_changes_nothing(weakdriven, tmp_path):
-    words = ("--samples", 4, "--temperature", 1.5, "--k", "1,2,4")
+    words = ("samples=4", "temperature=1.5", "k=[1,2,4]")
     code, out, _ = weakdriven(*arithmetic(tmp_path / "a", *words))
     assert code == 0 and "pass@2" in out and "pass@4" in out
-    weakdriven(*arithmetic(tmp_path / "b", *words, "--batch-size", 5))
+    weakdriven(*arithmetic(tmp_path / "b", *words, "batch_size=5"))
     texts = [
         [
             (row["id"], row["sample"], row["text"])
@@ -99,7 +99,7 @@ def test_a_model_of_a_run_is_asked_as_it_was_trained(weakdriven, tmp_path):
     recipe = "model: embedded:base\ndata: {path: embedded:arithmetic, style: tag-free}\n"
     (tmp_path / "run" / "recipe.yaml").write_text(recipe)
     words = ["eval", "--model", tmp_path / "run" / "sft", "--benchmarks", "arithmetic", "--limit", 1]
-    code, *_ = weakdriven(*words, "--output", tmp_path / "a", "--max-new-tokens", 2)
+    code, *_ = weakdriven(*words, "--output", tmp_path / "a", "max_new_tokens=2")
     assert code == 0
     (sample,) = read_jsonl(tmp_path / "a" / "arithmetic" / "samples.jsonl")
     assert "Solve the problem step by step" in sample["prompt"] and "<think>" not in sample["prompt"]
@@ -109,17 +109,23 @@ def test_a_model_of_a_run_is_asked_as_it_was_trained(weakdriven, tmp_path):
     "words, says",
     [
         (["--benchmarks", "gsm9k"], "There is no benchmark 'gsm9k'. Did you mean gsm8k?"),
-        (["--benchmarks", ","], "--benchmarks names none"),
-        (["--benchmarks", "arithmetic", "--k", "2"], "k is 2, but each item has 1 samples"),
-        (["--benchmarks", "arithmetic", "--k", "a"], "--k is 'a'"),
-        (["--benchmarks", "arithmetic", "--samples", "4"], "all 4 samples would be the same"),
-        (["--benchmarks", "arithmetic", "--limit", "0"], "--limit: Input should be greater than or equal to 1"),
-        (["--benchmarks", "arithmetic", "--url", "a", "--serve", "b"], "give one of them"),
-        (["--benchmarks", "arithmetic", "--max-prompt-tokens", "3"], "longer than max_prompt_tokens=3"),
-        (["--benchmarks", "arithmetic", "--max-new-tokens", "100000"], "positions; lower max_new_tokens"),
+        (["--benchmarks", ","], "--benchmarks is empty"),
+        (["--benchmarks", "arithmetic", "k=[2]"], "k is 2, but each item has 1 samples"),
+        (["--benchmarks", "arithmetic", "k=a"], 'k: Input should be a valid list, found "a"'),
+        (["--benchmarks", "arithmetic", "samples=4"], "all 4 samples would be the same"),
+        (["--benchmarks", "arithmetic", "--limit", "0"], "limit: Input should be greater than or equal to 1"),
+        (["--benchmarks", "arithmetic", "--limit", "1", "limit=2"], "limit is given as an option and as limit=..."),
+        (["--benchmarks", "arithmetic", "temprature=1"], "temprature is not a setting. Did you mean temperature?"),
+        (["--benchmarks", "arithmetic", "url=a", "vllm_python=b"], "give one of them"),
+        (["--benchmarks", "arithmetic", "max_prompt_tokens=3"], "longer than max_prompt_tokens=3"),
+        (["--benchmarks", "arithmetic", "max_new_tokens=100000"], "positions; lower max_new_tokens"),
         (["--benchmarks", "mawps"], "Benchmark mawps needs eval.data_dir"),
-        (["--benchmarks", "arithmetic", "--serve", "/no/python"], "/no/python cannot be run"),
-        (["--benchmarks", "arithmetic", "--temperature", "1", "--batching", "continuous"], "batching is continuous"),
+        (["--benchmarks", "arithmetic", "vllm_python=/no/python"], "/no/python cannot be run"),
+        (["--benchmarks", "arithmetic", "temperature=1", "batching=continuous"], "batching is continuous"),
+        (["--benchmarks", "arithmetic", "--samples", "4", "--temperature=0.6"], "use samples=4 temperature=0.6"),
+        (["--benchmarks", "arithmetic", "--k", "1,2", "--unsafe"], "use 'k=[1,2]' unsafe=true"),
+        (["--benchmarks", "arithmetic", "--serve", "/no/python"], "use vllm_python=/no/python"),
+        (["--benchmarks", "arithmetic", "--nonsense"], "There is no option --nonsense"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(weakdriven, tmp_path, words, says):
@@ -136,11 +142,11 @@ def test_a_tokenizer_without_chat_template_asks_for_one(weakdriven, tmp_path):
     (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(config))
     words = ["eval", "--model", tmp_path / "m", "--benchmarks", "arithmetic", "--limit", 1, "--output", tmp_path / "a"]
     code, _, err = weakdriven(*words)
-    assert code == 2 and "has no chat template; set --chat-template" in err
-    code, _, err = weakdriven(*words, "--chat-template", "gemma")
-    assert code == 2 and "--chat-template: gemma writes <start_of_turn> and <end_of_turn>, which" in err
+    assert code == 2 and "has no chat template; set chat_template" in err
+    code, _, err = weakdriven(*words, "chat_template=gemma")
+    assert code == 2 and "chat_template: gemma writes <start_of_turn> and <end_of_turn>, which" in err
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    code, *_ = weakdriven(*words, "--chat-template", tmp_path / "chat.jinja", "--style", "plain", "--max-new-tokens", 2)
+    code, *_ = weakdriven(*words, f"chat_template={tmp_path / 'chat.jinja'}", "style=plain", "max_new_tokens=2")
     assert code == 0
 
 
@@ -167,10 +173,10 @@ def test_a_server_of_another_model_is_not_scored_as_this_one(weakdriven, tmp_pat
     with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        code, _, err = weakdriven(*arithmetic(tmp_path / "a", "--url", url))
+        code, _, err = weakdriven(*arithmetic(tmp_path / "a", f"url={url}"))
         server.shutdown()
     assert code == 2 and "serves other (from /models/other), and --model is embedded:base" in err
-    assert "--served-name other" in err and not (tmp_path / "a").exists()
+    assert "served_name=other" in err and not (tmp_path / "a").exists()
 
 
 def test_the_table_shows_what_was_asked_for_and_a_report_says_where_to_look(weakdriven, tmp_path):

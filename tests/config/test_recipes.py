@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import yaml
-from recipe_cases import ALONE, BACKBONES, DPO, PAPER, parse
 from typer.testing import CliRunner
 
+from recipe_cases import ALONE, BACKBONES, DPO, PAPER, parse
 from weakdriven.commands.app import app
 from weakdriven.config.file import describe, load_recipe, parse_recipe, recipe_schema, shipped_recipes
 from weakdriven.errors import UserError

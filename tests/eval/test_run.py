@@ -14,7 +14,9 @@ from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
 from weakdriven.eval.generate import Completion
-from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh, regrade_folder
+from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh
+from weakdriven.eval.settings import RegradeSettings
+from weakdriven.eval.standalone import regrade_folder
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.progress import TerminalProgress
@@ -133,13 +135,13 @@ def test_a_folder_is_graded_again_from_what_it_holds_alone(folders, monkeypatch)
     evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
     before = (folders["out"] / "samples.jsonl").read_text()
     monkeypatch.setattr("weakdriven.eval.benchmarks.read_rows", lambda *a: pytest.fail("it must not need the data"))
-    scores = regrade_folder(folders["out"].parent, unsafe=False, code_python=None, progress=Progress())
+    scores = regrade_folder(folders["out"].parent, RegradeSettings(), Progress())
     assert scores["arithmetic"]["correct"] == 3
     assert (folders["out"] / "samples.jsonl").read_text() == before
     rows = [json.loads(line) for line in before.splitlines()]
     rows[1]["text"] = rows[1]["text"].replace(rows[1]["answer"], rows[1]["gold"])
     (folders["out"] / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = regrade_folder(folders["out"].parent, unsafe=False, code_python=None, progress=Progress())
+    scores = regrade_folder(folders["out"].parent, RegradeSettings(), Progress())
     assert scores["arithmetic"]["correct"] == 4
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from recipe_cases import ALONE, DPO, GREEDY, parse
 
+from recipe_cases import ALONE, DPO, GREEDY, parse
 from weakdriven.config.file import extended, load_recipe, shipped_recipes
 
 SHIPPED = shipped_recipes()

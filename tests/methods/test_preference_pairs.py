@@ -6,9 +6,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from recipe_cases import parse
 
 from helpers import embedded_tokenizer
+from recipe_cases import parse
 from weakdriven.build.distil import Judge
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel

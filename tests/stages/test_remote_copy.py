@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from conftest import SMALL, Recorder, small_recipe
 from weakdriven.commands.app import app
-from weakdriven.commands.common import places
+from weakdriven.commands.run import places
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.runs.directory import claimed, work_folder

@@ -122,15 +122,15 @@ def test_the_python_of_the_docs_runs_in_a_fresh_process(run, export, tmp_path):
 
 def test_the_mixture_can_be_evaluated_and_not_trained(run, export, tmp_path):
     export(run, tmp_path / "mixture")
-    asked = ["--benchmarks", "arithmetic", "--limit", "3", "--max-new-tokens", "8", "--output"]
+    asked = ["--benchmarks", "arithmetic", "--limit", "3", "max_new_tokens=8", "--output"]
     command = ["eval", "run", "--model", str(tmp_path / "mixture"), *asked, str(tmp_path / "answers")]
     # in a fresh process, which has not seen a mixture yet
     done = subprocess.run([sys.executable, "-m", "weakdriven", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list(read_jsonl(tmp_path / "answers/arithmetic/samples.jsonl"))) == 3
-    for engine in (["--serve", sys.executable], ["--batching", "continuous"], ["--url", "http://localhost:9"]):
-        refusal = CliRunner().invoke(app, [*command, *engine]).exception
-        assert isinstance(refusal, UserError) and "only transformers' static batches can answer" in str(refusal)
+    for engine in (f"vllm_python={sys.executable}", "batching=continuous", "url=http://localhost:9"):
+        refusal = CliRunner().invoke(app, [*command, engine]).exception
+        assert isinstance(refusal, UserError) and "only transformers' static batches support" in str(refusal)
     with pytest.raises(UserError, match=r"is a mixture of two models .* give its strong"):
         check_model(tmp_path / "mixture")
 

@@ -1,7 +1,7 @@
 """Completions from a teacher for problems whose answers are known: written, verified, several kept of each.
 
-Logic sets get their reasoning this way. Whoever has questions and answers but no solutions makes a set with it too; the
-teacher may then be the model that is trained later (self-distillation).
+Logic sets get their reasoning this way, and so does any set of questions and answers without solutions. The teacher may
+be the model that is trained later (self-distillation).
 """
 
 import os
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weakdriven.config.recipe import EngineSettings
+from weakdriven.build.settings import TeacherSettings
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap.fingerprint import fingerprint as text_fingerprint
@@ -27,94 +27,64 @@ from weakdriven.eval.generate.samples import Ask, Row
 from weakdriven.eval.generate.server import ServerEngine
 from weakdriven.eval.graders.candidates import Candidate, Fault, Verify
 from weakdriven.eval.rollouts import Rollout, Rollouts
-from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine
+from weakdriven.eval.target import check_engine, find_renderer, open_engine
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
 
 BLOCK = 4096
-"""Problems that are asked together: memory holds their completions, and so many fill a GPU's batches."""
+"""Problems that are sampled together: memory holds their completions, and so many fill a GPU's batches."""
 API_KEY = "OPENAI_API_KEY"
 UNIT_TESTS = "unit_tests"
-"""Where a problem for a program keeps, in its meta, what the grader takes."""
+"""Key in a problem's meta for what the grader of programs takes."""
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """Who writes completions, and how often it is asked."""
+class OpenTeacher(NamedTuple):
+    """A teacher that is ready to generate."""
 
-    subject: Subject
-    """Its `url` may be any server with the OpenAI chat API; the model is then the name it has there."""
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    samples: int = 4
-    """Most completions of one problem; no more are asked for than are needed to keep `keep`."""
-    keep: int = 1
-    """Right and different completions that are kept of one problem, at most."""
-    temperature: float = 0.7
-    top_p: float = 0.95
-    max_new_tokens: int = 4096
-    max_prompt_tokens: int = 4096
-    """Problems with longer prompts are dropped, where the teacher's tokenizer is here."""
-
-    def facts(self) -> dict[str, Any]:
-        """What funnel.json says of it."""
-        names = ("samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens")
-        return {"model": self.subject.model, "url": self.subject.url} | {name: getattr(self, name) for name in names}
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.keep <= self.samples:
-            raise UserError(f"keep is {self.keep} of {self.samples} samples; expected 1 to {self.samples}.")
-        if self.samples > 1 and self.temperature == 0:
-            raise UserError(
-                f"temperature is 0, so all {self.samples} samples would be the same; raise it, or ask for one."
-            )
-
-
-class Opened(NamedTuple):
-    """A teacher that can be asked."""
-
+    settings: TeacherSettings
+    style: str
     prompt: Callable[[Example], tuple[Any, Any]]
-    """What the engine gets of a problem, and how that reads."""
+    """What the engine gets of a problem, and the same as text."""
     start: Callable[[Path], AbstractContextManager[Engine]]
     """Takes the file for a server's log."""
     sampling: Sampling
     facts: dict[str, Any]
-    """What decides its completions beside the problems."""
+    """What decides its completions besides the problems."""
 
 
-def open_teacher(teacher: Teacher, domain: str) -> Opened:
-    """Check that the teacher can be asked; its weights are loaded when the first question is."""
-    subject = teacher.subject
+def open_teacher(teacher: TeacherSettings, domain: str, style: str) -> OpenTeacher:
+    """Check that the teacher can generate; its weights are loaded when the first completion is needed."""
     sampling = Sampling(teacher.max_new_tokens, (), teacher.temperature, teacher.top_p)
-    facts = {name: getattr(teacher, name) for name in ("temperature", "top_p", "max_new_tokens")}
-    facts |= {"style": subject.style, "seed": subject.seed}
-    if subject.url is not None:
-        server = ServerEngine(subject.url, model=subject.model, api_key=os.environ.get(API_KEY), key_variable=API_KEY)
+    facts = teacher.model_dump(include={"temperature", "top_p", "max_new_tokens", "seed"}) | {"style": style}
+    if teacher.url is not None:
+        server = ServerEngine(teacher.url, model=teacher.model, api_key=os.environ.get(API_KEY), key_variable=API_KEY)
 
         def messages(example: Example) -> tuple[Any, Any]:
-            said = with_system_prompt(example.prompt, example.domain or domain, str(subject.style))
+            said = with_system_prompt(example.prompt, example.domain or domain, style)
             return said, said
 
-        return Opened(
-            messages, lambda log: nullcontext(server), sampling, facts | {"model": [subject.model, subject.url]}
-        )
-    branch = open_model(subject.model)
-    renderer = find_renderer(subject, branch)
-    check_engine(subject, teacher.engine, branch)
+        facts["model"] = [teacher.model, teacher.url]
+        return OpenTeacher(teacher, style, messages, lambda log: nullcontext(server), sampling, facts)
+    branch = open_model(teacher.model)
+    renderer = find_renderer(teacher, style, branch)
+    check_engine(teacher, branch)
     longest = teacher.max_prompt_tokens + teacher.max_new_tokens
-    room = positions(branch.model, trust_remote_code=subject.trust_remote_code)
+    room = positions(branch.model, trust_remote_code=teacher.trust_remote_code)
     if room is not None and longest > room:
         raise UserError(
             f"max_prompt_tokens={teacher.max_prompt_tokens} and max_new_tokens={teacher.max_new_tokens} are {longest} "
-            f"tokens together, and {subject.model} has {room} positions; lower one of them."
+            f"tokens together, and {teacher.model} has {room} positions; lower one of them."
         )
     shown = renderer.prompt([{"role": "user", "content": "?"}], domain)  # another template asks something else
     facts |= {"model": digest([fingerprint(branch.folder), fingerprint(branch.model)]), "prompt": shown}
-    facts |= {"precision": subject.precision, "attention": subject.attention, "engine": teacher.engine.engine}
-    return Opened(
+    facts |= teacher.model_dump(include={"precision", "attention", "engine"})
+    return OpenTeacher(
+        teacher,
+        style,
         partial(rendered, renderer, domain),
-        lambda log: open_engine(subject, teacher.engine, branch, renderer, longest=longest, log=log),
+        lambda log: open_engine(teacher, branch, renderer, longest=longest, log=log),
         replace(sampling, stop_ids=tuple(renderer.stop_ids)),
         facts,
     )
@@ -127,13 +97,13 @@ def rendered(renderer: Renderer, domain: str, example: Example) -> tuple[list[in
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides on completions."""
+    """Decides whether completions are right."""
 
     form: Callable[[Example], Example | Fault]
-    """A row as it is to be learned, or what is wrong with its form."""
+    """Gives a row as it is to be learned, or what is wrong with its form."""
     verify: Verify
     terms: Any = None
-    """What decides beside the problem; a completion that was judged on other terms is judged again."""
+    """What decides besides the problem; a completion that was judged on other terms is judged again."""
 
     def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
         """The fault of each completion: cut off, in a wrong form, or wrong."""
@@ -157,7 +127,7 @@ class Judge:
 
 @dataclass
 class Distilled:
-    """What came of the problems, and of the completions that were written for them."""
+    """What became of the problems, and of the completions that were written for them."""
 
     problems: Funnel = field(default_factory=Funnel)
     completions: Funnel = field(default_factory=Funnel)
@@ -165,8 +135,7 @@ class Distilled:
 
 def distil(
     examples: Iterable[Example],
-    teacher: Teacher,
-    opened: Opened,
+    teacher: OpenTeacher,
     judge: Judge,
     folder: Path,
     *,
@@ -174,73 +143,72 @@ def distil(
     counts: Distilled,
     progress: Progress,
 ) -> Iterator[Example]:
-    """The problems with completions that are right, in their order; `counts` is whole once this is exhausted.
+    """The problems with completions that are right, in their order; `counts` is complete once this is exhausted.
 
     Args:
-        folder: Keeps all that was written and how it was judged, a folder for each block of problems.
+        folder: Keeps all that was written and how it was judged, in a folder for each block of problems.
         total: Number of problems.
     """
     engines, examples, done = Engines(), iter(examples), 0
-    start = partial(engines.of, "teacher", lambda: opened.start(folder / "server.log"))
+    settings = teacher.settings
+    start = partial(engines.of, "teacher", lambda: teacher.start(folder / "server.log"))
 
     def note(before: int, new: int) -> None:
-        progress.update(before + new, total * teacher.samples)
+        progress.update(before + new, total * settings.samples)
 
     try:
         for number in range(-(-total // BLOCK)):
             problems = list(islice(examples, BLOCK))
             by_id = {problem.id: problem for problem in problems}
-            faults = partial(judge.faults, by_id, style=str(teacher.subject.style))
+            faults = partial(judge.faults, by_id, style=teacher.style)
             home = folder / f"{number:05d}"
             terms = {problem.id: digest([judge.terms, problem.gold, problem.meta]) for problem in problems}
-            rollouts = Rollouts(
-                home, start, opened.sampling, faults, terms=terms.__getitem__, seed=teacher.subject.seed
-            )
-            found = right_ones(problems, teacher, opened, rollouts, counts, partial(note, done))
-            done += len(problems) * teacher.samples
+            rollouts = Rollouts(home, start, teacher.sampling, faults, terms=terms.__getitem__, seed=settings.seed)
+            found = sample_until_kept(problems, teacher, rollouts, counts, partial(note, done))
+            done += len(problems) * settings.samples
             for problem in problems:
                 yield from completed(problem, found.get(problem.id, []), teacher, judge)
     finally:
         engines.close()
 
 
-def right_ones(
+def sample_until_kept(
     problems: list[Example],
-    teacher: Teacher,
-    opened: Opened,
+    teacher: OpenTeacher,
     rollouts: Rollouts,
     counts: Distilled,
     on_done: Callable[[int], None],
 ) -> dict[str, list[Rollout]]:
-    """Up to `keep` right and different rollouts of each problem; those that lack some are asked again.
+    """Up to `keep` right and different rollouts of each problem; problems that lack some are sampled again.
 
     Args:
         on_done: Given how many of all possible samples are written, or not needed any more.
     """
-    prompts = {problem.id: opened.prompt(problem) for problem in problems}
+    settings = teacher.settings
+    prompts = {problem.id: teacher.prompt(problem) for problem in problems}
     tries: dict[str, list[Rollout]] = {}
     for id, (prompt, _) in prompts.items():
-        if opened.sampling.stop_ids and len(prompt) > teacher.max_prompt_tokens:
+        if teacher.sampling.stop_ids and len(prompt) > settings.max_prompt_tokens:
             counts.problems.drop("prompt too long", id, f"{len(prompt)} tokens")
         else:
             tries[id] = []
     found: dict[str, list[Rollout]] = {id: [] for id in tries}
-    behind = (len(problems) - len(tries)) * teacher.samples
+    behind = (len(problems) - len(tries)) * settings.samples
     while True:
         asks = [
             Ask(id, len(tries[id]) + more, *prompts[id])
             for id in tries
-            for more in range(min(teacher.keep - len(found[id]), teacher.samples - len(tries[id])))
+            for more in range(min(settings.keep - len(found[id]), settings.samples - len(tries[id])))
         ]
         if not asks:
             break
         for rollout in rollouts.ask(asks, lambda new, behind=behind: on_done(behind + new)):
             id = rollout.row["id"]
             tries[id].append(rollout)
-            if count(rollout, found[id], counts.completions, str(teacher.subject.style)):
+            if is_right_and_new(rollout, found[id], counts.completions, teacher.style):
                 found[id].append(rollout)
-        enough = sum(teacher.samples - len(tries[id]) for id in tries if len(found[id]) == teacher.keep)
-        behind = (len(problems) - len(tries)) * teacher.samples + sum(map(len, tries.values())) + enough
+        enough = sum(settings.samples - len(tries[id]) for id in tries if len(found[id]) == settings.keep)
+        behind = (len(problems) - len(tries)) * settings.samples + sum(map(len, tries.values())) + enough
         on_done(behind)
     for id, rollouts_of in tries.items():
         if found[id]:
@@ -252,8 +220,8 @@ def right_ones(
     return found
 
 
-def count(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
-    """Whether a rollout is right and says something new."""
+def is_right_and_new(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
+    """Whether a rollout is right and differs from those found; the funnel counts it."""
     row, fault = rollout
     name = f"{row['id']}#s{row['sample']}"
     if fault is not None:
@@ -268,20 +236,20 @@ def count(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) ->
 
 
 def essence(row: Row, style: str) -> bytes:
-    """Letters and digits: two completions that differ in spaces or signs only are one."""
+    """Letters and digits: two completions that differ only in spaces or punctuation are one."""
     return text_fingerprint(written(row, style)).exact
 
 
 def written(row: Row, style: str) -> str:
-    """A completion as one text; servers that set the reasoning apart give it in a field of its own."""
+    """A completion as one text; some servers give the reasoning in a field of its own."""
     return with_reasoning(row.get("reasoning", ""), row["text"].strip(), style)
 
 
-def completed(problem: Example, found: list[Rollout], teacher: Teacher, judge: Judge) -> Iterator[Example]:
+def completed(problem: Example, found: list[Rollout], teacher: OpenTeacher, judge: Judge) -> Iterator[Example]:
     """The problem with each of its completions."""
     for row, _ in found:
-        learned = judge.form(replace(problem, completion=written(row, str(teacher.subject.style))))
+        learned = judge.form(replace(problem, completion=written(row, teacher.style)))
         assert isinstance(learned, Example)  # it has been judged
-        id = problem.id if teacher.keep == 1 else f"{problem.id}#s{row['sample']}"
+        id = problem.id if teacher.settings.keep == 1 else f"{problem.id}#s{row['sample']}"
         meta = {name: value for name, value in problem.meta.items() if name != UNIT_TESTS}
-        yield replace(learned, id=id, meta=meta | {"teacher": teacher.subject.model, "sample": row["sample"]})
+        yield replace(learned, id=id, meta=meta | {"teacher": teacher.settings.model, "sample": row["sample"]})

@@ -3,20 +3,22 @@
 import logging
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.table import Table
 from typer.core import TyperGroup
 
+from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.runs.processes import launched
+from weakdriven.runs.processes import rank
 from weakdriven.runs.redact import without_login
 
 Given = TypeVar("Given", Path, list[Path], None)
-
-Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
-Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 
 
 def default_command(name: str) -> type[TyperGroup]:
@@ -31,7 +33,7 @@ def default_command(name: str) -> type[TyperGroup]:
 
 
 def here(given: Given) -> Given:
-    """Of directories on the command line: themselves, and no address, in which pathlib has made one slash of two."""
+    """Reject addresses where a local directory is expected; pathlib has made one slash of their two."""
     for path in given if isinstance(given, list) else [given] if given else []:
         if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
             address = without_login(f"{scheme[0]}/{str(path)[scheme.end() :]}")
@@ -49,43 +51,51 @@ def runs_given(given: list[Path] | None) -> list[Path]:
     return runs_in(here(given)) if given else []
 
 
-Force = Annotated[
-    bool, typer.Option("--force", help="Go on where it is predicted not to fit in memory or on the disk.")
-]
+RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run directory.", callback=here)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
+Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.", callback=here)]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds, counting up from the recipe's seed.")]
+Force = Annotated[bool, typer.Option("--force", help="Train even if memory or disk are predicted to be too small.")]
 Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
 TakeFrom = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="A run or a folder of runs: what it has finished and is the same is not computed again.",
-        callback=runs_given,
-    ),
+    typer.Option(help="Reuse identical finished stages from this run, or from a folder of runs.", callback=runs_given),
 ]
+Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
+Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 
 
-def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
-    """The run directory that was asked for, if any, and the address that its stages are copied to.
+def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
+    """Settings, run directory and progress for a command that computes a run."""
+    settings = load_recipe(recipe, overrides)
+    return settings, output or Path("runs") / settings.name, progress_of(quiet or rank() > 0)
 
-    >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
-    ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
-    """
-    from weakdriven.data.rows.remote import is_remote
-    from weakdriven.stages.remote_copy import default_folder
 
-    if output is None or not is_remote(output):
-        if work is not None:
-            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
-        return None if output is None else Path(output), None
-    if output.lower().startswith(("http://", "https://")):
-        raise UserError(
-            f"{without_login(output)} is read only; give a directory as --output, or an s3:// or gs:// address."
-        )
-    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
-        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
-    return work or default_folder(output), output
+def progress_of(quiet: bool) -> Any:
+    """Prints the progress, unless it is to be quiet; sets up the libraries for it."""
+    quieten_libraries()
+    from weakdriven.runs.progress import choose_progress
+
+    return choose_progress(Console(), quiet=quiet)
+
+
+def print_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None, **options: Any
+) -> None:
+    table = Table(*titles, **options)
+    for cells in rows:
+        table.add_row(*cells)
+    (console or Console()).print(table)
+
+
+def refuse_failures(failed: list[str]) -> None:
+    if failed:
+        raise UserError("Without a result: " + "; ".join(failed))
 
 
 def quieten_libraries() -> None:
-    """Our own progress replaces theirs; set before they are imported."""
+    """Turn off progress and warnings of the libraries, in favour of our own; called before they are imported."""
     for name, value in {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from weakdriven.commands.common import Debug, here, quieten_libraries
+from weakdriven.commands.common import Debug, Overrides, RecipeArgument, here, quieten_libraries
 from weakdriven.config.file import load_recipe
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ WIDTH = 140
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")] = None,
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
     gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
     sharding: Annotated[
         str | None, typer.Option(help="Over several devices: fsdp (the default), or ddp (with lora).")
@@ -34,7 +34,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a recipe takes before it runs: memory, hours and disk of each stage, from config.json alone."""
+    """Predict what a recipe costs before it runs: memory, hours and disk of each stage, from config.json alone."""
     settings = load_recipe(recipe, overrides)
     quieten_libraries()
     from weakdriven.pipeline.run import all_stages
@@ -51,33 +51,25 @@ def plan(
 
 def print_plan(plan: "Plan", console: Console) -> None:
     """Two tables, what does not fit, the sum, and what was assumed."""
-    device = plan.machine.device
+    device, costs = plan.machine.device, grouped(plan.costs)
     print(f"{plan.recipe.name} on {plan.machine}, {device.memory_gib:.1f} GiB each\n")
-    memory = Table(
-        Column("stage", no_wrap=True),
-        "parameters",
-        "trained",
-        "micro",
-        *("weights", "grads", "optim.", "activ.", "loss"),
-    )
-    for name in ("reserve", "GiB"):
-        memory.add_column(name)
-    memory.add_column("largest micro")
-    for cost in grouped(plan.costs):
+    parts = ("weights", "grads", "optim.", "activ.", "loss", "reserve")
+    memory = Table(Column("stage", no_wrap=True), "parameters", "trained", "micro", *parts, "GiB", "largest micro")
+    for name, cost in costs.items():
         if cost.memory:
             sizes = [f"{size / GIB:.1f}" for size in cost.memory.parts().values()]
             total = f"{cost.memory.total / GIB:.1f}" + ("" if cost.memory.total <= device.memory else " !")
             largest = plan.micro.get(cost.workload.name)
             most = "" if largest is None else str(largest or "none")
             counts = (count(cost.parameters), count(cost.trained), str(cost.micro_batch or ""))
-            memory.add_row(named(cost, plan), *counts, *sizes, total, most)
+            memory.add_row(name, *counts, *sizes, total, most)
     console.print(memory)
     time = Table(
         Column("stage", no_wrap=True), "steps", "tokens", "FLOPs", "hours", "range", "disk GB", "while it runs"
     )
-    for cost in grouped(plan.costs):
+    for name, cost in costs.items():
         time.add_row(
-            named(cost, plan),
+            name,
             str(cost.steps or ""),
             count(cost.tokens),
             f"{cost.flops:.1e}" if cost.flops else "",
@@ -99,33 +91,17 @@ def print_plan(plan: "Plan", console: Console) -> None:
             print(f"{title}:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def grouped(costs: "list[Cost]") -> "list[Cost]":
-    """One of those stages that differ by the model alone: evaluations and scans cost the same for each."""
-    seen, kept = set[tuple[str, ...]](), []
+def grouped(costs: "list[Cost]") -> "dict[str, Cost]":
+    """One cost for stages that differ by the model alone, by name: evaluations and scans cost the same for each."""
+    groups: dict[tuple[str, ...], list[Cost]] = {}
     for cost in costs:
-        key = group(cost)
-        if key not in seen:
-            kept.append(cost)
-        seen.add(key)
-    return kept
-
-
-def group(cost: "Cost") -> tuple[str, ...]:
-    name = cost.workload.name.split("/")
-    if name[0] == "eval":
-        return ("eval", name[-1])
-    return ("entropy",) if name[0] == "entropy" else tuple(name)
-
-
-def same(cost: "Cost", costs: "list[Cost]") -> "list[Cost]":
-    return [other for other in costs if group(other) == group(cost)]
-
-
-def named(cost: "Cost", plan: "Plan") -> str:
-    many = len(same(cost, plan.costs))
-    if many == 1:
-        return cost.workload.name
-    return f"{'/'.join((*group(cost)[:1], '*', *group(cost)[1:]))}, each of {many}"
+        parts = cost.workload.name.split("/")
+        key = {"eval": ("eval", "*", parts[-1]), "entropy": ("entropy", "*")}.get(parts[0], tuple(parts))
+        groups.setdefault(key, []).append(cost)
+    return {
+        same[0].workload.name if len(same) == 1 else f"{'/'.join(key)}, each of {len(same)}": same[0]
+        for key, same in groups.items()
+    }
 
 
 def print_advice(advice: "Advice") -> None:

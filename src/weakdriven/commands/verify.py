@@ -1,13 +1,11 @@
-"""`weakdriven verify`: every file of a run read back and compared with what was written down when it was finished."""
+"""`weakdriven verify`: read every file of a run back and compare it with the size and hash in its manifest."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from weakdriven.commands.common import Debug, here
+from weakdriven.commands.common import Debug, here, print_table
 from weakdriven.errors import UserError
 from weakdriven.runs.files import read_json
 from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
@@ -17,28 +15,28 @@ def verify(
     run: Annotated[Path, typer.Argument(help="A run directory, or one stage of it.", callback=here)],
     debug: Debug = False,
 ) -> None:
-    """Check every file of a run's finished stages against its size and hash; says which stage is damaged."""
+    """Check every file of a run's finished stages against its size and hash, and name damaged stages."""
     found = check_stages(run)
-    table = Table("stage", "files", "MiB", "")
-    for stage, files, size, wrong in found:
-        state = "damaged" if wrong else "whole" if files else OLD
-        table.add_row(stage, str(files), f"{size / (1 << 20):.1f}", state)
-    Console().print(table)
+    rows = [
+        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else OLD)
+        for stage, files, size, wrong in found
+    ]
+    print_table(("stage", "files", "MiB", ""), rows)
     if damaged := [(stage, wrong) for stage, _, _, wrong in found if wrong]:
         raise UserError(
             f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0][1]}. {remedy(run / damaged[0][0])}"
         )
     listed = [files for _, files, _, _ in found if files]
-    unlisted = f" Not checked, for want of a list of files: {len(found) - len(listed)}." * (len(listed) < len(found))
+    unlisted = f" Not checked, because they list no files: {len(found) - len(listed)}." * (len(listed) < len(found))
     print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
 
 
 OLD = "no list of files"
-"""Of a stage from before there were any, and of diagnostics, which are made anew where they are not whole."""
+"""For stages of versions that had none, and for diagnostics, which are computed again if they are incomplete."""
 
 
 def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
-    """Of each finished stage: its name, files and bytes that were listed, and what is wrong with it, if anything."""
+    """For each finished stage: its name, the number and bytes of its listed files, and what is wrong, if anything."""
     if not run.is_dir():
         raise UserError(f"There is no folder {run}; give a run directory.")
     manifests = sorted(path for path in run.glob(f"**/{MANIFEST}") if ".work" not in path.parts)

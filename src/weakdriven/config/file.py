@@ -4,16 +4,18 @@ import difflib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 from weakdriven.runs.redact import holds_secret, redact
 from weakdriven.runs.yaml import load_yaml, read_yaml
 
+SettingsT = TypeVar("SettingsT", bound=Settings)
 EXTENDS = "extends"
 """Key of a recipe file that names the recipe whose settings it starts from."""
 
@@ -152,11 +154,15 @@ def refuse_secrets(value: Any, source: str, place: str = "") -> None:
 
 
 def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
+    return parse_settings(Recipe, tree, source)
+
+
+def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) -> SettingsT:
     """Check a settings tree; every problem is named with its key and what is allowed there."""
     try:
-        return Recipe.model_validate(_number_like(tree))
+        return model.model_validate(_number_like(tree))
     except ValidationError as error:
-        raise UserError("\n".join(_explain(source, problem) for problem in error.errors())) from None
+        raise UserError("\n".join(_explain(model, source, problem) for problem in error.errors())) from None
 
 
 def _number_like(value: Any) -> Any:
@@ -173,13 +179,14 @@ def _number_like(value: Any) -> Any:
     return value
 
 
-def _explain(source: str, problem: Any) -> str:
+def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
     location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
     key = ".".join(location)
     if location == [EXTENDS]:
         return f"{source}: {EXTENDS} is a key of recipe files; write it into one, or name that recipe in place of this."
     if problem["type"] == "extra_forbidden":
-        allowed = [*_settings_at(location[:-1]).model_fields, *([EXTENDS] if len(location) == 1 else [])]
+        in_a_recipe = model is Recipe and len(location) == 1
+        allowed = [*_settings_at(model, location[:-1]).model_fields, *([EXTENDS] if in_a_recipe else [])]
         near = difflib.get_close_matches(location[-1], allowed, 1)
         prefix = "".join(part + "." for part in location[:-1])
         hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
@@ -195,8 +202,7 @@ def _explain(source: str, problem: Any) -> str:
     return f"{source}: {key}: {problem['msg']}, found {found}."
 
 
-def _settings_at(location: list[str]) -> type[BaseModel]:
-    model: type[BaseModel] = Recipe
+def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
         annotation = model.model_fields[part].annotation
         choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two

@@ -1,6 +1,13 @@
-"""Benchmarks, their graders, and the statistics of graded samples."""
+"""Evaluation: benchmarks, what generates the answers, what grades them, and the statistics of the graded samples.
+
+Start with `benchmarks.py` (the table of benchmarks) and `run.py` (one benchmark on one model: generate, grade, score).
+`standalone.py` evaluates a model outside a recipe, `rollouts.py` samples and verifies completions of training prompts.
+`generate/` holds the engines, `graders/` the verdicts and `sandbox/` the isolation of generated programs. When a recipe
+evaluates which model is decided in `stages` and `pipeline`, tables and pages are in `report`.
+"""
 
 from weakdriven.eval.graders.answers import Graded
 from weakdriven.eval.graders.grading import check_golds, grade, grade_many
+from weakdriven.eval.statistics import pass_at_k
 
-__all__ = ["Graded", "check_golds", "grade", "grade_many"]
+__all__ = ["Graded", "check_golds", "grade", "grade_many", "pass_at_k"]

@@ -7,8 +7,8 @@ import ast
 import difflib
 import json
 import subprocess
+import sys
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class Item:
-    """One problem, as it is asked and as it is graded."""
+    """One problem: what the model reads, and what the grader takes."""
 
     id: str
     question: str
@@ -98,6 +98,17 @@ def unknown_benchmark(name: str) -> UserError:
     near = difflib.get_close_matches(name, BENCHMARKS, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
+
+
+def benchmarks_named(names: str) -> list[str]:
+    """Benchmarks from a command line, separated by commas."""
+    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in found:
+        if name not in BENCHMARKS:
+            raise unknown_benchmark(name)
+    if not found:
+        raise UserError(f"--benchmarks is empty; give names separated by commas, out of {', '.join(BENCHMARKS)}.")
+    return found
 
 
 def benchmark_source(name: str, data_dir: str | None) -> str:
@@ -223,7 +234,7 @@ def text_of(row: Row, key: str, where: str) -> str:
 
 
 def check_items(name: str, items: list[Item], *, python: str | None = None) -> None:
-    """What would make answers wrong that are right: a gold answer that cannot be read, a library that is not there.
+    """Refuse what would make right answers count as wrong: unreadable gold answers and missing libraries.
 
     Args:
         python: Interpreter whose packages generated code imports; this one unless given.
@@ -267,9 +278,9 @@ print(json.dumps([name for name in json.load(sys.stdin) if find_spec(name)]))
 
 def installed(modules: list[str], python: str | None) -> set[str]:
     """Those of the modules that an interpreter finds; none of them is imported."""
-    if python is None or not modules:
-        return {name for name in modules if find_spec(name) is not None}
-    command = [python, "-c", LOOK]
+    if not modules:
+        return set()
+    command = [python or sys.executable, "-c", LOOK]
     try:
         said = subprocess.run(command, input=json.dumps(modules), capture_output=True, text=True, check=True).stdout
         return set(json.loads(said))

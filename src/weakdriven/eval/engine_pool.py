@@ -1,4 +1,4 @@
-"""The engine that answers for a model: loaded or started when first asked, kept until another model is asked for."""
+"""The engine of a model: loaded or started when first needed, kept until another model is needed."""
 
 import gc
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
 """Rollouts: several completions of each training prompt, verified while others are still being written.
 
-`rollouts.jsonl` holds what was written, `labels.jsonl` what it was found to be. Both only grow, so whatever is killed
-goes on where it was, and asking for more samples later keeps those that are there. A completion counts for the prompt
-it was written for, a label for the terms it was given under.
+`rollouts.jsonl` holds the completions, `labels.jsonl` the verdict on each. Both only grow, so a killed run resumes
+where it was, and more samples later keep those that are there. A completion counts for the prompt it was generated from, a
+label for the terms it was given under.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,7 @@ from weakdriven.runs.processes import agree, index, is_main
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
 UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED)
-"""Faults of the verifier, the row, the token budget or a server, not of the model, or nobody asked: neither right nor
-wrong."""
+"""Neither right nor wrong: faults of the verifier, the row, the token budget or a server, or not verified at all."""
 Judged = Callable[[list[Row]], list[Fault | None]]
 """The fault of each completion, None for those that are right."""
 
@@ -38,10 +37,10 @@ class Rollout(NamedTuple):
 
 
 class Rollouts:
-    """The rollouts in one folder; `ask` adds those that are missing. All processes of a run make it together.
+    """The rollouts in one folder; `ask` adds those that are missing. Created by all processes of a run together.
 
     Args:
-        engine: Called only if there is something to ask, because it may load a model or start a server.
+        engine: Called only if a completion is missing, because it may load a model or start a server.
         terms: What decides the label of an item's completions: its gold answer, and how that is compared.
     """
 
@@ -64,7 +63,7 @@ class Rollouts:
         self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if is_main() else ({}, {}))
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
-        """The rollout of every ask, in order; what is written is judged by another thread while more is written.
+        """The rollout of every ask, in order; another thread judges completions while more are generated.
 
         Args:
             on_done: Given the number of completions that are written so far.

@@ -1,11 +1,11 @@
-"""Evaluate one model on one benchmark: generate -> samples.jsonl -> grade -> scores.json.
+"""One model on one benchmark: generate -> samples.jsonl -> grade -> scores.json.
 
-A folder of results stands on its own: `items.jsonl` holds what the grader needs, `samples.jsonl` what the model wrote
-and how it was graded, `scores.json` the numbers; `regrade` makes the last two again from the first two.
+A folder of results is complete: `items.jsonl` holds what the grader needs, `samples.jsonl` what the model wrote and how
+it was graded, `scores.json` the numbers. `regrade` makes the last two again from the first two.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,44 @@ from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Row, by_key, collect
 from weakdriven.eval.graders.grading import grade_many
 from weakdriven.eval.sandbox.run import interpreter, isolation, no_isolation
-from weakdriven.eval.scoring import read_folder, score
+from weakdriven.eval.scoring import score
 from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Progress
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
 from weakdriven.runs.machine import cores
 from weakdriven.runs.manifest import refuse_damage, rewriting
 from weakdriven.runs.processes import agree, gathered, index, is_main, share
-from weakdriven.runs.stage import Planned
 
 BLOCK = 256
-"""Samples graded between two notes of how far it has come."""
+"""Samples that are graded between two updates of the progress."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A benchmark as one tokenizer puts it, and how its answers are drawn and graded."""
+class Questions:
+    """Items of a benchmark, and how answers to them are graded."""
 
     benchmark: str
     items: list[Item]
+    k: list[int]
+    """pass@k to report."""
+    grading: dict[str, Any]
+    """Options of the grader in addition to the benchmark's own: `unsafe` and `python` for code."""
+
+    def golds_key(self) -> str:
+        return digest([asdict(item) for item in self.items])
+
+
+@dataclass(frozen=True)
+class Task(Questions):
+    """A benchmark rendered for one tokenizer, and how its answers are sampled."""
+
     prompts: list[str]
     prompt_ids: list[list[int]]
     sampling: Sampling
     samples: int
-    k: list[int]
     seed: int
-    grading: dict[str, Any]
-    """Options of the grader beside the benchmark's own: `unsafe` and `python` for code."""
 
     def protocol(self) -> dict[str, Any]:
-        """What decides the answers beside the model and the prompts; two models are compared under the same only."""
+        """What decides the answers besides model and prompts; models are compared under equal protocols only."""
         sampling = {name: getattr(self.sampling, name) for name in ("max_new_tokens", "temperature", "top_p")}
         return {"samples": self.samples, **sampling, "seed": self.seed if self.sampling.temperature > 0 else None}
 
@@ -58,11 +67,8 @@ class Task:
         return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
 
     def prompts_key(self) -> str:
-        """A changed template, system prompt or question has to be asked anew; a changed gold answer has not."""
+        """Key of what the model reads: a changed template or question needs new answers, a changed gold answer none."""
         return digest([self.prompts, [item.id for item in self.items]])
-
-    def golds_key(self) -> str:
-        return digest([asdict(item) for item in self.items])
 
 
 def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, seed: int) -> Task:
@@ -74,21 +80,17 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
     prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     refuse_long_prompts(benchmark, items, prompt_ids, settings.max_prompt_tokens)
     asked = settings.asking()
-    sampling = Sampling(
-        max_new_tokens=settings.max_new_tokens or entry.max_new_tokens,
-        stop_ids=tuple(renderer.stop_ids),
-        temperature=asked["temperature"],
-        top_p=asked["top_p"],
-    )
+    budget = settings.max_new_tokens or entry.max_new_tokens
+    sampling = Sampling(budget, tuple(renderer.stop_ids), asked["temperature"], asked["top_p"])
     grading = {"unsafe": settings.unsafe, "python": settings.code_python} if entry.kind == "code" else {}
-    return Task(benchmark, items, prompts, prompt_ids, sampling, asked["samples"], asked["k"], seed, grading)
+    return Task(benchmark, items, asked["k"], grading, prompts, prompt_ids, sampling, asked["samples"], seed)
 
 
 def check_task(task: Task, positions: int | None = None) -> None:
     """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run.
 
     Args:
-        positions: Most tokens that the model takes, where that is known.
+        positions: The model's maximum sequence length, if known.
     """
     if positions is not None and task.longest() > positions:
         raise UserError(
@@ -127,38 +129,29 @@ def evaluate(
     progress: Progress,
     spread: bool = True,
 ) -> dict[str, Any]:
-    """Answer, grade and score all items; what a killed try left in `work` is kept.
+    """Generate, grade and score; what a killed try left in `work` is kept. Returns counters for a manifest.
 
-    Of several processes each answers its share, and the first one grades.
+    Of several processes each generates its share, and the main one grades.
 
     Args:
         engine: Called only if an answer is missing, because it may load a model or start a server.
-        model: Key of what answers, so that no average is taken over two.
-        spread: False where the first process is to ask alone, as of a server that serves all of them.
+        model: Key of the model, so that no average is taken over two models.
+        spread: False if the main process generates alone, as with one server for all processes.
     """
-    rows = answer(task, engine, work, progress, spread=spread)
+    rows = generate_samples(task, engine, work, progress, spread=spread)
     if not is_main():
         return {}
-    write_jsonl(out / ITEMS, (asdict(item) for item in task.items))
-    scores = grade_samples(
-        task.benchmark, rows, task.items, task.k, task.grading, out=out, work=work, progress=progress
-    )
-    terms = {"protocol": task.protocol(), "golds": task.golds_key(), "grading": task.grading, "model": model}
-    write_json(out / BENCHMARK_SCORES, scores | terms)
-    return counters(scores)
+    terms = {"protocol": task.protocol(), "model": model}
+    return write_results(task, rows, terms, out=out, work=work, progress=progress)
 
 
-def counters(scores: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest repeats of the scores."""
-    return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
-
-
-def answer(
+def generate_samples(
     task: Task, engine: Callable[[], Engine], work: Path, progress: Progress, *, spread: bool = True
 ) -> list[Row]:
-    """Every sample of every item, in order; those that any process has written into `work` are not asked for again."""
+    """Every sample of every item, in order; only those that no process has written into `work` yet are generated."""
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
-    done = agree(by_key(salvaged(work.glob("completions*.jsonl"))) if is_main() else {})
+    earlier = sorted(work.glob("completions*.jsonl"))
+    done = agree(by_key([row for path in earlier for row in salvage_jsonl(path)]) if is_main() else {})
     asks = [
         Ask(item.id, number, ids, prompt)
         for item, ids, prompt in zip(task.items, task.prompt_ids, task.prompts, strict=True)
@@ -178,39 +171,48 @@ def answer(
     return [done[ask.id, ask.sample] for ask in asks]
 
 
-def salvaged(files: Iterable[Path]) -> list[Row]:
-    """Whole rows of several files; of what two of them hold, that of the last."""
-    return [row for file in sorted(files) for row in salvage_jsonl(file)]
-
-
-def grade_samples(
-    benchmark: str,
-    rows: list[dict[str, Any]],
-    items: list[Item],
-    k: list[int],
-    grading: dict[str, Any],
+def write_results(
+    questions: Questions,
+    rows: list[Row],
+    terms: dict[str, Any],
     *,
     out: Path,
     work: Path | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write samples.jsonl with a verdict on each; returns the scores. Verdicts in `work` are kept if it is killed."""
-    entry, by_id = BENCHMARKS[benchmark], {item.id: item for item in items}
-    # verdicts of an earlier try count only if they fell on the same golds by the same means
-    terms = digest([entry.version, grading, [asdict(item) for item in items]])
+    """Grade samples and write items, samples and scores; returns counters for a manifest.
+
+    Args:
+        terms: What scores.json says besides the numbers.
+        work: Folder in which verdicts survive a kill.
+    """
+    samples = grade_samples(questions, rows, work, progress)
+    scores = score(questions.benchmark, samples, questions.k)
+    write_jsonl(out / ITEMS, (asdict(item) for item in questions.items))
+    write_jsonl(out / SAMPLES, samples)
+    terms = terms | {"golds": questions.golds_key(), "grading": questions.grading}
+    write_json(out / BENCHMARK_SCORES, scores | terms)
+    return {key: scores[key] for key in ("items", "samples", "correct", "accuracy", "unanswered", "cut")}
+
+
+def grade_samples(questions: Questions, rows: list[Row], work: Path | None, progress: Progress) -> list[Row]:
+    """The samples, each with its verdict."""
+    entry, by_id = BENCHMARKS[questions.benchmark], {item.id: item for item in questions.items}
+    # verdicts of an earlier try count only for the same golds and options of the grader
+    terms = digest([entry.version, questions.grading, [asdict(item) for item in questions.items]])
     file = work / f"verdicts-{terms}.jsonl" if work else None
     verdicts = salvage_jsonl(file) if file else []
     code = entry.kind == "code"
     while len(verdicts) < len(rows):
         block = rows[len(verdicts) : len(verdicts) + BLOCK]
-        asked = [by_id[row["id"]] for row in block]
+        items = [by_id[row["id"]] for row in block]
         graded = grade_many(
             entry.kind,
             [row["text"] for row in block],
-            [item.gold for item in asked],
-            options=[item.options for item in asked] if entry.kind == "choice" else None,
+            [item.gold for item in items],
+            options=[item.options for item in items] if entry.kind == "choice" else None,
             workers=cores() if code else None,
-            **{**entry.grading, **(grading if code else {})},
+            **{**entry.grading, **(questions.grading if code else {})},
         )
         new = [{**asdict(one), "undecided": one.undecided} for one in graded]
         if file:
@@ -220,67 +222,39 @@ def grade_samples(
     samples = []
     for row, verdict in zip(rows, verdicts, strict=True):
         item = by_id[row["id"]]
-        gold = None if code else item.gold
-        samples.append({**row, **verdict, "gold": gold, "level": item.level})
-    write_jsonl(out / SAMPLES, samples)
-    return score(benchmark, samples, k)
+        samples.append({**row, **verdict, "gold": None if code else item.gold, "level": item.level})
+    return samples
 
 
-def regrade(
-    folder: Path,
-    *,
-    grading: dict[str, Any],
-    progress: Progress,
-    items: list[Item] | None = None,
-    k: list[int] | None = None,
-) -> None:
-    """Grade the saved samples of one benchmark again, with today's grader; nothing is generated.
+def saved_questions(folder: Path, grading: dict[str, Any]) -> Questions:
+    """The questions of a finished benchmark, to be graded with these options."""
+    scores = read_json(folder / BENCHMARK_SCORES)
+    items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
+    return Questions(scores["benchmark"], items, [int(k) for k in scores["pass_at_k"]], grading)
 
-    Args:
-        items: Items whose gold answers have changed; unset, those that were saved.
-        k: pass@k to report; unset, as before.
-    """
-    old = read_json(folder / BENCHMARK_SCORES)
-    benchmark = old["benchmark"]
-    if items is None:
-        items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
-    rows = list(read_jsonl(folder / SAMPLES))
-    asked = {item.id for item in items}
-    if unknown := [row["id"] for row in rows if row["id"] not in asked]:
+
+def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
+    """Grade the saved samples of one benchmark again, with today's grader; nothing is generated."""
+    old, rows = read_json(folder / BENCHMARK_SCORES), list(read_jsonl(folder / SAMPLES))
+    known = {item.id for item in questions.items}
+    if unknown := [row["id"] for row in rows if row["id"] not in known]:
         raise UserError(f"{folder}: {SAMPLES} holds answers to {unknown[0]}, which is not in {ITEMS}.")
-    begin = time.monotonic()
-    progress.begin(benchmark, f"graded as version {BENCHMARKS[benchmark].version}")
-    k = k or [int(key) for key in old["pass_at_k"]]
+    begin, name = time.monotonic(), questions.benchmark
+    progress.begin(name, f"graded as version {BENCHMARKS[name].version}")
     with rewriting(folder, ITEMS, SAMPLES, BENCHMARK_SCORES) as manifest:
-        scores = grade_samples(benchmark, rows, items, k, grading, out=folder, progress=progress)
-        write_jsonl(folder / ITEMS, (asdict(item) for item in items))
-        golds = digest([asdict(item) for item in items])
-        terms = {"protocol": old["protocol"], "golds": golds, "grading": grading, "model": old.get("model", "")}
-        write_json(folder / BENCHMARK_SCORES, scores | terms)
-        manifest["counters"] = counters(scores)
-    progress.end(benchmark, time.monotonic() - begin)
+        terms = {"protocol": old["protocol"], "model": old.get("model", "")}
+        manifest["counters"] = write_results(questions, rows, terms, out=folder, progress=progress)
+    progress.end(name, time.monotonic() - begin)
 
 
 def refresh(folder: Path, task: Task, progress: Progress) -> None:
-    """Regrade a finished benchmark if its grader, its gold answers or the k asked for have changed since."""
+    """Grade a finished benchmark again if its grader, its gold answers or the k asked for have changed since."""
     refuse_damage(folder)
     old = read_json(folder / BENCHMARK_SCORES)
     now = {"version": BENCHMARKS[task.benchmark].version, "golds": task.golds_key(), "grading": task.grading}
-    if all(old.get(key) == value for key, value in now.items()):
-        if [int(key) for key in old["pass_at_k"]] != task.k:
-            scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
-            with rewriting(folder, BENCHMARK_SCORES):
-                write_json(folder / BENCHMARK_SCORES, {**old, **scores})
-        return
-    regrade(folder, grading=task.grading, progress=progress, items=task.items, k=task.k)
-
-
-def regrade_folder(root: Path, *, unsafe: bool, code_python: str | None, progress: Progress) -> dict[str, Any]:
-    """Grade all saved samples of a folder again, without a model."""
-    scores = read_folder(root)
-    progress.plan([Planned(name, "", "regrade") for name in scores])
-    for name in scores:
-        code = BENCHMARKS[name].kind == "code"
-        regrade(root / name, grading={"unsafe": unsafe, "python": code_python} if code else {}, progress=progress)
-    progress.close()
-    return read_folder(root)
+    if any(old.get(key) != value for key, value in now.items()):
+        regrade(folder, task, progress)
+    elif [int(key) for key in old["pass_at_k"]] != task.k:
+        scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
+        with rewriting(folder, BENCHMARK_SCORES):
+            write_json(folder / BENCHMARK_SCORES, {**old, **scores})

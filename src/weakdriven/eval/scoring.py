@@ -1,7 +1,7 @@
 """Graded samples -> the numbers of a benchmark, and two models on the same items."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from weakdriven.eval.statistics import (
     Comparison,
     bootstrap_interval,
     mcnemar,
-    mean_at_n,
     paired_bootstrap,
     pass_at_k,
     wilson_interval,
@@ -29,25 +28,25 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
     correct_P, n = correct_counts(samples)
     items, correct = len(correct_P), sum(correct_P)
     by_k = {each: [pass_at_k([count], n, each) for count in correct_P] for each in k}
-    lengths = [sample["tokens"] for sample in samples]
+    accuracy = pass_at_k(correct_P, n, 1)
     return {
         "benchmark": benchmark,
         "version": BENCHMARKS[benchmark].version,
         "items": items,
         "samples": n,
         "correct": correct,
-        "accuracy": mean_at_n(correct_P, n),
+        "accuracy": accuracy,
         "interval": list(interval(correct_P, n)),
         "interval_method": "Wilson" if n == 1 else "bootstrap over items",
         "first_sample": sum(sample["correct"] for sample in samples if sample["sample"] == 0) / items,
-        "mean_at_n": mean_at_n(correct_P, n),
+        "mean_at_n": accuracy,
         "observed_pass_at_n": sum(count > 0 for count in correct_P) / items,
         "pass_at_k": {str(each): pass_at_k(correct_P, n, each) for each in k},
         "pass_at_k_intervals": {str(each): list(bootstrap_interval(values)) for each, values in by_k.items()},
         "unanswered": sum(sample["answer"] is None for sample in samples),
         "cut": sum(sample["finish"] == "length" for sample in samples),
         "undecided": sum(sample["undecided"] for sample in samples),
-        "tokens": sum(lengths),
+        "tokens": sum(sample["tokens"] for sample in samples),
         "levels": by_level(samples),
         "whole": items == BENCHMARKS[benchmark].rows,
     }
@@ -115,9 +114,6 @@ class Compared:
     accuracy_b: float
     test: str
     result: Comparison
-
-    def as_row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:

@@ -1,17 +1,21 @@
-"""Statistics of graded samples: pass@k, means, intervals, and two models on the same items.
+"""Statistics of graded samples: pass@k, intervals, two models on the same items, two methods under the same seeds.
 
-P = problems, B = bootstrap draws. Numbers in, numbers out; no files, no models.
+P = problems of a benchmark, B = bootstrap draws, S = seeds. Numbers in, numbers out; no files, no models.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | NDArray[np.generic]
+Scores: TypeAlias = Mapping[str, Floats]
+"""Benchmark -> share of right samples, (S, P); the same seeds in each."""
 CONFIDENCE = 0.95
 DRAWS = 10_000
 CELLS = 2**22  # of the matrix of drawn rows that is in memory at once
@@ -36,15 +40,6 @@ def pass_at_k(correct_P: Numbers, n: int, k: int) -> float:
     return float(np.mean([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts.astype(np.int64).tolist()]))
 
 
-def mean_at_n(correct_P: Numbers, n: int) -> float:
-    """Mean accuracy over all n samples of every problem, which is pass@1.
-
-    >>> mean_at_n([0, 1, 2], n=2)
-    0.5
-    """
-    return pass_at_k(correct_P, n, 1)
-
-
 def wilson_interval(correct: int, items: int, z: float = 1.959964) -> tuple[float, float]:
     """95% confidence interval of a proportion (Wilson score), which behaves at 0 and 1 too.
 
@@ -60,17 +55,21 @@ def wilson_interval(correct: int, items: int, z: float = 1.959964) -> tuple[floa
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def bootstrap_interval(
-    values_P: Numbers, *, confidence: float = CONFIDENCE, draws: int = DRAWS, seed: int = 42
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean over problems, for values that are not just right or wrong.
+def bootstrap_interval(values_P: Numbers, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
+    """95% percentile bootstrap interval of a mean over problems, for values that are not just right or wrong.
 
     >>> low, high = bootstrap_interval([0.0, 0.5, 1.0] * 20)
     >>> 0.38 < low < 0.42 and 0.58 < high < 0.62
     True
     """
-    means_B = bootstrap_means(as_floats(values_P), draws, seed)
-    low, high = np.quantile(means_B, [(1 - confidence) / 2, (1 + confidence) / 2])
+    values, rng = as_floats(values_P), np.random.default_rng(seed)
+    drawn = (rng.integers(0, len(values), size=(rows, len(values))) for rows in batches(draws, len(values)))
+    return percentiles(np.concatenate([values[places_BP].mean(axis=1) for places_BP in drawn]))
+
+
+def percentiles(drawn_B: Floats) -> tuple[float, float]:
+    """Ends of the interval that holds 95% of the draws."""
+    low, high = np.quantile(drawn_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
@@ -114,7 +113,7 @@ def paired_bootstrap(a_P: Numbers, b_P: Numbers, *, draws: int = DRAWS, seed: in
 
 
 def binomial_p_value(losses: int, wins: int) -> float:
-    """Two-sided exact p-value of as uneven a split of fair coin throws.
+    """Two-sided exact p-value of a split of fair coin throws at least as uneven as this one.
 
     >>> binomial_p_value(0, 5)
     0.0625
@@ -123,8 +122,8 @@ def binomial_p_value(losses: int, wins: int) -> float:
     return min(1.0, 2 * sum(math.comb(throws, heads) for heads in range(fewer + 1)) / 2**throws)
 
 
-def swap_p_value(differences_P: NDArray[np.float64], draws: int, seed: int) -> float:
-    """Share of random signs that give a mean difference at least as large, with the observed one counted in."""
+def swap_p_value(differences_P: Floats, draws: int, seed: int) -> float:
+    """Share of random signs that give a mean difference at least as large; the observed signs count as one draw."""
     observed = abs(differences_P.sum()) - 1e-12 * (1 + np.abs(differences_P).sum())
     rng, extreme = np.random.default_rng(seed), 0
     for rows in batches(draws, len(differences_P)):
@@ -133,29 +132,124 @@ def swap_p_value(differences_P: NDArray[np.float64], draws: int, seed: int) -> f
     return (extreme + 1) / (draws + 1)
 
 
-def bootstrap_means(values_P: NDArray[np.float64], draws: int, seed: int) -> NDArray[np.float64]:
-    rng, problems = np.random.default_rng(seed), len(values_P)
-    means = [
-        values_P[rng.integers(0, problems, size=(rows, problems))].mean(axis=1) for rows in batches(draws, problems)
-    ]
-    return np.concatenate(means)
-
-
 def batches(draws: int, problems: int) -> list[int]:
-    """Draws in pieces whose matrices stay small however many problems there are."""
+    """Numbers of draws whose matrices stay small however many problems there are."""
     rows = max(1, CELLS // problems)
     return [min(rows, draws - start) for start in range(0, draws, rows)]
 
 
-def pair(a_P: Numbers, b_P: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pair(a_P: Numbers, b_P: Numbers) -> tuple[Floats, Floats]:
     a, b = as_floats(a_P), as_floats(b_P)
     if len(a) != len(b):
         raise ValueError(f"A paired comparison needs the same items: {len(a)} and {len(b)} were given.")
     return a, b
 
 
-def as_floats(values_P: Numbers) -> NDArray[np.float64]:
+def as_floats(values_P: Numbers) -> Floats:
     values = np.asarray(values_P, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
         raise ValueError("Give one finite number per problem, and at least one problem.")
     return values
+
+
+@dataclass(frozen=True)
+class SeedComparison:
+    """Method b against method a, trained under the same seeds and evaluated on the same problems."""
+
+    difference: float
+    interval: tuple[float, float]
+    by_seed: tuple[float, ...]
+    p_items: float
+    """For these trained models on other problems: the signs of the problems' differences are drawn at random."""
+    p_seeds: float | None
+    """For other trainings on these problems: t-test over seeds. None for one seed, or if all differences are equal."""
+
+
+def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -> SeedComparison:
+    """Two methods, seed by seed and problem by problem."""
+    shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"A paired comparison needs the same seeds and problems, found {shapes[0]} and {shapes[1]}.")
+    differences = {name: b[name] - a[name] for name in a}
+    seeds = by_seed(differences)
+    return SeedComparison(
+        difference=score_of(differences),
+        interval=interval_of(differences, draws=draws, seed=seed),
+        by_seed=tuple(seeds.tolist()),
+        p_items=item_p_value(differences, draws, seed),
+        p_seeds=t_test(seeds),
+    )
+
+
+def score_of(scores: Scores) -> float:
+    """A method's score: its accuracy, averaged over benchmarks and seeds."""
+    return float(np.mean(by_seed(scores)))
+
+
+def by_seed(scores: Scores) -> Floats:
+    """Mean over benchmarks for each seed.
+
+    >>> by_seed({"gsm8k": np.array([[1.0, 0.0], [1.0, 1.0]]), "svamp": np.array([[0.0], [1.0]])}).tolist()
+    [0.25, 1.0]
+    """
+    return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
+
+
+def interval_of(scores: Scores, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
+    """95% percentile bootstrap interval over seeds and problems.
+
+    With three seeds the part of the seeds is rough; with one seed only problems are drawn.
+    """
+    return percentiles(drawn_scores(scores, draws=draws, seed=seed))
+
+
+def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42, group: int = 0) -> Floats:
+    """Scores with seeds and problems drawn with replacement, (B,).
+
+    Args:
+        group: Other groups get other seeds and the same problems: for other models on these problems.
+    """
+    seeds, *_ = (len(values_SP) for values_SP in scores.values())
+    counts_BS = drawn_counts(seeds, draws, (seed, 0, group))
+    total_B = np.zeros(draws)
+    for place, values_SP in enumerate(scores.values(), start=1):
+        problems = values_SP.shape[1]
+        parts = np.array_split(drawn_counts(problems, draws, (seed, place)), len(batches(draws, problems)))
+        means_BS = np.concatenate([counts_BP.astype(float) @ values_SP.T for counts_BP in parts]) / problems
+        total_B += (means_BS * counts_BS).sum(axis=1) / seeds
+    return total_B / len(scores)
+
+
+@lru_cache(maxsize=8)
+def drawn_counts(size: int, draws: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
+    """How often each of `size` things is drawn, (B, size); cached for methods on the same problems."""
+    rng, parts = np.random.default_rng(seed), []
+    for rows in batches(draws, size):
+        places = rng.integers(0, size, size=(rows, size)) + size * np.arange(rows)[:, None]
+        parts.append(np.bincount(places.ravel(), minlength=rows * size).astype(np.uint8).reshape(rows, size))
+    return np.concatenate(parts)
+
+
+def item_p_value(differences: Scores, draws: int, seed: int) -> float:
+    """Share of random signs of the problems that move the score at least as far."""
+    moved = [values_SP.mean(axis=0) / (values_SP.shape[1] * len(differences)) for values_SP in differences.values()]
+    return swap_p_value(np.concatenate(moved), draws, seed)
+
+
+def t_test(values_S: Floats) -> float | None:
+    """Two-sided p-value that the mean is 0 (Student, one sample).
+
+    >>> round(t_test(np.array([1.0, 2.0, 3.0])), 4)
+    0.0742
+    """
+    if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # equal but for rounding
+        return None
+    return t_chance(values_S.mean() / (values_S.std(ddof=1) / math.sqrt(len(values_S))), len(values_S) - 1)
+
+
+def t_chance(t: float, freedom: int) -> float:
+    """Two-sided p-value of Student's t."""
+    # with t = sqrt(freedom) * tan(angle) Student's density becomes a power of the cosine
+    angle = np.linspace(0, math.pi / 2, 100_001)
+    density = np.cos(angle) ** (freedom - 1)
+    return float(density[angle > math.atan(abs(t) / math.sqrt(freedom))].sum() / density.sum())

@@ -135,9 +135,9 @@ def test_chat_messages_give_the_text_that_their_rendered_ids_give(tmp_path, monk
 def test_an_evaluation_goes_through_a_server_that_it_starts_and_stops(tmp_path, monkeypatch):
     """The whole command; greedy texts are those of the engine in this process."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    words = ["eval", "--model", EMBEDDED, "--benchmarks", "arithmetic", "--limit", "24", "--style", "plain"]
-    words += ["--precision", "fp32", "--quiet"]
-    for name, engine in {"local": [], "served": ["--serve", os.environ["WEAKDRIVEN_VLLM_PYTHON"]]}.items():
+    words = ["eval", "--model", EMBEDDED, "--benchmarks", "arithmetic", "--limit", "24", "style=plain"]
+    words += ["precision=fp32", "--quiet"]
+    for name, engine in {"local": [], "served": [f"vllm_python={os.environ['WEAKDRIVEN_VLLM_PYTHON']}"]}.items():
         monkeypatch.setattr(sys, "argv", ["weakdriven", *words, *engine, "--output", str(tmp_path / name)])
         with suppress(SystemExit):
             main()

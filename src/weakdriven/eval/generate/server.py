@@ -112,7 +112,7 @@ class ServerEngine:
             raise UserError(f"The server at {self.url} serves no model; start it with one.")
         if self.model is None and len(cards) > 1:
             raise UserError(
-                f"The server at {self.url} serves several models ({_some(cards)}); name one with --served-name."
+                f"The server at {self.url} serves several models ({_some(cards)}); name one with served_name."
             )
         if self.model is not None and self.model not in cards:
             raise UserError(f"The server at {self.url} has no model {self.model}; it serves {_some(cards)}.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.seeds import Scores, compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import Scores, compare_seeds, interval_of, score_of
 from weakdriven.report.compare.table import scores_of
 from weakdriven.report.format import CONTROLS, in_prose
 from weakdriven.report.read import current_stages

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weakdriven.eval.scoring import correct_counts
-from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import Scores, by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.format import MISSING, duration, model_name
 from weakdriven.report.read import current_stages
 from weakdriven.runs.directory import PLAN_FILE, SAMPLES

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from weakdriven.eval.seeds import SeedComparison, compare_seeds
+from weakdriven.eval.statistics import SeedComparison, compare_seeds
 from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
 
 SURE = 0.05

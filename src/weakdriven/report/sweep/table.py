@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weakdriven.eval.scoring import correct_counts
-from weakdriven.eval.seeds import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import Scores, by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.format import CONTROLS, model_name, split_snapshot, stage_of
 from weakdriven.report.read import accuracy_rows
 from weakdriven.runs.directory import PLAN_FILE, SAMPLES

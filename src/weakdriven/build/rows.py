@@ -1,0 +1,180 @@
+"""Read the rows of the sources and keep those that are verified, block by block.
+
+A block's verdicts are on disk before the next block is read, so a killed build continues where it was, and memory holds
+one block.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from weakdriven.build.distil import UNIT_TESTS
+from weakdriven.build.overlaps import blocks
+from weakdriven.build.settings import BuildSettings
+from weakdriven.data.example import Example
+from weakdriven.data.funnel import Funnel
+from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, find_file, read_each
+from weakdriven.data.rows.layouts import layout_name
+from weakdriven.data.rows.source_key import data_key
+from weakdriven.data.structure import in_style
+from weakdriven.data.tokenize import tokenize
+from weakdriven.errors import UserError
+from weakdriven.eval.graders.candidates import (
+    Candidate,
+    Fault,
+    Verify,
+    form_fault,
+    problem_checker,
+    read_candidate,
+    verifier,
+)
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.files import append_jsonl, digest, read_json, sync, write_json
+
+VERSION = 1
+"""Raised when the same rows give another set, so that finished builds know."""
+KEPT, STATE = "kept.jsonl", "verify.json"
+CHEAP = 256 << 20
+"""Largest file, in bytes, whose rows are counted to estimate the time left."""
+
+
+def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progress) -> Funnel:
+    """Append the rows that pass to `kept.jsonl`; `verify.json` says how far the sources and that file are done."""
+    state = read_json(work / STATE) if (work / STATE).exists() else {}
+    kept = work / KEPT
+    if not kept.exists():
+        kept.touch()
+    if state.get("key") != key or kept.stat().st_size < state["bytes"]:
+        state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
+        write_json(work / STATE, state)  # before the rows of other settings go
+    funnel = Funnel.from_json(state)
+    if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last save
+        os.truncate(kept, state["bytes"])
+    if state["whole"]:
+        progress.skip("verify")
+        return funnel
+    begin = time.monotonic()
+    progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
+    verify = verifier(settings.checks) if settings.uses_completions else problem_checker(settings.checks)
+    total = sum(map(cheap_count, settings.sources))
+    for place, path in enumerate(settings.sources):
+        progress.note(f"{path}: {describe_layout(settings, path)}")
+        for rows in blocks(read_rows(settings, path, state["rows"][place]), settings.block):
+            first = state["rows"][place] + 1
+            passed, counts = verify_block(settings, path, first, rows, verify)
+            append_jsonl(kept, (example.as_row() for example in passed))
+            sync(kept)
+            funnel.merge(counts)
+            state["rows"][place] += len(rows)
+            state |= {"bytes": kept.stat().st_size, **funnel.to_json()}
+            write_json(work / STATE, state)
+            progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
+    if digest(verify_facts(settings)) != key:
+        (work / STATE).unlink()
+        raise UserError("A source has changed while it was read; run the same command again.")
+    write_json(work / STATE, state | {"whole": True})
+    progress.end("verify", time.monotonic() - begin)
+    return funnel
+
+
+def verify_facts(settings: BuildSettings, *, sources: bool = True) -> dict[str, Any]:
+    """What decides which rows pass; its digest is the key of the work that survives a kill."""
+    facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
+    facts["given"] = settings.uses_completions
+    if settings.renderer:
+        from weakdriven.models.load import tokenizer_fingerprint
+
+        facts |= {"max_tokens": settings.max_tokens, "tokenizer": tokenizer_fingerprint(settings.renderer.tokenizer)}
+    if sources:
+        facts["sources"] = [[Path(path).name, data_key(path, settings.split)] for path in settings.sources]
+    return {"version": VERSION, **facts, "timeout": settings.timeout, "python": settings.code_python}
+
+
+def read_rows(settings: BuildSettings, path: str, start: int) -> Iterator[Row | UserError]:
+    left = None if settings.limit is None else max(settings.limit - start, 0)
+    return islice(read_each(path, settings.split, start=start), left)
+
+
+def describe_layout(settings: BuildSettings, path: str) -> str:
+    """The layout of the first readable row; each row is read by its own layout."""
+    row = next((row for row in read_rows(settings, path, 0) if isinstance(row, dict)), {})
+    name = "LogiQA 2.0" if "text" in row else "ReClor" if "answers" in row else None
+    name = (name if settings.domain == "logic" else None) or layout_name(row)
+    return f"layout {name}" if name else f"no known layout (fields {', '.join(row) or 'none'})"
+
+
+def cheap_count(path: str) -> int:
+    """Number of rows if counting them takes a moment; else 0."""
+    file = None if path == EMBEDDED else find_file(path)
+    return count_rows(path) if file is not None and file.stat().st_size <= CHEAP else 0
+
+
+def verify_block(
+    settings: BuildSettings, path: str, first: int, rows: list[Row | UserError], verify: Verify
+) -> tuple[list[Example], Funnel]:
+    """The rows of a block that pass, and the counts of all.
+
+    Args:
+        first: Number of the first row in its source, from 1.
+    """
+    funnel, candidates = Funnel(), list[Candidate]()
+    for number, row in enumerate(rows, start=first):
+        found = candidate_or_fault(settings, row, number, path)
+        if isinstance(found, Fault):
+            given = None if isinstance(row, UserError) else row.get("id")
+            funnel.drop(found.reason, str(number if given is None else given), found.detail)
+        else:
+            candidates.append(found)
+    passed: list[Example] = []
+    for candidate, fault in zip(candidates, verify(candidates), strict=True):
+        if fault is None:
+            funnel.keep()
+            passed.append(candidate.example)
+        else:
+            funnel.drop(fault.reason, candidate.example.id, fault.detail)
+    return passed, funnel
+
+
+def candidate_or_fault(settings: BuildSettings, row: Row | UserError, number: int, path: str) -> Candidate | Fault:
+    """All that can be said of a row without a verifier."""
+    if isinstance(row, UserError):
+        return Fault("malformed row", str(row))
+    candidate = read_candidate(settings.domain, row, number, path)
+    if isinstance(candidate, Fault):
+        return candidate
+    example = candidate.example
+    if not settings.uses_completions:
+        meta = example.meta | ({UNIT_TESTS: candidate.tests} if candidate.tests else {})
+        return replace(candidate, example=replace(example, completion="", meta=meta, all_turns=False))
+    learned = as_learned(settings, example)
+    return learned if isinstance(learned, Fault) else replace(candidate, example=learned)
+
+
+def as_learned(settings: BuildSettings, example: Example) -> Example | Fault:
+    """A row in the style of the set, or what is wrong with its form or its length."""
+    if fault := form_fault(example, settings.style):
+        return fault
+    prompt = [
+        {**turn, "content": in_style(turn["content"], settings.style)} if turn["role"] == "assistant" else turn
+        for turn in example.prompt
+    ]
+    completion = in_style(example.completion, settings.style)
+    example = replace(example, prompt=prompt, completion=completion, all_turns=False)  # only the last reply is verified
+    length = sum(len(turn["content"]) for turn in prompt) + len(completion)
+    if settings.max_characters is not None and length > settings.max_characters:
+        return Fault("too long", f"{length} characters")
+    return token_fault(settings, example) or example
+
+
+def token_fault(settings: BuildSettings, example: Example) -> Fault | None:
+    if settings.renderer is None or settings.max_tokens is None:
+        return None
+    try:
+        length = len(tokenize(example, settings.renderer)["input_ids"])
+    except UserError as error:  # the chat template refuses such a conversation
+        return Fault("malformed row", str(error))
+    return Fault("too long", f"{length} tokens") if length > settings.max_tokens else None

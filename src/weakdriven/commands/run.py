@@ -1,0 +1,118 @@
+"""`weakdriven run`: a whole recipe."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weakdriven.commands.common import (
+    Debug,
+    Force,
+    Overrides,
+    Quiet,
+    RecipeArgument,
+    Rehearse,
+    TakeFrom,
+    here,
+    prepare,
+    print_table,
+)
+from weakdriven.commands.hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.config.file import load_recipe
+from weakdriven.errors import UserError
+from weakdriven.runs.processes import launched, rank
+from weakdriven.runs.redact import without_login
+
+
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Run directory, or an address that finished stages are copied to; unset: runs/NAME."),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="With an address as --output: directory to work in; unset: in the cache.", callback=here),
+    ] = None,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    take_from: TakeFrom = None,
+    launch: Annotated[
+        str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
+    ] = None,
+    force: Force = False,
+    rehearsal: Rehearse = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
+    if launch:
+        start_processes(launch, recipe, overrides)
+    folder, address = places(output, work)
+    settings, root, progress = prepare(recipe, overrides, folder, quiet)
+    refuse_push(push_to_hub, private=private)
+    from weakdriven.pipeline.run import RunOptions, run_recipe
+    from weakdriven.runs.take_over import Siblings
+    from weakdriven.stages.remote_copy import Mirror
+
+    mirror = Mirror(address, root, progress.note) if address else None
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, mirror)
+    report = run_recipe(settings, root, progress, options)
+    if rank() > 0:
+        return
+    print_scores(root)
+    print(f"\nReport: {report}")
+    if mirror:
+        print(f"Copied: {mirror.shown}")
+    if push_to_hub:
+        export_hub(root, push_to_hub, private)
+
+
+def start_processes(config: str, recipe: str, overrides: list[str] | None) -> None:
+    """Run this command in several processes, once its recipe has been read; ends with their exit code."""
+    from weakdriven.runs.launcher import launch, without_launch
+
+    load_recipe(recipe, overrides)
+    raise typer.Exit(launch(config, without_launch(sys.argv[1:])))
+
+
+def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
+    """The run directory, if given, and the address that its stages are copied to.
+
+    >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
+    ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
+    """
+    from weakdriven.data.rows.remote import is_remote
+    from weakdriven.stages.remote_copy import default_folder
+
+    if output is None or not is_remote(output):
+        if work is not None:
+            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
+        return None if output is None else Path(output), None
+    if output.lower().startswith(("http://", "https://")):
+        raise UserError(
+            f"{without_login(output)} is read only; give a directory as --output, or an s3:// or gs:// address."
+        )
+    if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
+        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
+    return work or default_folder(output), output
+
+
+def print_scores(root: Path) -> None:
+    from weakdriven.report import accuracy_rows
+
+    rows = [
+        (
+            row["name"],
+            row["benchmark"],
+            f"{row['correct']}/{row['answers']}",
+            f"{100 * row['accuracy']:.1f}%",
+            f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+        )
+        for row in accuracy_rows(root)
+    ]
+    if rows:
+        print_table(("model", "benchmark", "correct", "accuracy", "95% interval"), rows)

@@ -1,0 +1,110 @@
+"""Settings of a command, given as `key=value` like the overrides of a recipe, and listed by its --help."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from typer.core import TyperCommand
+
+from weakdriven.config.file import SettingsT, apply_override, parse_settings
+from weakdriven.config.settings import Settings
+from weakdriven.errors import UserError
+
+UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
+"""Context settings of a command: unknown options come with the settings, where `read_settings` answers them."""
+SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+
+
+def read_settings(
+    model: type[SettingsT], words: list[str] | None, options: dict[str, Any], renamed: dict[str, str] | None = None
+) -> SettingsT:
+    """The settings of a command out of its `key=value` words and its options.
+
+    Args:
+        options: Values of settings that are options; None where an option was not given.
+        renamed: Former options by the settings that took their place, if these have other names.
+    """
+    refuse_former_options(model, words or [], renamed or {})
+    tree: dict[str, Any] = {}
+    for word in words or []:
+        apply_override(tree, word)
+    for key, value in options.items():
+        if value is not None:
+            if key in tree:
+                raise UserError(f"{key} is given as an option and as {key}=...; remove one of them.")
+            tree[key] = value
+    return parse_settings(model, tree, "settings")
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Paths and settings; options, and what follows them, are for `read_settings` to answer.
+
+    >>> split_words(["train.txt", "s3://bucket/day=1/rows.jsonl", "teacher.keep=4"])
+    (['train.txt', 's3://bucket/day=1/rows.jsonl'], ['teacher.keep=4'])
+    """
+    if any(word.startswith("--") for word in words):
+        return [], words
+    settings = [word for word in words if SETTING.match(word) and not Path(word).exists()]
+    return [word for word in words if word not in settings], settings
+
+
+def refuse_former_options(model: type[Settings], words: list[str], renamed: dict[str, str]) -> None:
+    """Answer options that are settings, or nothing at all, with what to write instead."""
+    known = dict(fields_of(model))
+    given, instead = list[str](), list[str]()
+    for place, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        option, equals, value = word[2:].partition("=")
+        name = option.removeprefix("no-")
+        wanted = renamed.get(name, name.replace("-", "_"))
+        key = next((key for key in known if key == wanted or key.endswith(f".{wanted}")), None)
+        if key is None:
+            raise UserError(f"There is no option --{option}; --help lists the options and the settings.")
+        annotation = str(known[key].annotation)
+        if annotation == "<class 'bool'>":
+            value = str(name == option).lower()
+        elif not equals:
+            value = words[place + 1] if place + 1 < len(words) else "VALUE"
+        given.append(f"--{option}")
+        instead.append(shlex.quote(f"{key}=[{value}]" if annotation.startswith("list[") else f"{key}={value}"))
+    if given:
+        one = f"{given[0]} is a setting" if len(given) == 1 else f"{', '.join(given)} are settings"
+        raise UserError(f"{one}, written as key=value; use {' '.join(instead)}")
+
+
+def fields_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Key and field of every setting, also of nested ones, the outer ones first."""
+    inner: list[tuple[str, type[Settings]]] = []
+    for name, field in model.model_fields.items():
+        choices = get_args(field.annotation) or (field.annotation,)
+        groups = [one for one in choices if isinstance(one, type) and issubclass(one, Settings)]
+        if groups:
+            inner.append((f"{prefix}{name}.", groups[0]))
+        else:
+            yield prefix + name, field
+    for below, group in inner:
+        yield from fields_of(group, below)
+
+
+def settings_command(model: type[Settings]) -> type[TyperCommand]:
+    """A command whose --help lists the settings that are not options of it."""
+
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            options = {parameter.name for parameter in self.params}
+            table = Table(box=None, show_header=False)
+            for key, field in fields_of(model):
+                if key not in options:
+                    default = "" if field.is_required() or field.default is None else str(field.default)
+                    table.add_row(f"[bold cyan]{key}[/]", default.lower(), " ".join((field.description or "").split()))
+            Console().print(Panel(table, title="Settings, as key=value", title_align="left", border_style="dim"))
+
+    return Command

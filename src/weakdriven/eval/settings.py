@@ -1,0 +1,60 @@
+"""Settings of a model that generates outside a recipe, and of `weakdriven eval`."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from weakdriven.config.recipe import EngineSettings, EvalSettings
+from weakdriven.config.settings import Settings
+
+
+class TargetSettings(EngineSettings):
+    """A model and what generates its completions."""
+
+    model: str
+    """Model or adapter folder, or a Hub id."""
+    chat_template: str | None = None
+    """Chat template for a tokenizer that has none: a file, or `gemma`."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Precision of the weights and the arithmetic."""
+    attention: str | None = None
+    """Attention implementation of transformers."""
+    trust_remote_code: bool = False
+    """Run code that comes with the checkpoint."""
+    url: str | None = None
+    """A running vLLM server of this model, whose tokenizer still comes from `model`. Implies `engine=vllm`."""
+    seed: int = Field(default=42, ge=0)
+    """Seed of all samples."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_server_is_vllm(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not (values.get("url") or values.get("vllm_python")):
+            return values
+        if values.get("url") and values.get("vllm_python"):
+            raise ValueError("url names a running server and vllm_python starts one; give one of them")
+        return values | {"engine": "vllm"}
+
+
+class EvaluationSettings(TargetSettings, EvalSettings):
+    """What `weakdriven eval` computes: one model on some benchmarks."""
+
+    style: Literal["tagged", "tag-free", "plain"] | None = None
+    """System prompt: `tagged`, `tag-free` or `plain`; unset: the style that the model's run trained, else `tagged`."""
+    served_name: str | None = None
+    """Name of the model on the server at `url`, if it is not the name of its folder."""
+    snapshots: Literal[False] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Only the models of a recipe's run have snapshots; to evaluate one, give its folder as the model."""
+
+
+class RegradeSettings(Settings):
+    """How `weakdriven eval regrade` runs generated programs."""
+
+    code_python: str | None = None
+    """Python whose packages generated code may import; unset, this one."""
+    unsafe: bool = False
+    """Run generated code without isolation where none is available: it may then do all that you may do."""
+
+    def grading(self) -> dict[str, Any]:
+        """Options of the grader of programs."""
+        return {"unsafe": self.unsafe, "python": self.code_python}

@@ -1,0 +1,78 @@
+"""Evaluate a model outside a recipe: each benchmark is a stage whose results are in ROOT/<benchmark>."""
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from weakdriven.eval.benchmarks import BENCHMARKS
+from weakdriven.eval.engine_pool import Engines
+from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh, regrade, saved_questions
+from weakdriven.eval.scoring import read_folder
+from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
+from weakdriven.eval.target import check_engine, find_renderer, open_engine, running_server
+from weakdriven.models.folder import open_model
+from weakdriven.models.load import fingerprint, positions
+from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
+from weakdriven.runs.executor import DryRun, Listing, Run
+from weakdriven.runs.files import digest, read_json
+from weakdriven.runs.redact import without_login
+from weakdriven.runs.stage import Planned, Stage
+
+OWNER = "eval"
+"""What run.json has in place of a recipe's name."""
+
+
+def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress) -> dict[str, Any]:
+    """Generate, grade and score what is not done yet; returns the scores by benchmark."""
+    transformers_logging.disable_progress_bar()
+    branch = open_model(settings.model)
+    renderer = find_renderer(settings, settings.style, branch)
+    check_engine(settings, branch)
+    server, served = running_server(settings, branch) if settings.url is not None else (None, {})
+    room = None if server else positions(branch.model, trust_remote_code=settings.trust_remote_code)
+    tasks = [prepare_task(name, renderer, settings, seed=settings.seed) for name in settings.benchmarks]
+    for task in tasks:
+        check_task(task, room)
+    key = digest([fingerprint(branch.folder), fingerprint(branch.model)])
+    longest, log = max(task.longest() for task in tasks), root / WORK / "vllm.log"
+    opened = partial(open_engine, settings, branch, renderer, longest=longest, log=log)
+    engines = Engines()
+    decides = settings.model_dump(include={"engine", "precision", "attention"})
+    execution = settings.model_dump(include={"model", "url", "data_dir", "batch_size", "batching"})
+    execution |= {"url": settings.url and without_login(settings.url), "style": renderer.style, **served}
+
+    def benchmark_stage(run: Listing, task: Task) -> Stage:
+        def compute(work: Path, out: Path) -> dict[str, Any]:
+            engine = partial(engines.of, key, partial(nullcontext, server) if server else opened)
+            return evaluate(task, engine, model=key, work=work, out=out, progress=progress)
+
+        inputs = {"model": key, "prompts": task.prompts_key()}
+        return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
+
+    with claimed(root, OWNER):
+        plan = DryRun(root)
+        for task in tasks:
+            benchmark_stage(plan, task)
+        progress.plan(plan.planned)
+        run = Run(root, seed=settings.seed, progress=progress)
+        try:
+            for task in tasks:
+                refresh(benchmark_stage(run, task).path, task, progress)
+        finally:
+            engines.close()
+            progress.close()
+    return {task.benchmark: read_json(root / task.benchmark / BENCHMARK_SCORES) for task in tasks}
+
+
+def regrade_folder(root: Path, settings: RegradeSettings, progress: Progress) -> dict[str, Any]:
+    """Grade all saved samples of a folder again, without a model; returns the scores by benchmark."""
+    names = list(read_folder(root))
+    progress.plan([Planned(name, "", "regrade") for name in names])
+    for name in names:
+        grading = settings.grading() if BENCHMARKS[name].kind == "code" else {}
+        regrade(root / name, saved_questions(root / name, grading), progress)
+    progress.close()
+    return read_folder(root)
