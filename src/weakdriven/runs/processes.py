@@ -42,6 +42,11 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """Which of the launched processes this one is, known before any of them has met another."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def size() -> int:
     """Number of processes that have joined (`all_processes`); before that, and without a launcher, 1."""
     import torch.distributed as dist
