@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from recipe_cases import MINIMAL, parse
 
+from recipe_cases import MINIMAL, parse
 from weakdriven.config.file import dump_recipe, load_recipe, shipped_recipes
 from weakdriven.errors import UserError
 

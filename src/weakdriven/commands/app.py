@@ -29,7 +29,7 @@ from weakdriven.commands.report import report_app
 from weakdriven.commands.sweep import sweep
 from weakdriven.commands.verify import verify
 from weakdriven.commands.watch import watch
-from weakdriven.config.file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.config.file import describe, dump_recipe, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError, explain
 from weakdriven.runs.processes import first_to_say, leave
@@ -216,15 +216,11 @@ def select_pairing(
 
 @recipes_app.callback()
 def recipes(context: typer.Context) -> None:
-    """List the shipped recipes; those that extend another stand below it."""
+    """List the shipped recipes."""
     if context.invoked_subcommand is None:
         shipped = shipped_recipes()
-        width = max(map(len, shipped)) + 3
-        for place, (name, path) in enumerate(shipped.items()):
-            below = extended(path) is not None
-            if place and not below:
-                print()
-            print(f"{'  ' * below + name:{width}} {describe(path)}")
+        for name, path in shipped.items():
+            print(f"{name:{max(map(len, shipped))}}  {describe(path)}")
 
 
 @recipes_app.command("show")

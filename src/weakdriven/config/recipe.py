@@ -1,6 +1,6 @@
 """A recipe: strict settings for a whole run."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,8 +19,8 @@ Baseline = Literal[
     "neftune", "undial", "spin", "dpo", "ssb",
     "wdjt_only", "wdds_only", "wmss_frozen",
 ]
-"""What WMSS is compared with: pipeline/baselines.py."""
 # fmt: on
+METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
     "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
