@@ -17,8 +17,7 @@ from itertools import chain, islice
 from typing import Literal, NamedTuple, TypeVar
 
 from weakdriven.data.overlap.fingerprint import Fingerprint, fingerprint, grams
-from weakdriven.data.overlap.near_duplicates import NearRuns, NearSets
-from weakdriven.errors import UserError
+from weakdriven.data.overlap.near_duplicates import NearTexts
 
 Kind = Literal["exact", "near", "ngram", "template"]
 KINDS: tuple[Kind, ...] = ("exact", "near", "ngram", "template")
@@ -49,18 +48,6 @@ class Rules:
     repeats in a set of puzzles, where many have the same few words."""
     short_items: bool = False
     """A text overlaps with an item that is shorter than `ngram` words if it holds all of it."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.near <= 1:
-            raise UserError(f"near is {self.near}; expected a similarity above 0 and at most 1, such as 0.7.")
-        if self.ngram < 1:
-            raise UserError(f"ngram is {self.ngram}; expected a number of words from 1 on, such as 13.")
-        if not 0 <= self.ordered <= 1:
-            raise UserError(f"ordered is {self.ordered}; expected a share from 0 to 1, such as 0.8.")
-        if self.signs and not self.same_numbers:
-            raise UserError(
-                "signs is true and same_numbers is false; signs are compared with the numbers, so set both."
-            )
 
     def fingerprint(self, text: str) -> Fingerprint:
         return fingerprint(text, signs=self.signs)
@@ -130,12 +117,9 @@ class Held:
             if print_.words:
                 self._names.append((benchmark, id))
                 prints.append(print_)
-        self.near_sets = NearSets(self.rules.near, (print_.words for print_ in prints))
+        self.near_texts = NearTexts(self.rules.near, seen=(print_.words for print_ in prints))
         for print_ in prints:
             self._add(print_)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def find(self, text: str) -> list[Overlap]:
         """Everything that a text shares with the items, strongest kind first, one entry for each kind and item."""
@@ -143,7 +127,7 @@ class Held:
         if not print_.words:
             return []
         exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
-        near = dict(self.near_sets.find(self.rules.key(print_), print_.words))
+        near = dict(self.near_texts.find(self.rules.key(print_), print_.words))
         template = dict.fromkeys(self._same.get(("template", print_.template), ()), 1.0)
         found: dict[tuple[Kind, str, str], float] = {}
         exact_names = {self._names[item] for item in exact}
@@ -168,7 +152,7 @@ class Held:
         return None
 
     def _add(self, print_: Fingerprint) -> None:
-        item = self.near_sets.add(self.rules.key(print_), print_.words)
+        item = self.near_texts.add(self.rules.key(print_), print_.words)
         self._same.setdefault(("exact", print_.exact), []).append(item)
         self._same.setdefault(("template", print_.template), []).append(item)
         runs = grams(print_.words, self.rules.ngram)
@@ -219,7 +203,7 @@ def deduplicate(
     rows = iter(rows)
     first = list(islice(rows, LEARN_FROM))
     seen = (rules.fingerprint(text(row)).words for row in first)
-    near_sets = NearRuns(rules.near, rules.ordered, seen) if rules.ordered else NearSets(rules.near, seen)
+    near_texts = NearTexts(rules.near, rules.ordered, seen)
     kept_exact: dict[bytes, int] = {}
     kept: list[int] = []
     for number, row in enumerate(chain(first, rows)):
@@ -230,10 +214,10 @@ def deduplicate(
         repeat = None
         if same in kept_exact:
             repeat = Repeat("exact", kept_exact[same], 1.0)
-        elif near := near_sets.find(near_key, print_.words):
+        elif near := near_texts.find(near_key, print_.words):
             repeat = Repeat("near", kept[near[0][0]], near[0][1])
         elif print_.words:
             kept_exact[same] = number
-            near_sets.add(near_key, print_.words)
+            near_texts.add(near_key, print_.words)
             kept.append(number)
         yield row, repeat
