@@ -173,7 +173,7 @@ def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def _number_like(value: Any) -> Any:
-    """YAML 1.1 reads 1e-5 (no dot) as text; people mean the number."""
+    """Text that is a number as that number; YAML 1.1 reads 1e-5 (no dot) as text."""
     if isinstance(value, dict):
         return {key: _number_like(item) for key, item in value.items()}
     if isinstance(value, list):
