@@ -15,11 +15,6 @@ BACKBONES = {
     "gemma-3-4b": "google/gemma-3-4b-pt",
 }
 PAPER = [f"{backbone}-{domain}" for backbone in BACKBONES for domain in ("math", "code", "logic")]
-METHODS = ("sft", "neftune", "undial", "spin", "ssb")
-GREEDY = [f"{parent}-{method}" for parent in PAPER for method in METHODS]
-DPO = "qwen3-4b-math-dpo"
-ALONE = [*GREEDY, DPO]
-"""One method of the paper each, as an extension of the recipe that holds its backbone and domain."""
 
 
 def parse(*overrides: str) -> Recipe:

@@ -91,7 +91,7 @@ def test_a_missing_data_file(refused):
 
 
 def test_duplicate_ids(refused, tmp_path):
-    assert "id 'a' stands in rows 1 and 2" in refused(write_rows(tmp_path / "rows.jsonl", ROW, ROW))
+    assert "id 'a' is in rows 1 and 2" in refused(write_rows(tmp_path / "rows.jsonl", ROW, ROW))
 
 
 def test_a_data_file_that_is_a_folder(refused, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weakdriven.data.overlap import near_duplicates as near
-from weakdriven.data.overlap.near_duplicates import NearRuns, NearSets, runs_of
+from weakdriven.data.overlap.near_duplicates import NearTexts, runs_of
 
 THRESHOLDS = (0.07, 0.29, 0.5, 0.55, 0.7, 0.8, 0.9, 1.0)
 word_sets = st.lists(st.tuples(st.sampled_from(["", "3 4"]), st.sets(st.sampled_from("abcdefghijkl"))), max_size=30)
@@ -31,7 +31,7 @@ def test_the_join_finds_what_comparing_all_finds(small_block, monkeypatch):
     @settings(deadline=None, max_examples=150)
     @given(word_sets, word_sets, st.sampled_from(THRESHOLDS), st.lists(st.sets(st.sampled_from("abcdefmn"))))
     def check(held, asked, threshold, seen):
-        sets = NearSets(threshold, seen)
+        sets = NearTexts(threshold, seen=seen)
         for number, (key, words) in enumerate(held):
             assert sets.find(key, words) == near_by_comparing_all(held[:number], key, words, threshold)
             assert sets.add(key, words) == number
@@ -49,7 +49,7 @@ def test_no_pair_at_the_border_is_lost_to_rounding(threshold, monkeypatch):
     for size in range(2, 131):
         words = [f"{number:03}" for number in range(size)]
         kept = -(-size * exact.numerator // exact.denominator)
-        sets = NearSets(threshold)
+        sets = NearTexts(threshold)
         sets.add("", set(words))
         assert sets.find("", set(words[size - kept :])) == [(0, kept / size)]
         assert sets.find("", set(words[size - kept + 1 :])) == []
@@ -66,7 +66,7 @@ def zipf_sets(count, rng):
 def comparisons(count, keys):
     rng = random.Random(0)
     rows = zipf_sets(count, rng)
-    sets = NearSets(0.7, rows)
+    sets = NearTexts(0.7, seen=rows)
     for words in rows:
         key = keys(rng)
         sets.find(key, words)
@@ -91,7 +91,7 @@ def test_learning_which_words_are_rare_saves_comparisons():
     rows = [{"the", "of", "and", f"zebra{number}", f"zoo{number}", "with"} for number in range(100)]
 
     def compared(seen):
-        sets = NearSets(0.7, seen)
+        sets = NearTexts(0.7, seen=seen)
         for words in rows:
             sets.find("", words)
             sets.add("", words)
@@ -103,21 +103,27 @@ def test_learning_which_words_are_rare_saves_comparisons():
 few_words = st.tuples(st.sampled_from(["", "3 4"]), st.lists(st.sampled_from("abcd"), max_size=14))
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.lists(few_words, max_size=30), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.lists(few_words))
-def test_runs_find_what_comparing_all_finds(texts, share, seen):
-    near_runs = NearRuns(0.7, share, (words for _, words in seen))
-    for number, (key, words) in enumerate(texts):
-        expected = []
-        for other, (other_key, others) in enumerate(texts[:number]):
-            if words and others and key == other_key:
-                mine, theirs = runs_of(words), runs_of(others)
-                enough = len(mine & theirs) >= Fraction(str(share)) * max(len(mine), len(theirs))
-                jaccard = Fraction(len({*words} & {*others}), len({*words} | {*others}))
-                if enough and jaccard >= Fraction("0.7"):
-                    expected.append((other, float(jaccard)))
-        assert near_runs.find(key, words) == expected
-        assert near_runs.add(key, words) == number
+@pytest.mark.parametrize("small_block", [0, 16])
+def test_runs_find_what_comparing_all_finds(small_block, monkeypatch):
+    monkeypatch.setattr(near, "SMALL_BLOCK", small_block)
+
+    @settings(deadline=None, max_examples=150)
+    @given(st.lists(few_words, max_size=30), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.lists(few_words))
+    def check(texts, share, seen):
+        near_runs = NearTexts(0.7, share, (words for _, words in seen))
+        for number, (key, words) in enumerate(texts):
+            expected = []
+            for other, (other_key, others) in enumerate(texts[:number]):
+                if words and others and key == other_key:
+                    mine, theirs = runs_of(words), runs_of(others)
+                    enough = len(mine & theirs) >= Fraction(str(share)) * max(len(mine), len(theirs))
+                    jaccard = Fraction(len({*words} & {*others}), len({*words} | {*others}))
+                    if enough and jaccard >= Fraction("0.7"):
+                        expected.append((other, float(jaccard)))
+            assert near_runs.find(key, words) == expected
+            assert near_runs.add(key, words) == number
+
+    check()
 
 
 def test_puzzles_over_the_same_words_leave_few_comparisons():
@@ -131,7 +137,7 @@ def test_puzzles_over_the_same_words_leave_few_comparisons():
         return f"on an island live knights who tell the truth and knaves who lie {' '.join(claims)} who lies".split()
 
     rows = [puzzle() for _ in range(2000)]
-    near_runs = NearRuns(0.8, 0.8, rows)
+    near_runs = NearTexts(0.8, 0.8, rows)
     for words in rows:
         assert near_runs.find("", words) == []
         near_runs.add("", words)

@@ -98,7 +98,7 @@ def test_a_row_of_no_layout_among_others_is_an_error_naming_it(tmp_path):
 @pytest.mark.parametrize("rows", [[{"id": "a"}, {"id": "b"}, {"id": "a"}], [{"id": "3"}, {}, {}]])
 def test_duplicate_ids_are_an_error_naming_both_rows(rows, tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [GOOD | row for row in rows])
-    with pytest.raises(UserError, match=rf"id '{rows[0]['id']}' stands in rows 1 and 3"):
+    with pytest.raises(UserError, match=rf"id '{rows[0]['id']}' is in rows 1 and 3"):
         load_examples(path)
 
 

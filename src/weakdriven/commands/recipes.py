@@ -6,23 +6,18 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands.common import RecipeArgument
-from weakdriven.config.file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.config.file import describe, dump_recipe, load_recipe, recipe_schema, shipped_recipes
 
 recipes_app = typer.Typer(help="The recipes that come with the package.", invoke_without_command=True)
 
 
 @recipes_app.callback()
 def recipes(context: typer.Context) -> None:
-    """List the shipped recipes; those that extend another are below it."""
-    if context.invoked_subcommand is not None:
-        return
-    shipped = shipped_recipes()
-    width = max(map(len, shipped)) + 3
-    for place, (name, path) in enumerate(shipped.items()):
-        below = extended(path) is not None
-        if place and not below:
-            print()
-        print(f"{'  ' * below + name:{width}} {describe(path)}")
+    """List the shipped recipes."""
+    if context.invoked_subcommand is None:
+        shipped = shipped_recipes()
+        for name, path in shipped.items():
+            print(f"{name:{max(map(len, shipped))}}  {describe(path)}")
 
 
 @recipes_app.command("show")

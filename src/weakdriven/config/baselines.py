@@ -1,4 +1,4 @@
-"""Settings of the baselines: a block of a recipe for each that has any."""
+"""Settings of the baselines: one block of a recipe for each baseline that has any."""
 
 import re
 from typing import Any, Literal
@@ -14,7 +14,7 @@ class NeftuneSettings(Settings):
     alpha: float = Field(default=5.0, ge=0)
     """The noise is alpha / sqrt(length * width) times a number from -1 to 1; 0 is plain SFT."""
     length: Literal[True, "padded"] = True
-    """`true`: each sequence's own, with no noise on padding. `padded`: the batch's width, noise on all of it."""
+    """`true`: the length of each sequence, no noise on padding. `padded`: the padded length, noise on padding too."""
 
 
 class UndialSettings(Settings):
@@ -24,15 +24,15 @@ class UndialSettings(Settings):
     """`adjusted_logits` (Dong et al., 2024) distils M1 into itself with the true token's logit lowered; `paper_noise`
     is SFT from the base with noise of size sigma / sqrt(length)."""
     strength: float = Field(default=1.0, ge=0)
-    """Of `adjusted_logits`: how far the teacher's logit of the true token is lowered."""
+    """For `adjusted_logits`: how far the teacher's logit of the true token is lowered."""
     ce_weight: float = Field(default=0.0, ge=0)
-    """Of `adjusted_logits`: weight of the cross-entropy with the true token, added to the loss."""
+    """For `adjusted_logits`: weight of the cross-entropy with the true token, added to the loss."""
     sigma: float = Field(default=1.0, ge=0)
-    """Of `paper_noise`: how much noise; 0 is plain SFT."""
+    """For `paper_noise`: size of the noise; 0 is plain SFT."""
     site: Literal["target_logit", "logits", "embedding"] = "target_logit"
-    """Of `paper_noise`: noise on the true token's logit, on every logit, or on the input embeddings."""
+    """For `paper_noise`: noise on the true token's logit, on every logit, or on the input embeddings."""
     sign: Literal["signed", "abs"] = "signed"
-    """Of `paper_noise`: `abs` only ever lowers a logit."""
+    """For `paper_noise`: `abs` only lowers logits."""
 
     @model_validator(mode="after")
     def _of_one_mode(self) -> "UndialSettings":
@@ -50,7 +50,7 @@ class UndialSettings(Settings):
         return {name: UndialSettings.model_fields[name].default for name in own}
 
     def variant(self) -> dict[str, Any]:
-        """What ran: the mode and its own settings."""
+        """The mode with the settings that it has, for manifests."""
         return self.model_dump(mode="json", include={"mode", *self.defaults(self.mode)})
 
 
@@ -58,7 +58,7 @@ OTHER_MODE = {"adjusted_logits": "paper_noise", "paper_noise": "adjusted_logits"
 
 
 class RolloutSettings(Settings):
-    """Completions of the training prompts that a baseline samples from its own start; `eval` names the engine."""
+    """Completions of the training prompts, sampled from the model that a baseline starts from, by `eval.engine`."""
 
     samples: int = Field(default=4, ge=1)
     """Completions of each prompt."""
@@ -67,12 +67,12 @@ class RolloutSettings(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Draw from the most probable tokens that together have this probability."""
     top_k: int | None = Field(default=None, ge=1)
-    """Before that, leave only so many most probable tokens; unset: all."""
+    """Keep only this many most probable tokens, before top-p; unset: all."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of a completion; unset, what the shortest prompt leaves of `data.max_length`. A completion that is
-    longer than its own prompt leaves counts as cut: wrong if its answer is, in no pair if that is right."""
+    """Maximum tokens of a completion; unset: what the shortest prompt leaves of `data.max_length`. A completion longer
+    than its own prompt leaves counts as truncated: wrong if its answer is wrong, and in no pair if it is right."""
     subsample: int | None = Field(default=None, ge=1)
-    """Use only so many prompts, drawn at random by the seed; the paper took 20000. Unset: all."""
+    """Use only this many prompts, drawn at random by the seed; the paper took 20000 for math. Unset: all."""
 
     @model_validator(mode="after")
     def _samples_can_differ(self) -> "RolloutSettings":
@@ -82,52 +82,52 @@ class RolloutSettings(Settings):
 
 
 class SpinRolloutSettings(RolloutSettings):
-    """SPIN's own: one completion at the model's own temperature."""
+    """SPIN's rollouts: one completion at temperature 1."""
 
     samples: int = Field(default=1, ge=1)
-    """Completions of each prompt; each of them is a pair with the data's."""
+    """Completions of each prompt; each is paired with the data's."""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
 
 
 class SsbRolloutSettings(RolloutSettings):
-    """SSB's own: those of DPO, from the 50 most probable tokens."""
+    """SSB's rollouts: those of DPO, from the 50 most probable tokens."""
 
     top_k: int | None = Field(default=50, ge=1)
     """Before top-p, leave only so many most probable tokens; null: all."""
 
 
 class PreferenceSettings(TrainSettings):
-    """What DPO and SPIN train with: the paper gives it for SPIN alone."""
+    """Training of DPO and SPIN; the paper gives these numbers for SPIN only."""
 
     learning_rate: float = Field(default=5e-7, gt=0)
     """Peak learning rate of AdamW."""
     max_grad_norm: float = Field(default=0.5, gt=0)
     """Gradients are clipped to this global norm."""
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the model is held to the one it starts from."""
+    """DPO's beta: how strongly the model is kept near the one it starts from."""
 
 
 class DpoSettings(PreferenceSettings):
-    """DPO from M1 on its own completions: the first right one of a prompt against the first wrong one."""
+    """DPO from M1 on its own completions: the first right one of a prompt is preferred to the first wrong one."""
 
     rollouts: RolloutSettings = RolloutSettings()
 
 
 class SpinSettings(PreferenceSettings):
-    """SPIN from M1: the data's completion against the model's own."""
+    """SPIN from M1: the data's completion is preferred to the model's own."""
 
     iterations: int = Field(default=1, ge=1)
-    """Each samples anew from the model that the last one gave, which is also its reference."""
+    """Each iteration samples from the model of the one before, which is also its reference."""
     mix_previous: bool = False
-    """From the second iteration on, train on the pairs of the one before as well, as the authors' code does."""
+    """From the second iteration on, also train on the pairs of the one before, as the authors' code does."""
     rollouts: SpinRolloutSettings = SpinRolloutSettings()
 
 
 HINT_FIELDS = ("problem", "right", "wrong", "ending")
 HINT_NAMES = ", ".join(f"{{{name}}}" for name in HINT_FIELDS)
 HINT_FIELD = re.compile(r"(?P<latex>\\[A-Za-z]+(?:\{\w*\})*|[\^_])?\{(?P<name>[A-Za-z]\w+)\}")
-"""A word in braces; after a command, as in LaTeX, it is one of ours only if it has its name."""
+"""A word in braces; after a LaTeX command it is a field only if it has a field's name."""
 
 
 def is_unknown(field: re.Match[str]) -> bool:
@@ -135,7 +135,7 @@ def is_unknown(field: re.Match[str]) -> bool:
 
 
 class SsbTeacherSettings(Settings):
-    """How SSB's teacher, which is the model itself with a hint in its prompt, writes the reply to learn from."""
+    """How SSB's teacher, the model itself with a hint in its prompt, generates the reply to learn from."""
 
     temperature: float = Field(default=0.4, ge=0)
     """0 takes the most probable token."""
@@ -144,18 +144,18 @@ class SsbTeacherSettings(Settings):
     top_k: int | None = Field(default=50, ge=1)
     """Before that, leave only so many most probable tokens; null: all."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of a reply; unset, `data.max_length`, or what the model's positions leave of it."""
+    """Maximum tokens of a reply; unset: `data.max_length`, or what the model's positions leave of it."""
     max_prompt_tokens: int = Field(default=12288, ge=1)
-    """Hinted prompts that are longer are left out and counted, never cut."""
+    """Longer hinted prompts are left out and counted, never cut."""
 
 
 class SsbSettings(TrainSettings):
-    """SSB: the model learns, without the hint, what it answers with a right and a wrong attempt before its eyes."""
+    """SSB: the model learns to reply without a hint as it does with a right and a wrong attempt in its prompt."""
 
     start: Literal["base", "sft"] = "base"
-    """Which model attempts, teaches and learns: M0, or M1, as the paper has it for Gemma."""
+    """The model that attempts, teaches and learns: M0, or M1 as in the paper for Gemma."""
     epochs: int = Field(default=2, ge=1)
-    """Passes over the replies."""
+    """Epochs over the replies."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """Peak learning rate of AdamW, of an adapter."""
     batch_size: int = Field(default=256, ge=1)
@@ -167,19 +167,19 @@ class SsbSettings(TrainSettings):
     top_k: int = Field(default=20, ge=1)
     """Largest logits of the teacher that are stored for each token."""
     temperature: float = Field(default=1.5, gt=0)
-    """At which teacher and student are compared."""
+    """Distillation temperature."""
     kd_weight: float = Field(default=0.5, ge=0)
-    """Weight of the divergence from the teacher, which is scaled by the square of the temperature."""
+    """Weight of the KL divergence from the teacher, which is scaled by the squared temperature."""
     ce_weight: float = Field(default=0.5, ge=0)
     """Weight of the cross-entropy with the reply itself."""
     renormalize: bool = True
-    """The stored probabilities are made to add up to 1; false: they stay as they are, and the sum is partial."""
+    """Renormalize the teacher's stored probabilities to sum to 1; false: the sum over them is partial."""
     student_support: Literal["full", "topk"] = "full"
-    """`topk` compares over the stored tokens alone, also on the student's side."""
+    """`topk` restricts the student to the stored tokens too."""
     hint: str | None = None
-    """What the teacher is asked, in words of your own: {problem} and {right} or {wrong} (the attempts), perhaps
-    {ending} (how the domain's answers end). Other braces stay as they are. For models with too few positions for our
-    wording, for instance."""
+    """A prompt of your own for the teacher, for example a shorter one for models with few positions: {problem}, at
+    least one of {right} and {wrong} (the attempts), and perhaps {ending} (how the domain's answers end). Other braces
+    are kept."""
     rollouts: SsbRolloutSettings = SsbRolloutSettings()
     teacher: SsbTeacherSettings = SsbTeacherSettings()
 

@@ -1,4 +1,4 @@
-"""Recipes as files: YAML that may extend another, dotted overrides, mistakes answered, a JSON Schema for editors."""
+"""Recipe files: YAML that may extend another recipe, dotted overrides, clear errors, a JSON Schema for editors."""
 
 import difflib
 import json
@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from weakdriven.config.recipe import Recipe
+from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 from weakdriven.runs.redact import holds_secret, redact
@@ -17,36 +17,45 @@ from weakdriven.runs.yaml import load_yaml, read_yaml
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 EXTENDS = "extends"
-"""Key of a recipe file that names the recipe whose settings it starts from."""
+"""Key of a recipe file that names the recipe it starts from."""
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Name to file of the recipes in the package, by name, so that `x` stands before `x-sft`, which extends it."""
+    """The recipes in the package: name to file."""
     folder = Path(str(resources.files("weakdriven.config"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def describe(path: Path) -> str:
-    """First comment line of a recipe file that says something."""
+    """The first comment of a recipe or sweep file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
 
 
-def extended(path: Path) -> Any:
-    """What a recipe file says that it extends; None if it stands alone."""
-    return _read(path, str(path)).get(EXTENDS)
+def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides.
 
+    With the override `method=NAME`, a shipped recipe trains that method alone, as a run of its own: the recipe's
+    `baselines` are left out and the run is called RECIPE-NAME, unless other overrides say otherwise.
 
-def load_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides."""
+    Args:
+        varied: Overrides that a comparison or a sweep adds; a method among them changes neither.
+    """
     path = _find(source, source)
     tree, bases = _over_its_bases(path, source)
     tree.setdefault("name", path.stem)
+    own_method = tree.get("method", METHODS[0])
     for override in overrides or []:
+        apply_override(tree, override)
+    method = tree.get("method", own_method)
+    if source in shipped_recipes() and method != own_method and method in METHODS:
+        given = {override.partition("=")[0] for override in overrides or []}
+        tree |= {"name": f"{tree['name']}-{method}", "baselines": []} | {key: tree[key] for key in given & tree.keys()}
+    for override in varied or []:
         apply_override(tree, override)
     refuse_secrets(tree, source)
     label = f"{source} ({', '.join(f'which extends {base}' for base in bases)})" if bases else source
-    return parse_recipe(tree, f"{label} with your overrides" if overrides else label)
+    return parse_recipe(tree, f"{label} with your overrides" if overrides or varied else label)
 
 
 def _find(source: str, label: str, beside: Path | None = None) -> Path:
@@ -55,13 +64,17 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         return path if beside is None else beside / path
-    if source not in shipped:
-        near = difflib.get_close_matches(source, shipped, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those."
-        )
-    return shipped[source]
+    if source in shipped:
+        return shipped[source]
+    recipe, _, method = source.rpartition("-")
+    if recipe in shipped and method in METHODS:
+        instead = f"weakdriven run {recipe} method={method}"
+        if beside is not None:
+            instead = f"{EXTENDS}: {recipe}` with `method: {method}` and `baselines: []"
+        raise UserError(f"{label} is not a recipe; use `{instead}`.")
+    near = difflib.get_close_matches(source, shipped, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those.")
 
 
 def _read(path: Path, label: str) -> dict[str, Any]:
@@ -82,14 +95,14 @@ def _read(path: Path, label: str) -> dict[str, Any]:
 
 
 def _unshared(value: Any) -> Any:
-    """What an alias repeats stands for itself, so that an override of one place leaves the others alone."""
+    """A copy in which aliased parts are separate, so that an override of one leaves the others alone."""
     if isinstance(value, dict):
         return {key: _unshared(each) for key, each in value.items()}
     return [_unshared(each) for each in value] if isinstance(value, list) else value
 
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Settings of a file laid over those of what it extends, that over its own base, and so on; and their names."""
+    """The settings of a file merged over those of every recipe it extends, and the names of these."""
     tree, names, seen = _read(path, source), [source], [path.resolve()]
     while EXTENDS in tree:
         base = tree.pop(EXTENDS)
@@ -104,7 +117,7 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
             circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
             raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
         below = _read(path, label)
-        below.pop("name", None)  # a name is that of one file
+        below.pop("name", None)  # names are not inherited
         tree = _laid_over(below, tree)
         names.append(base)
         seen.append(path.resolve())
@@ -139,7 +152,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def refuse_secrets(value: Any, source: str, place: str = "") -> None:
-    """A recipe is copied into its run, its report and its model card, so that a key in it would be everywhere."""
+    """Raise an error for passwords and API keys: a recipe is copied into its run, its report and its model card."""
     if isinstance(value, dict):
         for key, item in value.items():
             refuse_secrets(item, source, f"{place}.{key}" if place else str(key))
@@ -158,7 +171,7 @@ def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) -> SettingsT:
-    """Check a settings tree; every problem is named with its key and what is allowed there."""
+    """Check a settings tree; the error names every wrong key and what is allowed there."""
     try:
         return model.model_validate(_number_like(tree))
     except ValidationError as error:
@@ -166,7 +179,7 @@ def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) ->
 
 
 def _number_like(value: Any) -> Any:
-    """YAML 1.1 reads 1e-5 (no dot) as text; people mean the number."""
+    """Text that is a number as that number; YAML 1.1 reads 1e-5 (no dot) as text."""
     if isinstance(value, dict):
         return {key: _number_like(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -221,7 +234,7 @@ def recipe_schema() -> str:
     """JSON Schema of a recipe file, for editors; one that extends another may leave out what is required."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    described = "A shipped recipe's name, or a .yaml file relative to this one: its settings hold where this has none."
+    described = "A shipped recipe's name, or a .yaml file relative to this one, whose settings this file changes."
     schema["properties"] = {EXTENDS: {"description": described, "type": "string"}, **schema["properties"]}
     data = {"required": schema["$defs"]["DataSettings"].pop("required")}
     schema["if"] = {"not": {"required": [EXTENDS]}}

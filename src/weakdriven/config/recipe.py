@@ -1,6 +1,6 @@
-"""A recipe: strict settings for a whole run."""
+"""A recipe: strict settings of a whole run."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,17 +19,17 @@ Baseline = Literal[
     "neftune", "undial", "spin", "dpo", "ssb",
     "wdjt_only", "wdds_only", "wmss_frozen",
 ]
-"""What WMSS is compared with: pipeline/baselines.py."""
 # fmt: on
+METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
     "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
 }
-"""The paper's two ways of asking: one greedy answer, and many samples for pass@k."""
+"""The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
 class DataSettings(Settings):
-    """What the models learn from, and how a row becomes tokens."""
+    """The training data, and how a row becomes tokens."""
 
     path: str
     """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
@@ -37,17 +37,17 @@ class DataSettings(Settings):
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"
-    """Chooses the system prompt, together with `style`, for rows that name no domain of their own."""
+    """With `style`, chooses the system prompt of rows that name no domain."""
     style: Literal["tagged", "tag-free", "plain"] = "tagged"
     """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
     max_length: int = Field(default=4096, ge=8)
-    """Tokens of prompt and completion together; longer completions are cut on the right and counted."""
+    """Maximum tokens of prompt and completion; longer completions are truncated on the right and counted."""
     long_prompts: Literal["error", "drop"] = "error"
-    """What to do with rows whose prompt leaves no room for a supervised token."""
+    """Rows whose prompt leaves no room for a supervised token."""
     empty_completions: Literal["error", "drop"] = "error"
-    """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
+    """Rows whose completion is missing or blank; `drop` leaves them out and counts them."""
     held_out: Literal["error", "drop", "allow"] = "error"
-    """What to do with rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
+    """Rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
 
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
@@ -58,7 +58,7 @@ class SftSettings(TrainSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
-    """A ready M1 (folder or Hub id) with the base model's tokenizer; phase 1 is then skipped."""
+    """A ready M1 (folder or Hub id) with the base model's tokenizer, which skips phase 1."""
 
 
 class SelectionSettings(Settings):
@@ -79,11 +79,11 @@ class SelectionSettings(Settings):
     dedup: bool = True
     """Drop repeated draws, as the paper does; the authors' code keeps them."""
     match_steps: bool = False
-    """Train as many steps as an epoch over all examples has, by going through the active set again and again."""
+    """Matched steps: repeat the active set until an epoch has as many steps as one over all examples."""
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
     reuse: list[str] = Field(default=[])
-    """Other run directories, or score files of theirs: scores of the same model on the same tokens are taken over."""
+    """Other run directories, or their score files: reuse scores of the same model on the same tokens."""
 
     _no_repeats = field_validator("reuse")(refuse_repeats)
 
@@ -109,28 +109,28 @@ class JointSettings(TrainSettings):
     strong_weight: float = Field(default=0.5, ge=0, le=1)
     """Share of the strong model's logits in the mixture. Paper: lambda."""
     strong_weight_end: float | None = Field(default=None, ge=0, le=1)
-    """What `strong_weight` moves to over the round, such as 1.0; unset, as in the paper: it stays."""
+    """`strong_weight` at the end of the round, such as 1.0; unset, as in the paper: it is constant."""
     strong_weight_schedule: Literal["linear", "cosine"] = "linear"
-    """How `strong_weight` moves to `strong_weight_end`."""
+    """How `strong_weight` changes to `strong_weight_end`."""
     strong_anchor: float = Field(default=0.0, ge=0)
-    """Weight of the strong model's own cross-entropy, added to the mixed one; 0 in the paper."""
+    """Weight of the strong model's own cross-entropy, added to the mixed loss; 0 in the paper."""
     weak_learning_rate: float | None = Field(default=None, gt=0)
     """Peak learning rate of the weak model; unset: `learning_rate`."""
     weak: Literal["joint", "frozen"] = "joint"
-    """Whether the weak model is trained beside the strong one or only runs forward."""
+    """Train the weak model together with the strong one, or only run it forward."""
     weak_snapshot: float | None = None
-    """The weak model of round 1 is M1 after this share of its own training, one of `sft.snapshots`; unset: M0.
-    Later rounds are as before: M_{t-1} is the weak model."""
+    """In round 1, use as weak model M1 after this fraction of its training, one of `sft.snapshots`; unset: M0.
+    In later rounds M_{t-1} is the weak model."""
     save_weak: bool = False
-    """Keep the trained weak model too, in round-N/strong/weak."""
+    """Save the trained weak model too, in round-N/strong/weak."""
 
     @property
     def mixes(self) -> bool:
-        """Whether a round trains on mixed logits: all weight on the strong ones throughout is plain SFT."""
+        """Whether a round trains on mixed logits; with all weight on the strong model it is plain SFT."""
         return self.enabled and (self.strong_weight < 1 or self.strong_weight_end not in (None, 1))
 
     def mixing(self) -> dict[str, Any]:
-        """How the logits are mixed, under the names of `WDJTConfig`; what has no effect is left at its default."""
+        """The mixing settings under the names of `WDJTConfig`; those without an effect are at their defaults."""
         end = None if self.strong_weight_end == self.strong_weight else self.strong_weight_end
         weak_rate = None if self.weak_learning_rate == self.learning_rate else self.weak_learning_rate
         return {
@@ -143,20 +143,20 @@ class JointSettings(TrainSettings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters over the frozen base, which every model of the run then shares."""
+    """Low-rank adapters over the frozen base, which all models of the run share."""
 
     rank: int = Field(default=16, ge=1)
     """Rank of each adapted layer's update."""
     alpha: int = Field(default=32, ge=1)
     """The update is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of an adapter's inputs that is dropped while training."""
+    """Dropout on an adapter's inputs."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Layers to adapt: `all-linear` is all but the output head, or names such as [q_proj, v_proj]."""
     quantize: Literal["4bit"] | None = None
     """`4bit` holds the frozen base in 4 bits (QLoRA: NF4, computing in bf16); needs CUDA and bitsandbytes."""
     output: Literal["adapter", "merged"] = "adapter"
-    """Model folders hold adapters; `merged` adds <run>/merged, the last model as an ordinary one. Retrains nothing."""
+    """Model folders hold adapters; `merged` adds <run>/merged, the last model without adapters. Retrains nothing."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -168,16 +168,16 @@ class LoraSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """What writes completions; none of it changes what is asked."""
+    """The engine that generates completions."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
     """`transformers` generates in this process; `vllm` starts a server for each model."""
     vllm_python: str | None = None
     """Python of an environment with vLLM; needed for `engine: vllm`."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Answers written together by `transformers`; unset, as many as memory holds, up to 512 (64 on a CPU)."""
+    """Batch size of `transformers`; unset: as many as memory holds, up to 512 (64 on a CPU)."""
     batching: Literal["auto", "static", "continuous"] = "auto"
-    """`continuous` is transformers' paged batching, greedy only; `auto` takes it under flash attention."""
+    """`continuous` is transformers' paged batching, greedy only; `auto` uses it with flash attention."""
 
 
 class EvalSettings(EngineSettings):
@@ -186,11 +186,11 @@ class EvalSettings(EngineSettings):
     benchmarks: list[Benchmark] = Field(default=[])
     """Which benchmarks to run, each on every model."""
     data_dir: str | None = None
-    """Folder with a file for each benchmark (docs/benchmarks.md); unset, they come from the Hub."""
+    """Folder with a file for each benchmark (docs/benchmarks.md); unset: from the Hub."""
     preset: Literal["paper", "passk"] = "paper"
-    """`paper` takes one greedy answer, `passk` 64 samples at temperature 0.7 and top-p 0.95."""
+    """`paper`: one greedy answer. `passk`: 64 samples at temperature 0.7 and top-p 0.95."""
     samples: int | None = Field(default=None, ge=1)
-    """Answers to each item; overrides the preset, as the next three do."""
+    """Samples of each item; overrides the preset, as the next three settings do."""
     temperature: float | None = Field(default=None, ge=0)
     """0 takes the most probable token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -198,17 +198,17 @@ class EvalSettings(EngineSettings):
     k: list[int] | None = None
     """Report pass@k for these; none may be above `samples`."""
     snapshots: bool = False
-    """Evaluate the models that phases keep on their way (`snapshots` there) as well."""
+    """Also evaluate the snapshots that training phases save."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first items of each benchmark."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Overrides the benchmark's own token budget."""
     max_prompt_tokens: int = Field(default=4096, ge=1)
-    """A longer prompt is an error, because a cut one would be another question."""
+    """A longer prompt is an error, because a truncated one would be another question."""
     code_python: str | None = None
-    """Python whose packages generated code may import; unset, this one."""
+    """Python whose packages generated code may import; unset: this one."""
     unsafe: bool = False
-    """Run generated code without isolation where none is available: it may then do all that you may do."""
+    """Run generated code without isolation if none is available: it can then do whatever you can."""
 
     _no_repeats = field_validator("benchmarks")(refuse_repeats)
 
@@ -224,7 +224,7 @@ class EvalSettings(EngineSettings):
         return self
 
     def asking(self) -> dict[str, Any]:
-        """Samples, temperature, top-p and k: the preset's, and what overrides it."""
+        """Samples, temperature, top-p and k: the preset with its overrides."""
         own = {name: getattr(self, name) for name in PRESETS["paper"] if getattr(self, name) is not None}
         asked = PRESETS[self.preset] | own
         if self.k is None:
@@ -233,12 +233,12 @@ class EvalSettings(EngineSettings):
 
 
 class Recipe(Settings):
-    """Everything that decides what a run computes."""
+    """All settings of a run."""
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Names the run; the file name unless given. A run directory belongs to one name."""
+    """Name of the run; unset: the file's. A run directory belongs to one name."""
     method: Literal["wmss", Baseline] = "wmss"
-    """`wmss` is the paper's method; any of `baselines` alone, such as `sft`, is the other choice."""
+    """`wmss` is the paper's method; any baseline can be trained alone instead."""
     model: str
     """The base model M0: a folder, a Hub id, or `embedded:base`."""
     data: DataSettings
@@ -254,29 +254,29 @@ class Recipe(Settings):
     lora: LoraSettings | None = None
     """Train adapters instead of all weights, in every phase and baseline; `lora: {}` takes the defaults."""
     baselines: list[Baseline] = Field(default=[])
-    """Controls on the same data, evaluated beside the method.
+    """Baselines on the same data, evaluated next to the method.
 
-    `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 goes on with a fresh optimizer, as in WMSS.
-    `sft_active`: M1 on the rows that WMSS trains on. `sft_compute`: SFT for the compute of WMSS. `uniform_active`: WMSS
-    on as many rows drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`,
-    `spin`, `dpo`, `ssb`: see there. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint
-    training, with a frozen weak model."""
+    `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 with a fresh optimizer, as in WMSS. `sft_active`: M1
+    on the rows that WMSS trains on. `sft_compute`: SFT at the compute of WMSS. `uniform_active`: WMSS on as many rows
+    drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
+    `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
+    frozen weak model."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
 
     With `lora` both hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the adapters' products
     in bf16, `bf16` in fp32."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
-    """Attention implementation; unset leaves the choice to transformers."""
+    """Attention implementation; unset: transformers chooses."""
     fast_layers: Literal["auto", "liger", "off"] = "auto"
-    """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, where liger-kernel is
-    installed and knows the model type. Results differ by rounding."""
+    """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, if liger-kernel is
+    installed and supports the model type. Results differ by rounding."""
     chat_template: str | None = None
     """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
     trust_remote_code: bool = False
-    """Run model code that comes with the checkpoint."""
+    """Allow model code that comes with the checkpoint."""
     seed: int = Field(default=42, ge=0, lt=2**32)
-    """Seeds the order of the data, the draw and every random number."""
+    """Seed of every random number, such as the order of the data and the draw."""
     report_to: list[str] = Field(default=[])
     """Trackers of transformers' Trainer, such as wandb or tensorboard."""
 
@@ -300,7 +300,7 @@ class Recipe(Settings):
             raise ValueError("joint.weak_learning_rate is set, but joint.weak is frozen; remove one of them")
         mixing = joint.mixing()
         for name in ("strong_weight_end", "strong_anchor", "weak_learning_rate"):
-            if not self.mixes and mixing[name] != JointSettings.model_fields[name].default:
+            if not joint.mixes and mixing[name] != JointSettings.model_fields[name].default:
                 why = "strong_weight is 1" if joint.enabled else "enabled is false"
                 raise ValueError(f"joint.{name} is set, but joint.{why}, so no logits are mixed; remove one of them")
         if self.selection.match_steps and not self.selection.enabled:
@@ -383,16 +383,11 @@ class Recipe(Settings):
         return self
 
     @property
-    def mixes(self) -> bool:
-        """As of `joint`."""
-        return self.joint.mixes
-
-    @property
     def samples_rollouts(self) -> bool:
-        """Whether a model of the run is asked for completions of training prompts."""
+        """Whether a method of the run generates completions of training prompts."""
         return not {"dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
 
     @property
     def budget_epochs(self) -> int:
-        """Epochs that SFT gets so that it sees as many passes as the whole of WMSS."""
+        """Epochs of SFT that match the whole of WMSS."""
         return self.sft.epochs + self.joint.rounds * self.joint.epochs

@@ -1,4 +1,4 @@
-"""What every block of settings is, and those of a training phase."""
+"""The base class of all settings, and the settings of a training phase."""
 
 from itertools import pairwise
 from typing import Any, Literal
@@ -32,35 +32,35 @@ class TrainSettings(Settings):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm."""
     warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps in which the learning rate rises."""
+    """Fraction of the steps in which the learning rate rises."""
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
     """What the learning rate does after warm-up."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of AdamW."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of AdamW's two running means."""
+    """AdamW's two decay rates."""
     optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit", "adamw_fp8", "rmsprop"] = "adamw"
     """AdamW with its state in the precision of the weights, in bf16, in 8 bits, or in fp8 (all but the first: torchao);
-    or `rmsprop`, SPIN's own: torch's, whose decay of 0.99 is fixed and whose weight decay is added to the gradient.
+    or `rmsprop`, which SPIN uses: torch's, with a fixed decay of 0.99 and weight decay added to the gradient.
 
     Under `precision: bf16` an update of 1e-5 is smaller than the spacing of most weights, so `adamw` and `rmsprop`
-    lose it. The others round it up or down by chance, so that it is kept on average."""
+    lose it. The others round stochastically, which keeps it on average."""
     gradient_checkpointing: Literal[True, False, "keep_attention", "keep_products"] = True
-    """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps what
-    attention gave; `keep_products` what every matrix product gave too: hardly more time, less of a saving."""
+    """Recompute activations in the backward pass: a fifth more time, far less memory. `keep_attention` keeps the
+    outputs of attention; `keep_products` those of every matrix product too, which costs little time and saves less."""
     activation_offloading: bool = False
-    """Move saved activations to the CPU's memory until the backward pass needs them; slower, for long sequences."""
+    """Offload saved activations to CPU memory until the backward pass; slower, for long sequences."""
     save_steps: int = Field(default=50, ge=1)
-    """Optimizer steps between checkpoints; a killed run goes on from the last one."""
+    """Optimizer steps between checkpoints; a killed run resumes from the last one."""
     logging_steps: int = Field(default=1, ge=1)
     """Optimizer steps between lines in metrics.jsonl."""
 
     snapshots: list[float] = Field(default=[], max_length=20)
-    """Shares of this phase's steps, such as [0.25, 0.5, 0.75], after which the model is kept too, in
+    """Fractions of this phase's steps, such as [0.25, 0.5, 0.75], after which the model is saved as well, in
     <stage>/snapshots/25 and so on. A changed list trains the phase again."""
 
     def steps(self, rows: int, epochs: int | None = None) -> int:
-        """Optimizer steps over so many rows, for other epochs if told; fewer rows than a batch are one batch.
+        """Optimizer steps over this many rows, for `epochs` if given; fewer rows than a batch are one batch.
 
         >>> TrainSettings(batch_size=512).steps(1000), TrainSettings(batch_size=512).steps(100, epochs=3)
         (1, 3)

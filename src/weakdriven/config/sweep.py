@@ -1,4 +1,4 @@
-"""What a sweep goes over: values of settings, or the paper's own sweeps by name, as points with their overrides."""
+"""What a sweep varies: values of settings, or one of the paper's sweeps by name, as points with overrides."""
 
 import difflib
 import itertools
@@ -19,14 +19,14 @@ from weakdriven.runs.yaml import load_yaml, read_yaml
 
 MOST_POINTS = 1000
 RESERVED = ("figures", "logs")
-"""Folders of a sweep that hold no point."""
+"""Folders in a sweep's directory that are not points."""
 KEYS = ("axis", "points", "grid", "settings", "start")
-"""Of a sweep's file."""
+"""Keys of a sweep's file."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One place on an axis, and the settings that it stands for."""
+    """One value of an axis, and the settings it stands for."""
 
     name: str
     value: Any
@@ -35,14 +35,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that is varied: a setting, or several together under a label."""
+    """One setting that is varied, or several together under a label."""
 
     label: str
     choices: tuple[Choice, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that hold at every point."""
     start: Any = None
-    """Place of M1 on this axis, if it has one."""
+    """The value of this axis that M1 stands for, if any."""
 
     @property
     def keys(self) -> list[str]:
@@ -54,31 +54,31 @@ class Point:
     """One recipe of a sweep."""
 
     name: str
-    """Also of its folder."""
+    """Also the name of its folder."""
     values: dict[str, Any]
-    """Axis to the place on it."""
+    """Axis label to value."""
     overrides: dict[str, Any]
 
 
 def shipped_sweeps() -> dict[str, Path]:
-    """Name to file of the sweeps in the package."""
+    """The sweeps in the package: name to file."""
     folder = Path(str(resources.files("weakdriven.config"))) / "sweeps"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def axes_of(words: list[str]) -> list[Axis]:
-    """What `--grid` asks for, each time it is given: KEY=VALUES, a shipped sweep, or a sweep's .yaml file."""
+    """The axes of every `--grid`: KEY=VALUES, a shipped sweep, or a sweep's .yaml file."""
     axes = [axis for word in words for axis in _axes_of_word(word)]
     if not axes:
         raise UserError("A sweep needs something to vary: give --grid KEY=0.1..0.9:9, KEY=a,b,c or a sweep's name.")
     for kind, names in {"key": [key for axis in axes for key in axis.keys], "axis": [a.label for a in axes]}.items():
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise UserError(f"--grid: {kind} {twice[0]} stands in two grids; give each once.")
+            raise UserError(f"--grid: {kind} {twice[0]} is in two grids; give each once.")
     return axes
 
 
 def points_of(axes: list[Axis]) -> list[Point]:
-    """Every choice of one axis with every choice of the others."""
+    """The product of all axes, the last one fastest."""
     count = math.prod(len(axis.choices) for axis in axes)
     if count > MOST_POINTS:
         raise UserError(
@@ -89,7 +89,7 @@ def points_of(axes: list[Axis]) -> list[Point]:
         values = {axis.label: choice.value for axis, choice in zip(axes, choices, strict=True)}
         overrides = {key: value for choice in choices for key, value in choice.overrides.items()}
         points.append(Point(_folder("__".join(choice.name for choice in choices)), values, overrides))
-    seen = Counter(point.name.casefold() for point in points)  # some disks know no upper case
+    seen = Counter(point.name.casefold() for point in points)  # some file systems ignore case
     return [
         Point(f"{one.name}-{digest(one.values)[:8]}", one.values, one.overrides)
         if seen[one.name.casefold()] > 1
@@ -99,7 +99,7 @@ def points_of(axes: list[Axis]) -> list[Point]:
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
-    """Settings as `load_recipe` takes them.
+    """Settings as overrides for `load_recipe`.
 
     >>> as_overrides({"joint.strong_weight": 0.4, "baselines": ["sft"]})
     ['joint.strong_weight=0.4', 'baselines=["sft"]']
@@ -144,7 +144,7 @@ def _spaced(text: str, label: str) -> list[Any]:
 
 
 def _number(value: Any) -> Any:
-    """Text as a number where it is one; YAML 1.1 reads 1e-5 as text."""
+    """Text that is a number as that number; YAML 1.1 reads 1e-5 as text."""
     if not isinstance(value, str):
         return value
     for kind in (int, float):
@@ -180,7 +180,7 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
         raise UserError(f"{source}{key}: there is no value; give some.")
     for place, value in enumerate(values):
         if any(value == other and type(value) is type(other) for other in values[:place]):
-            raise UserError(f"{source}{key}: {json.dumps(value)} stands twice; give each value once.")
+            raise UserError(f"{source}{key}: {json.dumps(value)} is given twice; give each value once.")
     return Axis(key, tuple(Choice(f"{key}-{_text(value)}", value, {key: value}) for value in values))
 
 
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 
 
 def _folder(name: str) -> str:
-    """A name that every disk takes.
+    """A folder name that every file system accepts.
 
     >>> _folder("joint.strong_weight-0.1"), _folder("model-org/name"), _folder("weak (share)-0.2")
     ('joint.strong_weight-0.1', 'model-org-name', 'weak-share-0.2')

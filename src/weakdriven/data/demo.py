@@ -129,7 +129,7 @@ def _random_step(rng: random.Random, value: int, left: int) -> Step:
 
 
 def problem_stream(seed: int) -> Iterator[Problem]:
-    """Endless problems, levels in turn, none with the numbers and operations of an earlier one."""
+    """Endless problems, cycling through the levels, without repeats of numbers and operations."""
     rng, seen = random.Random(seed), set()
     while True:
         for level in LEVELS:
@@ -148,7 +148,7 @@ def demo_problems(split: str, seed: int = 42) -> list[Problem]:
 
 
 def demo_rows(split: str) -> list[dict]:
-    """The problems of a split as dataset rows, in the fields that JSONL files use too."""
+    """The problems of a split as rows in the fields that JSONL files use too."""
     return [
         {
             "id": f"arithmetic-{split}-{i}",

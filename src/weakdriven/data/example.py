@@ -1,4 +1,4 @@
-"""Example: the one row type between a data source and its tokens."""
+"""Example: the type between a data source and its tokens."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,7 +11,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt with the completion to learn and, where known, the answer that a grader accepts.
+    """A prompt with the completion to learn and, if known, the answer that a grader accepts.
 
     >>> example = Example("7", [{"role": "user", "content": "1+1?"}], "2", gold="2", domain="math")
     >>> Example.from_row(example.as_row()) == example
@@ -23,20 +23,20 @@ class Example:
     completion: str
     gold: str | None = None
     domain: str = ""
-    """math, code or logic: chooses the system prompt; empty: whatever the whole set is for."""
+    """math, code or logic: chooses the system prompt; empty: the domain of the whole set."""
     source: str = ""
-    """Where the row says that it comes from."""
+    """The source that the row names."""
     meta: dict[str, Any] = field(default_factory=dict)
     all_turns: bool = False
-    """The assistant's turns in the prompt are learned too; else they are only what was said before."""
+    """Whether the assistant's turns in the prompt are supervised too."""
 
     def as_row(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Plain values, for JSON."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Example":
-        """What `as_row` gave, read back from JSON."""
+        """Inverse of `as_row`."""
         known = [one.name for one in fields(cls)]
         needed, unknown = known[:3], [name for name in row if name not in known]
         if unknown or not all(name in row for name in needed):
@@ -47,13 +47,13 @@ class Example:
         return cls(**row)
 
     def replies(self) -> list[str]:
-        """All texts to learn, in their order."""
+        """All texts to learn, in order."""
         said = [turn["content"] for turn in self.prompt if turn["role"] == "assistant"] if self.all_turns else []
         return [*said, self.completion]
 
 
 def refuse_broken_text(text: str, where: str) -> None:
-    """JSON can hold half a surrogate pair; no tokenizer takes it."""
+    """Raise an error for half a surrogate pair, which JSON can hold and tokenizers reject."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,16 +1,16 @@
-"""What became of every row on its way into a training set: how many came in, stayed, or went, and why."""
+"""Counts of the rows on their way into a training set: seen, kept, or dropped for which reason."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 EXAMPLES = 5
-"""Dropped rows that are named for each reason."""
+"""Dropped rows that are listed for each reason."""
 LONGEST_DETAIL = 200
 
 
 @dataclass
 class Funnel:
-    """Counts of one step; `seen` is always `kept` and all that was dropped together.
+    """Counts of one step.
 
     >>> funnel = Funnel()
     >>> funnel.keep()
@@ -43,7 +43,7 @@ class Funnel:
         self._add_drops(other)
 
     def then(self, after: "Funnel") -> "Funnel":
-        """Both steps as one; `after` was given what this one kept.
+        """Both steps as one; `after` saw the rows that this one kept.
 
         >>> Funnel(kept=3, dropped={"a": 1}).then(Funnel(kept=2, dropped={"b": 1})).seen
         4

@@ -1,4 +1,4 @@
-"""System prompts and chat rendering: the same text for training, entropy, sampling and evaluation."""
+"""System prompts and chat rendering: the same text in training, entropy scans, sampling and evaluation."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHIPPED_TEMPLATES = {"gemma": ("<start_of_turn>", "<end_of_turn>")}
-"""Name of a template, and the special tokens it writes."""
+"""Template name to the special tokens it writes."""
 _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
@@ -33,7 +33,7 @@ _SENTINEL = "weakdriven completion goes here"
 
 
 def with_system_prompt(messages: list[Message], domain: str, style: str) -> list[Message]:
-    """What a model is asked: a system prompt of the row's own is kept, else there is that of the domain and style."""
+    """The messages with the system prompt of the domain and style, unless they have one."""
     system = SYSTEM_PROMPTS.get((domain, style))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
@@ -42,14 +42,14 @@ def with_system_prompt(messages: list[Message], domain: str, style: str) -> list
 
 @dataclass
 class Renderer:
-    """Turns messages into the exact text that a model sees."""
+    """Renders messages as the exact text that a model sees."""
 
     tokenizer: "PreTrainedTokenizerBase"
     domain: str
     style: str
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
-        """Text up to where the model's reply starts; a system prompt and a domain of the row's own are kept."""
+        """Text up to where the model's reply starts; the row's own system prompt and domain are kept."""
         from jinja2 import TemplateError
 
         try:
@@ -64,10 +64,10 @@ class Renderer:
 
     @cached_property
     def end_of_turn(self) -> str:
-        """What ends a reply: the template's text after it, up to its first special token, or else the EOS token.
+        """The text that ends a reply: the template's, up to its first special token, or else the EOS token.
 
         The reply itself is never passed through the template, because some templates rewrite it (Qwen3 moves
-        thinking blocks about) and a model must be trained on the text it will be asked to produce.
+        thinking blocks) and a model must be trained on the text that it has to generate.
         """
         if not (end := self._end_in_template) and self.tokenizer.eos_token is None:
             raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
@@ -84,17 +84,17 @@ class Renderer:
 
     @cached_property
     def warning(self) -> str:
-        """What a user should know of how this template ends replies; empty if they end as they should."""
+        """A warning if replies do not end as they should with this template; else empty."""
         end, ids = self.end_of_turn, self.tokenizer("x" + self.end_of_turn, add_special_tokens=False)["input_ids"]
         if not self._end_in_template:
             return (
                 "The chat template writes no special token after a reply, so the model learns to end replies with "
                 f"{end!r}, which the template never shows it, and of a conversation only the last reply can be "
-                "learned; a template that writes one after each reply mends both."
+                "learned; use a template that writes one after each reply."
             )
         if ids[-1] not in self.stop_ids:
             return (
-                f"The end of a reply, {end!r}, is no token of its own after a text, so the model cannot learn when to "
+                f"The end of a reply, {end!r}, is not a separate token after a text, so the model cannot learn when to "
                 "stop; use the tokenizer that belongs to the chat template."
             )
         return ""
@@ -105,12 +105,12 @@ class Renderer:
 
     @cached_property
     def stop_ids(self) -> list[int]:
-        """Tokens that end generation: the chat end-of-turn and the tokenizer's own end."""
+        """Tokens that end generation: the chat template's end of turn and the tokenizer's EOS."""
         end = self.tokenizer(self.end_of_turn, add_special_tokens=False)["input_ids"]
         return sorted({end[-1], self.tokenizer.eos_token_id} - {None})  # pyright: ignore
 
     def check(self) -> None:
-        """Render a prompt and an ending now, so that a broken template is found before any work."""
+        """Render a prompt and an ending, so that a broken template is found before any work."""
         try:
             self._render([{"role": "user", "content": "?"}], self.domain)
             self.stop_ids  # noqa: B018
@@ -123,7 +123,7 @@ class Renderer:
 def give_chat_template(
     tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str, *, setting: str = "chat_template"
 ) -> None:
-    """Set the asked-for chat template (a file or a shipped name), or make sure that the tokenizer has its own."""
+    """Set the chat template (a file or a shipped name), or make sure that the tokenizer has one."""
     if template in SHIPPED_TEMPLATES:
         refuse_missing_marks(tokenizer, template, model, setting)
         tokenizer.chat_template = (resources.files("weakdriven.data") / f"{template}.jinja").read_text()
@@ -143,7 +143,7 @@ def give_chat_template(
 
 
 def refuse_missing_marks(tokenizer: "PreTrainedTokenizerBase", template: str, model: str, setting: str) -> None:
-    """A mark that is no special token would be cut into pieces, and its last piece would end every reply."""
+    """Raise an error if a mark is no special token: it would be split, and its last piece would end every reply."""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special]:
         raise UserError(

@@ -1,6 +1,6 @@
-"""The user message of a problem: one wording for training data and evaluation.
+"""The user message of a problem: the same wording in training data and evaluation.
 
-How an answer has to end is said by the system prompt (`data/prompts.py`), not here.
+How an answer has to end is in the system prompt (`prompts.py`).
 """
 
 import ast
@@ -56,12 +56,12 @@ def logic_question(context: str, question: str, options: Sequence[str]) -> str:
 
 
 def code_question(prompt: str, entry_point: str, test: str = "") -> str:
-    """A function to write.
+    """Ask for a function.
 
     Args:
         prompt: Code that ends where the function's body starts (HumanEval), a docstring with an assert (MBPP+), or
             plain English (MBPP).
-        test: Where the prompt is English without an assert, the first assert in here shows how the function is called.
+        test: If the prompt has no assert, the first assert in here shows how the function is called.
     """
     if re.search(rf"^\s*(async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE):
         return f"{ASK_PROGRAM}\n\n```python\n{prompt.strip()}\n```"
@@ -73,14 +73,14 @@ def code_question(prompt: str, entry_point: str, test: str = "") -> str:
 
 
 def contest_question(statement: str, starter_code: str = "") -> str:
-    """A contest problem, asked for as LiveCodeBench's authors do: starter code to fill in, or a program on stdin."""
+    """A contest problem in the form of LiveCodeBench's authors: starter code to fill in, or a program on stdin."""
     if starter_code.strip():
         return f"{statement.strip()}\n\n{ASK_STARTER}\n\n```python\n{starter_code.strip()}\n```"
     return f"{statement.strip()}\n\n{ASK_STDIN}"
 
 
 def user_message(row: Mapping[str, Any], domain: str) -> str:
-    """What is asked of the model for one row in our fields: the one function for benchmarks and training rows.
+    """The user message of a row in our fields, for benchmarks and training rows alike.
 
     Args:
         row: `prompt` with `entry_point`, perhaps `test` or `instruct_prompt`; or `question`, perhaps with `context`,
@@ -105,9 +105,9 @@ def user_message(row: Mapping[str, Any], domain: str) -> str:
 
 
 def bare(asked: str) -> str:
-    """A problem without what is added here: the request, the marks around code, and lettered options.
+    """A problem without what is added here (requests, code fences) and without lettered options.
 
-    Problems are compared by this (`data/overlap.py`), because two of them do not overlap for being asked alike.
+    Problems are compared in this form (`overlap/`), because the wording we add is no overlap.
 
     >>> bare(math_question("What is 2+2?", ["3", "4"]))
     'What is 2+2?'
@@ -118,7 +118,7 @@ def bare(asked: str) -> str:
 def split_options(asked: str) -> tuple[str, list[str]]:
     """A bare problem and its options.
 
-    Options that others wrote as `A) `, `A. ` or `A: ` are some only where A and B follow each other.
+    Lines that start with `A) `, `A. ` or `A: ` count as options only if A and B follow each other.
 
     >>> split_options("What is 2+2?\\nA)3\\nB)4"), split_options("Tom met\\nA. Smith.")
     (('What is 2+2?', ['3', '4']), ('Tom met\\nA. Smith.', []))
@@ -148,7 +148,7 @@ _LETTERED = re.compile(rf"\s*\(?([{LETTERS}])(?:\)|[.:]\s)")
 
 
 def split_docstring(prompt: str) -> tuple[str, str]:
-    '''The words of a docstring and the asserts below them.
+    '''The text of a docstring and the asserts below it.
 
     >>> split_docstring('"""\\nWrite a function that doubles.\\nassert double(2) == 4\\n"""\\n')
     ('Write a function that doubles.', 'assert double(2) == 4')

@@ -1,4 +1,4 @@
-"""What a source looks like to a model: its layout, a few rows as they are trained on, and what would be left out."""
+"""`weakdriven data show`: a source's layout, some rows with their supervised tokens, and what would be left out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from weakdriven.data.turns import split_turns
 from weakdriven.errors import UserError
 
 LOOKED_AT = 1000
-"""Rows that are tokenised to say how many would be cut or left out."""
+"""Rows that are tokenised to count how many would be cut or left out."""
 LONGEST = 1500
 """Characters of one piece of text that are shown."""
 STYLES = {"prompt": "", "learned": "bold black on green", "cut": "strike dim"}
 MARKS = {"prompt": ("", ""), "learned": ("[[", "]]"), "cut": ("{{", "}}")}
-"""Stand for the colours where there are none."""
+"""Used in place of colours without a colour terminal."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One row as a model would learn it."""
+    """One row as a model would see it."""
 
     id: str
     runs: list[tuple[str, str]]
@@ -34,12 +34,12 @@ class Look:
     learned_tokens: int
     tokens: int
     fate: str
-    """What happens to the row; empty if all of it is learned."""
+    """What happens to the row; empty if all of its replies are learned."""
 
 
 @dataclass
 class Tally:
-    """What became of the rows that were looked at."""
+    """Counts of the tokenised rows."""
 
     rows: int = 0
     longest: int = 0
@@ -49,7 +49,7 @@ class Tally:
 
 
 def look(example: Example, renderer: Renderer, max_length: int) -> Look:
-    """Tokenise one example whole and say what of it fits."""
+    """Tokenise one example whole and mark what fits."""
     turns = split_turns(example, renderer)
     row = token_row(example.id, turns, renderer, None)
     kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
@@ -67,7 +67,7 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
     elif len(kinds) > max_length:
         fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
     elif turns.unlearned:
-        fate = "some replies before the last are read and not learned: the template shows them otherwise once past"
+        fate = "some replies before the last are not learned: the chat template rewrites earlier replies"
     else:
         fate = ""
     unsupervised = sum(label == IGNORE for label in row["labels"])
@@ -75,7 +75,7 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
 
 
 def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tally: Tally) -> Iterator[Look]:
-    """The first rows one by one; the tally is filled on the way. An error of the data ends it and stands there."""
+    """Yield the first rows one by one and count them in `tally`; an error of the data ends it and is recorded there."""
     try:
         for example in islice(examples, LOOKED_AT):
             one = look(example, renderer, max_length)
@@ -91,10 +91,10 @@ def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tall
 def print_source(
     source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
 ) -> Tally:
-    """The layout, some rows with what is learned in colour, and what would be cut or left out.
+    """Print the layout, some rows with the learned text in colour, and what would be cut or left out.
 
     Args:
-        count: How many rows there are, where that is known.
+        count: Number of rows, if known.
     """
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
@@ -133,7 +133,7 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _readable(text: str) -> str:
-    """Not too long, and without what would steer a terminal."""
+    """Shortened, and without control characters."""
     if (more := len(text) - LONGEST) > 0:
         half = LONGEST // 2
         text = f"{text[:half]} … {more:,} characters … {text[-half:]}"

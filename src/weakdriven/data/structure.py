@@ -1,4 +1,4 @@
-"""Whether a completion is written as its style asks, so that a model learns to end its answers in one way only."""
+"""The form of completions in each style, so that a model learns one way to end its answers."""
 
 import re
 
@@ -10,19 +10,19 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 
 
 def in_style(completion: str, style: str) -> str:
-    """The completion as it is to be learned: without markers for the style tag-free, else as it is."""
+    """The completion to learn: without markers in style tag-free, else unchanged."""
     return strip_tags(completion) if style == "tag-free" else completion
 
 
 def with_reasoning(reasoning: str, answer: str, style: str) -> str:
-    """One text of reasoning and answer that came apart, marked as the style has it.
+    """Join reasoning and answer that came separately, with the markers of the style.
 
     >>> with_reasoning("1+1 is 2", "2", "tagged")
     '<think>1+1 is 2</think>\\n<answer>2</answer>'
     >>> with_reasoning("1+1 is 2", "2", "plain")
     '1+1 is 2\\n\\n2'
     """
-    if not reasoning.strip() or "</think>" in answer:  # a teacher may write the markers that it was asked for, too
+    if not reasoning.strip() or "</think>" in answer:  # a teacher may also write the markers itself
         return answer
     if style != "tagged":
         return f"{reasoning.strip()}\n\n{answer}"
@@ -32,10 +32,10 @@ def with_reasoning(reasoning: str, answer: str, style: str) -> str:
 
 
 def structure_fault(completion: str, style: str) -> str | None:
-    r"""What is wrong with the form of a completion as its source has it, or None.
+    r"""What is wrong with the form of a completion from its source, or None.
 
     Style tagged: one <think>...</think>, then one <answer>...</answer>, both with text, and nothing else. Style
-    tag-free: text is left without the markers, and no reasoning was cut off before its end. Style plain: any text.
+    tag-free: some text is left without the markers, and the reasoning is not cut off. Style plain: any text.
 
     >>> structure_fault("<think>1+1 is 2</think> <answer>\\boxed{2}</answer>", "tagged")
     >>> structure_fault("<think>1+1 is", "tagged")
@@ -56,7 +56,7 @@ def structure_fault(completion: str, style: str) -> str | None:
 
 
 def has_box(completion: str) -> bool:
-    r"""Whether a \boxed stands after the reasoning; a grader says what is in it.
+    r"""Whether there is a \boxed after the reasoning.
 
     >>> has_box("<think>\\boxed{1}</think><answer>1</answer>"), has_box("so \\boxed{1}")
     (False, True)

@@ -1,9 +1,9 @@
-"""Reasoning without its <think> and <answer> markers, for models that do not learn to write them, as Gemma."""
+"""Reasoning without its <think> and <answer> markers, for models that are not trained to write them, such as Gemma."""
 
 import re
 
 _MARKER = r"""</?(?:think|answer)(?:[ \t]+[\w:-]+[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^\s"'<>=]+))*[ \t]*/?>"""
-# A line that opens a block with a language ends one that was left open: such a block is no code.
+# A line that opens a block with a language ends one that was left open: such a block is not code.
 _CODE = rf"""
     (?:^|(?<=>))[ \t]*(?P<fence>`{{3,}})[^`\n]*\n
     (?:(?![ \t]*```+[ \t]*\w)[^\n]*\n)*?
@@ -14,12 +14,11 @@ _CODE_OR_MARKER = re.compile(rf"(?P<code>{_CODE})|(?P<marker>{_MARKER})", re.M |
 
 
 def strip_tags(text: str) -> str:
-    """Remove <think>, </think>, <answer> and </answer> and keep what stands between them.
+    """Remove <think>, </think>, <answer> and </answer> and keep the text between them.
 
-    Where a marker stood, one blank line parts the text before it from the text after it, so that a reasoning does not
-    run into its answer. Markers that are unclosed, nested or carry attributes go too. Code keeps them: inside a closed
-    ``` block or `a span` they are part of a program or are being talked about. A text without markers is returned
-    as it is.
+    A blank line replaces each marker, so that the reasoning does not run into the answer. Unclosed and nested markers
+    and those with attributes are removed too. Markers in code are kept: inside a closed ``` block or `a span` they are
+    part of a program or are being discussed. A text without markers is returned unchanged.
 
     >>> strip_tags("<think>a</think><answer>b</answer>")
     'a\\n\\nb'
@@ -44,7 +43,7 @@ def _strip_once(text: str) -> str:
 
 
 def _trim(piece: str) -> str:
-    """Without blank lines at its ends; the first line keeps its indentation if it does not follow a marker directly."""
+    """Strip blank lines at both ends; the first line keeps its indentation unless it directly follows a marker."""
     piece = piece.rstrip()
     blank = re.match(r"\s*\n", piece)
     return piece[blank.end() :] if blank else piece.lstrip()

@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 
 
 def tokenize(example: Example, renderer: Renderer, max_length: int | None = None) -> dict[str, Any]:
-    """Prompts and replies are tokenised apart, because generation starts from the prompt's tokens alone."""
+    """Prompts and replies are tokenised separately, because generation starts from the prompt's tokens alone."""
     return token_row(example.id, split_turns(example, renderer), renderer, max_length)
 
 
@@ -52,10 +52,10 @@ def token_row(id: str, turns: Turns, renderer: Renderer, max_length: int | None)
 def tokenize_pair(
     example: Example, chosen: tuple[str, bool], rejected: tuple[str, bool], renderer: Renderer, max_length: int
 ) -> dict[str, Any]:
-    """Two replies to the prompt of an example; prompt and replies get the tokens that they have in `tokenize`.
+    """Two replies to the prompt of an example, with the same tokens as in `tokenize`.
 
     Args:
-        chosen: Text, and whether the end of the turn follows it; a reply that was cut has none.
+        chosen: Text, and whether the end of the turn follows it, which a truncated reply lacks.
         rejected: Likewise.
     """
 
@@ -84,10 +84,10 @@ def write_tokens(
     on_row: Callable[[int], None] = lambda done: None,
     on_kept: Callable[[list[Example]], None] = lambda kept: None,
 ) -> dict[str, int]:
-    """Tokenise into an Arrow file that `datasets` maps without a copy; returns what was kept, cut and left out.
+    """Tokenise into an Arrow file that `datasets` maps without a copy; returns counts of kept, cut and dropped rows.
 
     Args:
-        on_kept: Given the examples that are in the file, some at a time and in its order.
+        on_kept: Called with batches of the examples that are in the file, in its order.
     """
     counters = {"examples": 0, "truncated": 0, "dropped_long_prompts": 0, "dropped_empty_completions": 0}
     counters |= {"tokens": 0, "supervised_tokens": 0}
@@ -127,7 +127,7 @@ def write_tokens(
     if too_long and long_prompts == "error":
         raise UserError(
             f"{too_long} rows have prompts of data.max_length={max_length} tokens or more (first: id "
-            f"{first_too_long!r}), so nothing to learn; raise data.max_length, or leave them out with "
+            f"{first_too_long!r}), so there is nothing to learn; raise data.max_length, or leave them out with "
             "data.long_prompts=drop."
         )
     if not counters["examples"]:
@@ -144,8 +144,8 @@ def unlearned_warning(counters: dict[str, int]) -> str:
     if not count:
         return ""
     return (
-        f"{count} replies before the last of their conversation are read and not learned: the chat template shows them "
-        "otherwise than they were written once they are past, or nothing was asked before them."
+        f"{count} replies before the last of their conversation are not supervised: the chat template rewrites earlier "
+        "replies, or nothing was asked before them."
     )
 
 

@@ -1,9 +1,9 @@
-"""A conversation as text in pieces: what is learned, and what is only read.
+"""A conversation as pieces of text: supervised or not.
 
-A reply is learned where it follows, to the letter, the text that the chat template renders before it: that is what the
-model will be shown when it has to write it. Replies before the last can be learned in the same sequence as long as the
-template does not rewrite them once they are past. Some do: Qwen3's drops the thinking of earlier replies. What it
-rewrites is only read then, and counted.
+A reply is supervised if it directly follows the text that the chat template renders before it, because that is what the
+model sees when it generates the reply. Earlier replies can be supervised in the same sequence if the template does not
+rewrite them. Some templates do: Qwen3's drops the thinking of earlier replies. Such replies are not supervised, and are
+counted.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from weakdriven.errors import UserError
 
 class Turns(NamedTuple):
     pieces: list[tuple[str, bool]]
-    """Text and whether it is supervised; prompts and replies take turns, and a reply holds the end of its turn."""
+    """Text and whether it is supervised; prompts and replies alternate, and a reply includes its end of turn."""
     unlearned: int
-    """Replies that are only read, because the template rewrites them or nothing was asked before them."""
+    """Replies that are not supervised, because the template rewrites them or nothing was asked before them."""
 
 
 def split_turns(example: Example, renderer: Renderer) -> Turns:
-    """All of an example's text; with one reply, the rendered prompt and then the reply with the end of its turn."""
+    """All text of an example; with one reply, the rendered prompt and then the reply with its end of turn."""
     last = _rendered(example, renderer, len(example.prompt))
     pieces: list[tuple[str, bool]] = []
     past = unlearned = 0
@@ -39,11 +39,11 @@ def split_turns(example: Example, renderer: Renderer) -> Turns:
 
 
 def _written(example: Example, renderer: Renderer, place: int, last: str) -> tuple[int, int] | None:
-    """Where the reply in this place stands with its end in the last prompt; None if it is not there as it was asked."""
+    """Start and end in the last prompt of the reply at this place; None if the template rewrote it."""
     if all(turn["role"] == "system" for turn in example.prompt[:place]):  # a greeting answers nothing
         return None
     before, reply = _rendered(example, renderer, place), example.prompt[place]["content"]
-    for text in (reply, reply.strip()):  # templates may trim what is past, as Gemma's does
+    for text in (reply, reply.strip()):  # templates may trim earlier replies, as Gemma's does
         if last.startswith(whole := before + text + renderer.end_of_turn):
             return len(before), len(whole)
     return None

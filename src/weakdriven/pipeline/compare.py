@@ -9,10 +9,10 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from weakdriven.config.file import load_recipe
-from weakdriven.config.recipe import Baseline, Recipe
+from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.errors import UserError, explain
 from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
 from weakdriven.pipeline.run import RunOptions, carry_out, evaluate_models, is_finished, method_models, stages_for
@@ -27,8 +27,6 @@ from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
 from weakdriven.stages.merge import merged
-
-METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
 
 def compare_methods(
@@ -122,7 +120,7 @@ def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
     """The recipe with these methods as its own and its baselines."""
     method = "wmss" if "wmss" in methods else methods[0]
     others = ", ".join(name for name in methods if name != method)
-    recipe = load_recipe(source, [*overrides, f"method={method}", f"baselines=[{others}]"])
+    recipe = load_recipe(source, overrides, varied=[f"method={method}", f"baselines=[{others}]"])
     if not recipe.eval.benchmarks:
         raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to compare methods by; name some.")
     return recipe

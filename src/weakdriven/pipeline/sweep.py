@@ -115,7 +115,7 @@ def recipes_of(
         if any(key in axis.keys for axis in axes):
             raise UserError(f"{key} stands in a grid and in your overrides; remove one of them.")
     common = [*(word for axis in axes for word in as_overrides(axis.settings)), *overrides]
-    recipes = {one.name: load_recipe(source, [*common, *as_overrides(one.overrides)]) for one in points}
+    recipes = {one.name: load_recipe(source, common, varied=as_overrides(one.overrides)) for one in points}
     for recipe in recipes.values():
         if not recipe.eval.benchmarks:
             raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to show; name some.")

@@ -1,4 +1,4 @@
-"""Examples that may be trained on: none that overlaps with a held-out item, and each problem once."""
+"""Examples that may be trained on: without overlap with held-out items, and each problem once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,15 +11,15 @@ from weakdriven.data.overlap.fingerprint import answer_key
 from weakdriven.data.questions import LETTERS, bare, split_options
 
 REPEATS = RULES | {"math": Rules(signs=True), "logic": replace(RULES["logic"], ordered=0.8)}
-"""By domain of the set: when two of its problems with one answer are one. Formulas that differ in a sign are two, and
-so are puzzles that say other things in the same words."""
+"""By domain of the set: when two problems with one answer are the same. Formulas that differ in a sign are two, and so
+are puzzles that say other things in the same words."""
 
 NGRAM_SHARE = {"math": 0.0, "code": 0.0, "logic": 0.2}
-"""By domain of the held-out items: how much of an item's runs of words a row has to hold, to go for the kind `ngram`.
+"""By domain of the held-out items: the share of an item's n-grams that a row must contain to be removed as `ngram`.
 
-Above 0, one run is not enough. Logic needs that: its questions end in stock phrases, such as "which one of the
-following is most strongly supported by the information above". Of LogiQA 2.0's development rows 159 share a run with
-its test items, and all but 6 of them less than a fifth of the item's runs.
+At 0, one n-gram is enough. Logic needs more, because its questions end in stock phrases such as "which one of the
+following is most strongly supported by the information above". Of LogiQA 2.0's development rows, 159 share an n-gram
+with a test item, and all but 6 of them less than a fifth of the item's.
 """
 
 
@@ -31,12 +31,12 @@ def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
 def clean(
     examples: Iterable[Example], overlaps: Iterable[Overlap | None], domain: str, funnel: Funnel
 ) -> Iterator[Example]:
-    """The examples to keep, in their order and with unique ids; `funnel` counts all of them once it is exhausted.
+    """Yield the examples to keep, in order and with unique ids; `funnel` counts all of them.
 
-    Memory grows with the words of the examples that are kept, not with their completions.
+    Memory grows with the words of the kept examples, not with their completions.
 
     Args:
-        overlaps: For each example what `worst_overlap` says of it.
+        overlaps: The result of `worst_overlap` for each example.
         domain: Of the set.
     """
     compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
@@ -64,7 +64,7 @@ def clean(
 
 
 def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mapping[str, float]) -> Overlap | None:
-    """The strongest kind of overlap for which a row has to go, or None.
+    """The strongest overlap for which a row is removed, or None.
 
     Args:
         texts: See `asked_texts`.
@@ -80,9 +80,9 @@ def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mappin
 
 
 def asked_texts(example: Example) -> list[str]:
-    """What is compared with held-out items: each turn that is not the assistant's, and all of them as one text.
+    """The texts compared with held-out items: each turn that is not the assistant's, and all of them together.
 
-    A question may be in a system prompt or in the second of several turns, or go over two of them.
+    A question may be in a system prompt, in a later turn, or span two turns.
     """
     turns = [turn["content"] for turn in example.prompt if turn["role"] != "assistant"]
     texts = map(bare, [*turns, "\n".join(turns)] if len(turns) > 1 else turns)
@@ -90,15 +90,14 @@ def asked_texts(example: Example) -> list[str]:
 
 
 def with_options(example: Example) -> str:
-    """What the user asks, with the options in an order of their own: many questions have the same few words."""
+    """The user's question with its options in sorted order: many questions have the same few words."""
     asked, options = asked_with_options(example)
     return "\n".join([asked, *sorted(options)])
 
 
 def answer_of(example: Example) -> str:
-    """What repeats have in common to the letter: the answer, as an option's text where there are options.
-
-    And system prompts, because the problem may be there and the user says no more than "Solve it."
+    """What repeats must have exactly in common: the answer (the text of an option, if there are options) and the system
+    prompts, because the problem may be there and the user turn only "Solve it."
     """
     gold, options = (example.gold or "").strip(), asked_with_options(example)[1]
     place = LETTERS.find(gold.upper()) if len(gold) == 1 else -1
@@ -115,10 +114,10 @@ def asked_with_options(example: Example) -> tuple[str, list[str]]:
 
 
 def unused(id: str, ids: set[str], numbers: Counter[str]) -> str:
-    """An id that is not among these.
+    """A free variant of an id.
 
     Args:
-        numbers: The last number that each id was given; changed here, so that none is tried twice.
+        numbers: The last number that each id was given; updated here, so that none is tried twice.
 
     >>> unused("7", {"7", "7#2"}, Counter())
     '7#3'

@@ -1,4 +1,4 @@
-"""Training rows that are held-out items, or each other, in the same or nearly the same words.
+"""Training rows that repeat held-out items, or each other, in the same or nearly the same words.
 
 Kinds of overlap, strongest first:
 
@@ -7,7 +7,7 @@ Kinds of overlap, strongest first:
 - `ngram`: a shared run of `Rules.ngram` words, or with `Rules.short_items` all words of an item that has fewer;
 - `template`: not exact, the same text but for its numbers.
 
-`data/fingerprint.py` says what a word and a number are, `data/near.py` how near pairs are found.
+`fingerprint.py` says what a word and a number are, `near_duplicates.py` how near pairs are found.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,17 +17,16 @@ from itertools import chain, islice
 from typing import Literal, NamedTuple, TypeVar
 
 from weakdriven.data.overlap.fingerprint import Fingerprint, fingerprint, grams
-from weakdriven.data.overlap.near_duplicates import NearRuns, NearSets
-from weakdriven.errors import UserError
+from weakdriven.data.overlap.near_duplicates import NearTexts
 
 Kind = Literal["exact", "near", "ngram", "template"]
 KINDS: tuple[Kind, ...] = ("exact", "near", "ngram", "template")
 REMOVED: tuple[Kind, ...] = ("exact", "near", "ngram")
-"""Kinds for which a training row has to go unless its owner decides otherwise; new numbers are a new problem."""
+"""Kinds for which a training row is removed; a template with new numbers is a new problem."""
 LEARN_FROM = 10_000
 """Rows from which `deduplicate` learns which words are rare."""
 SHORT = 4
-"""Fewest words and numbers together of a short item that is looked for in longer texts: "What is x?" is everywhere."""
+"""Fewest words and numbers of a short item that is searched for in longer texts: "What is x?" is everywhere."""
 Row = TypeVar("Row")
 
 
@@ -38,40 +37,28 @@ class Rules:
     near: float = 0.7
     """Smallest Jaccard similarity of the word sets."""
     same_numbers: bool = True
-    """Near texts hold the same numbers, each as often."""
+    """Whether near texts must have the same numbers, each as often."""
     ngram: int = 13
     """Words in a shared run."""
     signs: bool = False
-    """Exact and near texts hold the same + - * / ^ = < > ! brackets and decimal points, and near ones their numbers in
-    the same order. For repeats in a set of formulas; needs `same_numbers`."""
+    """Whether exact and near texts must have the same + - * / ^ = < > ! brackets and decimal points, and near ones
+    their numbers in the same order. For repeats among formulas; needs `same_numbers`."""
     ordered: float = 0.0
-    """Smallest share of the runs of 5 words of either text that near repeats have in common; 0: in any order. For
-    repeats in a set of puzzles, where many have the same few words."""
+    """Smallest share of the 5-word runs of either text that near repeats have in common; 0: in any order. For repeats
+    among puzzles, where many have the same few words."""
     short_items: bool = False
-    """A text overlaps with an item that is shorter than `ngram` words if it holds all of it."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.near <= 1:
-            raise UserError(f"near is {self.near}; expected a similarity above 0 and at most 1, such as 0.7.")
-        if self.ngram < 1:
-            raise UserError(f"ngram is {self.ngram}; expected a number of words from 1 on, such as 13.")
-        if not 0 <= self.ordered <= 1:
-            raise UserError(f"ordered is {self.ordered}; expected a share from 0 to 1, such as 0.8.")
-        if self.signs and not self.same_numbers:
-            raise UserError(
-                "signs is true and same_numbers is false; signs are compared with the numbers, so set both."
-            )
+    """Whether a text overlaps with an item shorter than `ngram` words if it contains all of it."""
 
     def fingerprint(self, text: str) -> Fingerprint:
         return fingerprint(text, signs=self.signs)
 
     def key(self, print_: Fingerprint) -> str:
-        """What near texts must have in common to the letter."""
+        """What near texts must have exactly in common."""
         return print_.numbers if self.same_numbers else ""
 
 
 RULES = {"math": Rules(), "logic": Rules(near=0.8, same_numbers=False), "code": Rules(ngram=10)}
-"""By domain of the held-out items; builds look for short items, too (`data/clean.py`)."""
+"""By domain of the held-out items; builds look for short items too (`decontaminate.py`)."""
 
 
 class HeldItem(NamedTuple):
@@ -83,13 +70,13 @@ class HeldItem(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """What a training text shares with a held-out item."""
+    """An overlap of a training text with a held-out item."""
 
     kind: Kind
     benchmark: str
     id: str
     score: float
-    """Jaccard similarity (near), share of the item's runs of words that are in the text (ngram), or 1."""
+    """Jaccard similarity (near), share of the item's n-grams that are in the text (ngram), or 1."""
 
 
 class Repeat(NamedTuple):
@@ -102,10 +89,10 @@ class Repeat(NamedTuple):
 
 
 class Held:
-    """An index of held-out items: built once, asked for every training row.
+    """An index of held-out items: built once, searched for every training row.
 
-    Texts should be bare (`weakdriven.data.questions.bare`), on both sides: else every question overlaps with every
-    other in the words that we add.
+    Texts on both sides should be bare (`weakdriven.data.questions.bare`), or all questions overlap in the words that we
+    add.
 
     >>> held = Held([HeldItem("gsm8k", "7", "Ann has 3 red pens and buys 4 more. How many pens?")])
     >>> held.find("Ann has 3 RED pens, and buys 4 more: how many pens?")
@@ -130,20 +117,17 @@ class Held:
             if print_.words:
                 self._names.append((benchmark, id))
                 prints.append(print_)
-        self.near_sets = NearSets(self.rules.near, (print_.words for print_ in prints))
+        self.near_texts = NearTexts(self.rules.near, seen=(print_.words for print_ in prints))
         for print_ in prints:
             self._add(print_)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def find(self, text: str) -> list[Overlap]:
-        """Everything that a text shares with the items, strongest kind first, one entry for each kind and item."""
+        """All overlaps of a text, strongest kind first, one for each kind and item."""
         print_ = self.rules.fingerprint(text)
         if not print_.words:
             return []
         exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
-        near = dict(self.near_sets.find(self.rules.key(print_), print_.words))
+        near = dict(self.near_texts.find(self.rules.key(print_), print_.words))
         template = dict.fromkeys(self._same.get(("template", print_.template), ()), 1.0)
         found: dict[tuple[Kind, str, str], float] = {}
         exact_names = {self._names[item] for item in exact}
@@ -156,7 +140,7 @@ class Held:
         return [Overlap(*what, score) for what, score in found.items()]
 
     def contained(self, text: str) -> Overlap | None:
-        """The first item that is the text, or all of whose runs of words are in it; cheaper than `find`."""
+        """The first item that is the text or is contained in it; cheaper than `find`."""
         print_ = self.rules.fingerprint(text)
         if not print_.words:
             return None
@@ -168,7 +152,7 @@ class Held:
         return None
 
     def _add(self, print_: Fingerprint) -> None:
-        item = self.near_sets.add(self.rules.key(print_), print_.words)
+        item = self.near_texts.add(self.rules.key(print_), print_.words)
         self._same.setdefault(("exact", print_.exact), []).append(item)
         self._same.setdefault(("template", print_.template), []).append(item)
         runs = grams(print_.words, self.rules.ngram)
@@ -177,11 +161,11 @@ class Held:
         self._runs.append(len(runs))
         short = not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT
         if short and self.rules.short_items:
-            word = max(print_.words, key=len)  # long words are rare, so few places are looked at
+            word = max(print_.words, key=len)  # long words are rare, so few places have to be compared
             self._short.setdefault(word, []).append((print_.words.index(word), print_.words, item))
 
     def _shared_grams(self, words: list[str]) -> dict[int, float]:
-        """Item -> share of its runs of words that are among these words, in the order of the items."""
+        """Item -> share of its n-grams that are among these words, in the order of the items."""
         shared: dict[int, int] = {}
         for run in grams(words, self.rules.ngram):
             for item in self._by_run.get(run, ()):
@@ -201,14 +185,14 @@ def deduplicate(
     key: Callable[[Row], str] = lambda row: "",
     rules: Rules | None = None,
 ) -> Iterator[tuple[Row, Repeat | None]]:
-    """Every row in its order, with the kept row that it repeats exactly or nearly, or None if it is to be kept.
+    """Yield every row in order, with the kept row that it repeats exactly or nearly, or None if the row is kept.
 
-    The first of several like rows is kept, and rows are compared with kept rows only, so a chain of small changes is
-    not followed further than one step. Reads ahead by `LEARN_FROM` rows; memory grows with the rows that are kept.
+    The first of several like rows is kept. Rows are compared with kept rows only, so a chain of small changes is not
+    followed. Reads ahead by `LEARN_FROM` rows; memory grows with the kept rows.
 
     Args:
-        text: What of a row is compared. Questions with options need theirs here: many have the same few words.
-        key: Rows with different keys never repeat each other: their answers, say.
+        text: The text of a row that is compared, with its options: many questions have the same few words.
+        key: Rows with different keys (answers, say) never repeat each other.
 
     >>> [row for row, repeat in deduplicate(["2 red cats", "one dog", "2 RED cats!"]) if repeat is None]
     ['2 red cats', 'one dog']
@@ -219,7 +203,7 @@ def deduplicate(
     rows = iter(rows)
     first = list(islice(rows, LEARN_FROM))
     seen = (rules.fingerprint(text(row)).words for row in first)
-    near_sets = NearRuns(rules.near, rules.ordered, seen) if rules.ordered else NearSets(rules.near, seen)
+    near_texts = NearTexts(rules.near, rules.ordered, seen)
     kept_exact: dict[bytes, int] = {}
     kept: list[int] = []
     for number, row in enumerate(chain(first, rows)):
@@ -230,10 +214,10 @@ def deduplicate(
         repeat = None
         if same in kept_exact:
             repeat = Repeat("exact", kept_exact[same], 1.0)
-        elif near := near_sets.find(near_key, print_.words):
+        elif near := near_texts.find(near_key, print_.words):
             repeat = Repeat("near", kept[near[0][0]], near[0][1])
         elif print_.words:
             kept_exact[same] = number
-            near_sets.add(near_key, print_.words)
+            near_texts.add(near_key, print_.words)
             kept.append(number)
         yield row, repeat

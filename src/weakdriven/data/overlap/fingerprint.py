@@ -1,8 +1,8 @@
-"""What two texts are compared by: their letters and digits, their numbers, their words, their runs of words.
+"""What of two texts is compared: their letters and digits, their numbers, their words, their runs of words.
 
-Everything here forgets case, layout, punctuation and the ways Unicode has of writing one character. That also forgets
-the difference between `x + 1` and `x - 1`, which is right for held-out items (better one training row too few) and
-wrong for removing repeats from a set of formulas: `signs=True` keeps it, and decimal points, factorials and brackets.
+Case, layout, punctuation and Unicode variants of a character are ignored. That also ignores the difference between
+`x + 1` and `x - 1`, which is right for held-out items (better one training row too few) and wrong for repeats among
+formulas: `signs=True` keeps signs, decimal points, factorials and brackets.
 """
 
 import re
@@ -32,11 +32,11 @@ _NO_DECIMALS = re.compile(r"(?<=\d)\.0+(?!\d)")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A text as it is compared with others; two equal `exact` are the same text."""
+    """A text as it is compared; two texts with equal `exact` are the same."""
 
     exact: bytes
     template: bytes
-    """As `exact`, with every number as good as any other."""
+    """As `exact`, with all numbers equal."""
     numbers: str
     """The numbers of the text with their repeats, sorted; with signs, numbers and signs in their order."""
     words: list[str]
@@ -74,7 +74,7 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
 
 
 def answer_key(answer: str) -> str:
-    """The same for two answers that differ in layout only; other ways of writing a value are not known here.
+    """Equal for answers that differ only in layout; other ways of writing a value are not recognised.
 
     >>> answer_key("$ 1,250.00"), answer_key(r"\\dfrac{1}{2}") == answer_key(r"\\frac{1}{2}."), answer_key("-3")
     ('1250', True, '- 3')
@@ -84,7 +84,7 @@ def answer_key(answer: str) -> str:
 
 
 def plain(text: str) -> str:
-    """One case, one way of writing each character, no commas inside numbers, no LaTeX that changes only the looks.
+    """Normalised text: one case, NFKC, no commas inside numbers, no LaTeX that only changes the look.
 
     >>> plain("Ｆind  x² in 1,000 STEPS")
     'find  x2 in 1000 steps'
@@ -107,5 +107,5 @@ def grams(words: list[str], n: int) -> set[str]:
 
 
 def _digest(parts: list[str]) -> bytes:
-    """Sixteen bytes that stand for the parts written together: no text is kept, and no two texts share them."""
+    """A 16-byte hash of the joined parts, so that no text is kept."""
     return blake2b("".join(parts).encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,7 +1,7 @@
-"""Training rows that ask a question of a benchmark: left out or an error, because scores on it would mean nothing.
+"""Training rows that ask a benchmark's question: left out or an error, because scores on it would mean nothing.
 
-A question is found here if all of it is in the row, whatever is written around it and whatever its case, spaces and
-punctuation. `weakdriven data build` finds nearly the same ones too, and parts of them (`data/clean.py`).
+A question is found here if all of it is in the row, with any text around it and any case, spaces and punctuation.
+`weakdriven data build` also finds near copies and parts of questions (`decontaminate.py`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ class Hit(NamedTuple):
 
 
 class HeldOut:
-    """Questions that must not be trained on.
+    """Index of questions that must not be trained on.
 
     >>> held = HeldOut([HeldItem("gsm8k", "7", "Ann has 3 pens. How many?")])
     >>> held.find(Example("a", [{"role": "user", "content": "ANN has 3 pens; how many"}], "3"))
@@ -56,28 +56,28 @@ class HeldOut:
 
 
 def keep_out(examples: Iterable[Example], held: HeldOut, found: list[Hit], *, drop: bool) -> Iterator[Example]:
-    """The examples that ask none of the questions; those that do are appended to `found`, and an error unless dropped.
+    """Yield the examples that ask none of the questions; collect the others in `found`, and raise unless `drop`.
 
-    After the first one that is an error the others are only counted, so that an hour of tokenising is not lost on them.
+    After the first error nothing more is yielded, only counted, so that no time is spent on tokenising.
     """
     rows = 0
     for example in examples:
         rows += 1
-        if example.completion.strip() and (hit := held.find(example)):  # what has no completion is not learned anyway
+        if example.completion.strip() and (hit := held.find(example)):  # without a completion it is not learned anyway
             found.append(hit)
         elif drop or not found:
             yield example
     if found and drop and len(found) == rows:
-        raise UserError(f"Nothing is left to learn from: {told(found, rows)} Use other rows.")
+        raise UserError(f"Nothing is left to learn from: {message(found, rows)} Use other rows.")
     if found and not drop:
         raise UserError(
-            f"{told(found, rows)} Scores on these items would mean nothing. Make the training set with weakdriven data "
-            "build, which leaves such rows and nearly equal ones out; or set data.held_out to drop, which leaves out "
+            f"{message(found, rows)} Scores on these items would mean nothing. Make the training set with weakdriven "
+            "data build, which leaves out such rows and near copies; or set data.held_out to drop, which leaves out "
             "these, or to allow, which trains on them."
         )
 
 
-def told(found: list[Hit], rows: int) -> str:
+def message(found: list[Hit], rows: int) -> str:
     named = ", ".join(f"{hit.row!r} ({hit.item} of {hit.benchmark})" for hit in found[:NAMED])
     more = " and more" if len(found) > NAMED else ""
     return f"{len(found)} of {rows} training rows ask a question of a benchmark in eval.benchmarks: {named}{more}."

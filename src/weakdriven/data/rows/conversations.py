@@ -1,4 +1,4 @@
-"""Turns of a conversation, as `messages`, ShareGPT or AM write them -> messages with role and content."""
+"""Conversations in the form of `messages`, ShareGPT, Alpaca or AM, as messages with role and content."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ INFO_FIELDS = ("reference_answer", "test_case", "source")
 
 
 def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
-    """Messages without what else they carry, or a bare text as the one message of `role`."""
+    """Messages with role and content only; a bare text becomes one message of `role`."""
     if role and isinstance(value, str):
         value = [{"role": role, "content": value}]
     turns = _turns(value, ("role", "content"))
@@ -52,7 +52,7 @@ def from_sharegpt(value: Any, where: str) -> list[Message]:
 
 
 def from_history(value: Any, where: str) -> list[Message]:
-    """What was said before an Alpaca row's instruction, as LLaMA-Factory writes it.
+    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form.
 
     >>> from_history([["1+1?", "2"]], "row 1")
     [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
@@ -69,16 +69,16 @@ def from_history(value: Any, where: str) -> list[Message]:
 
 
 def with_system(system: Any, turns: list[Message], where: str) -> list[Message]:
-    """A system prompt that stands in a field of its own goes first, unless there is one."""
+    """Put a system prompt from its own field first, unless the turns have one."""
     if system is None or system == "" or (turns and turns[0]["role"] == "system"):
         return turns
     return [*as_messages(system, where, role="system"), *turns]
 
 
 def info_of(messages: Any) -> dict[str, Any]:
-    """What AM-DeepSeek-R1-Distilled writes beside its messages: the first value of each field.
+    """The `info` of AM-DeepSeek-R1-Distilled's messages: the first value of each field.
 
-    Its `think_content` and `answer_content` are parts of the reply once more and are left out.
+    Its `think_content` and `answer_content` repeat parts of the reply and are left out.
 
     >>> asked = {"role": "user", "content": "1+1?", "info": {"source": "gsm", "reference_answer": "2"}}
     >>> said = {"role": "assistant", "content": "2", "info": {"source": "r1", "test_case": None}}
@@ -99,7 +99,7 @@ def carries_info(messages: Any) -> bool:
 
 
 def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:
-    """Fresh messages, or None if the value is something else."""
+    """New messages, or None if the value is something else."""
     turns: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(name), str) for name in names) for turn in turns):
         return None

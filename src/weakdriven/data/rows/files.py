@@ -36,9 +36,9 @@ def read_rows(path: str, split: str = "train") -> Iterator[Row]:
 
 
 def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Row | UserError]:
-    """As `read_rows` from the row after `start` rows on, with the error in its place for a line that is no row.
+    """As `read_rows` after skipping `start` rows; a line that is not a row gives its error instead of raising it.
 
-    Of JSONL, lines before the start are not parsed; what is no longer lines (a torn archive) is raised as ever.
+    Skipped lines of JSONL are not parsed. An error of the whole file (a damaged archive) is raised.
     """
     file = None if path == EMBEDDED else find_file(path)
     if file is None or file.suffix == ".parquet" or _inner_ending(file) == ".json":
@@ -53,7 +53,7 @@ def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Ro
 
 
 def count_rows(path: str, split: str = "train") -> int:
-    """How many rows `read_rows` gives, without looking into lines of JSONL."""
+    """Number of rows that `read_rows` gives, without parsing lines of JSONL."""
     if path == EMBEDDED:
         return len(demo_rows(split))
     if (file := find_file(path)) is None:
@@ -66,12 +66,12 @@ def count_rows(path: str, split: str = "train") -> int:
 
 
 def find_file(path: str) -> Path | None:
-    """The file that a source names, fetched if it is at an address; None if it is a dataset on the Hub."""
+    """The file of a source, downloaded if it is an address; None for a dataset on the Hub."""
     if is_remote(path):
         return _known_kind(fetch(path), path)
     try:
         file = Path(path).expanduser()
-    except RuntimeError:  # the home of a user who is not there
+    except RuntimeError:  # ~name of an unknown user
         raise UserError(f"{path}: there is no such data file.") from None
     if file.is_file():
         return file
@@ -101,7 +101,7 @@ def split_config(path: str) -> tuple[str, str | None]:
 
 
 def hub_rows(path: str, split: str) -> Any:
-    """A split of a Hub dataset, of one of its configurations where it has several, mapped from disk."""
+    """A split of a Hub dataset (of one configuration, if it has several), mapped from disk."""
     from datasets import load_dataset
 
     name, config = split_config(path)
@@ -114,7 +114,7 @@ def hub_rows(path: str, split: str) -> Any:
 
 
 def refuse_configuration(name: str, config: str | None) -> None:
-    """Say which configurations there are, if `datasets` knows them and this is none of them."""
+    """Raise an error that lists the configurations, if `datasets` knows them and this is none of them."""
     from datasets import get_dataset_config_names, get_dataset_default_config_name
 
     try:

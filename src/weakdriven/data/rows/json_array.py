@@ -1,4 +1,4 @@
-"""The rows of one large JSON list, each as soon as it is whole, so that the file need not fit in memory."""
+"""Reads one large JSON list row by row, so that the file need not fit in memory."""
 
 import json
 import re
@@ -7,15 +7,15 @@ from itertools import islice
 from typing import Any
 
 BLOCK = 1 << 20
-"""Characters that a block of text has, about."""
+"""Approximate characters of a block of text."""
 NEAR_THE_END = 16
-"""Where text stops in mid-row, the decoder stumbles no further than this from its end, or over an open string."""
+"""If a block ends within a row, the decoder fails within this distance of its end, or at an unterminated string."""
 SPACE = re.compile(r"[ \t\r\n]*")
 FOUND = {"{": "dict", '"': "str", "": "nothing"}
 
 
 class NotJson(ValueError):
-    """Says in which line, and why."""
+    """Names the line and the reason."""
 
 
 class JsonArray:
@@ -74,7 +74,7 @@ class JsonArray:
                 return self.text[self.at : self.at + 1]
 
     def more(self) -> bool:
-        """Forget what is done and read on: twice as much each time, because a row that is cut is decoded again."""
+        """Drop what was decoded and read on; read more each time, because an incomplete row is decoded again."""
         rest = self.text[self.at :]
         self.line += self.text.count("\n", 0, self.at)
         fresh = "".join(islice(self.blocks, 1 + len(rest) // BLOCK))

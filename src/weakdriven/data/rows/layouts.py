@@ -1,4 +1,4 @@
-"""Layouts that training rows come in -> Example. `detect` says which one, `as_example` reads a row."""
+"""Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -30,12 +30,12 @@ PARTS = {
     "question/solution": ("question", "context", "options", "starter_code", "tests", "solution"),
     "Alpaca": ("instruction", "input", "system", "history", "output"),
 }
-"""Fields that each layout reads; all layouts also know id, domain, source and an answer."""
+"""Fields that each layout reads, besides id, domain, source and an answer."""
 TAKEN = {
     "code": {"prompt", "solution", "completion", "instruct_prompt"},
     "question/solution": {"question", "solution"},
 }
-"""Fields of these layouts that end in the prompt or the completion; the others stay in meta, for a grader."""
+"""Fields that become the prompt or the completion; the others stay in meta, for graders."""
 REPLIES = {
     "code": ("solution", "completion"),
     "prompt/completion": ("completion",),
@@ -45,14 +45,14 @@ REPLIES = {
 
 
 class Layout(NamedTuple):
-    """What `detect` found in the first rows of a source."""
+    """The layout of a source."""
 
     name: str
     fields: tuple[str, ...]
-    """Those of its fields that are read."""
+    """The fields of its rows that are read."""
 
     def refuse_other(self, row: Row, where: str) -> None:
-        """One source has one layout: a row in another is a mistake in whatever wrote the file."""
+        """Raise an error for a row in another layout; a source has one."""
         found = layout_name(row)
         if found is None:
             raise unknown_layout(row, where)
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
 
 
 def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = True) -> Layout:
-    """The layout of a source, from its first rows; rows of several layouts, or of none, are an error.
+    """The layout of a source's first rows; rows of several layouts, or of none, are an error.
 
     >>> detect([{"instruction": "Add.", "input": "1, 2", "output": "3"}])
     Layout(name='Alpaca', fields=('instruction', 'input', 'output'))
@@ -91,7 +91,7 @@ def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = 
 
 
 def layout_name(row: Row) -> str | None:
-    """The layout that the fields of a row show; the first of several. Null columns may be those of other rows."""
+    """The first layout that fits the fields of a row; fields that are null count only if nothing else fits."""
     filled = {name: value for name, value in row.items() if value is not None}
     return _named(filled) or _named(row)
 
@@ -114,11 +114,11 @@ def unknown_layout(row: Row, where: str) -> UserError:
 
 
 def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:
-    """Read one row in whichever of the known layouts it has.
+    """Read one row in any known layout.
 
     Args:
-        number: Counts from 1 and stands in for a missing id.
-        domain: Of rows that name none: math, code or logic.
+        number: Counts from 1 and replaces a missing id.
+        domain: Domain of rows that name none: math, code or logic.
     """
     where = f"{path}, row {number}"
     if (name := layout_name(row)) is None:
@@ -184,7 +184,7 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
 
 
 def rationale(row: Row) -> tuple[str, str | None]:
-    """Solution and final answer of a row as openai/gsm8k has them, both in `answer`.
+    """Solution and final answer of a row of openai/gsm8k, which has both in `answer`.
 
     >>> rationale({"question": "1+1?", "answer": "It is 2.\\n#### 2"})
     ('It is 2.', '2')
@@ -194,7 +194,7 @@ def rationale(row: Row) -> tuple[str, str | None]:
 
 
 def refuse_wrong_options(options: Any, where: str) -> None:
-    """Options are lettered, so they are a list of no more texts than there are letters."""
+    """Raise an error unless options are a list of texts, no more than there are letters."""
     good = options is None or (
         isinstance(options, list)
         and len(options) <= len(LETTERS)
@@ -214,13 +214,13 @@ def _text(row: Row, field: str, where: str) -> str:
 
 
 def _learns_all_turns(name: str, row: Row, prompt: list[Message]) -> bool:
-    """In a conversation every reply is learned; what stands in a field called prompt is not, unless the row says so."""
+    """In a conversation every reply is learned; replies in a field `prompt` only if the row says so."""
     asked_for = row.get("all_turns") is True if name == "prompt/completion" else True
     return asked_for and any(message["role"] == "assistant" for message in prompt)
 
 
 def _with_every_reply(example: Example, where: str, needs_completion: bool) -> Example:
-    """Checked for blank replies; where those are allowed, one makes the whole completion empty."""
+    """The example, if no reply is blank; else an error, or an empty completion where that is allowed."""
     if all(reply.strip() for reply in example.replies()):
         return example
     if needs_completion:

@@ -1,8 +1,8 @@
-"""Data files at an address (s3://, gs://, https://, hf:// and whatever else fsspec knows): fetched once, then local.
+"""Data files at an address (s3://, gs://, https://, hf:// and whatever else fsspec knows): downloaded once.
 
-The cache is by content, as the Hub's is: `blobs/<sha256><ending>` are files, `refs/<hash of the address>.json` say
-which one an address gave last, and by what mark (ETag, checksum or time) the other side would tell of a newer one. So
-a file that moves keeps its content, its name here and with it the keys of all that was made from it.
+The cache is addressed by content, like the Hub's: `blobs/<sha256><ending>` are files, and `refs/<hash of the
+address>.json` say which file an address gave last, with its version mark (ETag, checksum or time). A file that moves to
+another address therefore keeps its name here, and with it the keys of everything made from it.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ COPY = "copy the file to this machine"
 DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 DRIVERS |= {"sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"}
 MARKS = ("ETag", "etag", "md5Hash", "md5", "checksum", "sha256", "mtime", "LastModified", "last_modified", "updated")
-"""What file systems call the mark of a file's content, or the time of its last change."""
+"""Names that file systems give to a file's checksum or the time of its last change."""
 BLOCK = 1 << 20
 _fetched: dict[str, Path] = {}
 
@@ -47,7 +47,7 @@ def cache_folder() -> Path:
 
 
 def fetch(address: str) -> Path:
-    """The local file with what an address holds; asked once in a process, and copied only if it is new."""
+    """The local copy of an address; checked once in a process, and downloaded only if it is new."""
     if (known := _fetched.get(address)) is None or not known.is_file():
         known = _fetched[address] = _fetch(address)
     return known
@@ -63,7 +63,7 @@ def _fetch(address: str) -> Path:
         found = system.info(place)
     except FileNotFoundError:
         raise UserError(f"{without_login(address)}: there is no such file; check the address.") from None
-    except Exception as error:  # of the network, the service or its login: every driver has its own
+    except Exception as error:  # every driver has its own exceptions
         if have:
             logger.warning("%s cannot be reached; the copy fetched before is used.", without_login(address))
             return cached
@@ -84,7 +84,7 @@ def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
     """The file system of an address, and the place in it.
 
     Args:
-        instead: What else a user can do where it cannot be reached.
+        instead: What a user can do if it cannot be reached.
     """
     import fsspec.core
 
@@ -104,7 +104,7 @@ def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
 
 
 class _Web:
-    """Files over HTTP; fsspec's own driver for them needs a package that nothing else here does."""
+    """Files over HTTP; fsspec's driver would need aiohttp."""
 
     def info(self, address: str) -> dict[str, Any]:
         answer = httpx.head(address, follow_redirects=True, timeout=30)
@@ -146,7 +146,7 @@ def unreachable(address: str, error: Exception, instead: str = COPY) -> UserErro
 
 
 def reason(address: str, error: Exception) -> str:
-    """What a driver says went wrong, in one line, without the secrets of the address.
+    """A driver's error in one line, without the secrets of the address.
 
     >>> reason("s3://me:pa55@bucket/x", ValueError("no bucket me:pa55@bucket"))
     'ValueError: no bucket me:…@bucket'
@@ -160,7 +160,7 @@ def reason(address: str, error: Exception) -> str:
 
 
 def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
-    """The blob, hashed while it is copied and put in place whole."""
+    """Download to a blob, hashed on the way and renamed when complete."""
     folder = cache_folder() / "blobs"
     folder.mkdir(parents=True, exist_ok=True)
     digester, count = hashlib.sha256(), 0
@@ -175,10 +175,10 @@ def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
                         file.write(block)
             except FileNotFoundError:
                 raise UserError(
-                    f"{without_login(address)}: the file was removed while it was fetched; check it."
+                    f"{without_login(address)}: the file disappeared during the download; check it."
                 ) from None
             except Exception as error:
-                if isinstance(error, OSError) and error.errno is not None:  # a full disk is ours
+                if isinstance(error, OSError) and error.errno is not None:  # such as a full disk here
                     raise
                 raise unreachable(address, error) from None
             file.flush()
@@ -193,7 +193,7 @@ def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
 
 
 def ending(place: str) -> str:
-    """What a reader goes by, and nothing else of a name that somebody else chose.
+    """The file ending that decides how a file is read, and nothing else of its name.
 
     >>> ending("bucket/train.jsonl.gz"), ending("x/rows.parquet?version=3"), ending("x/..."), ending("x/a.b/c")
     ('.jsonl.gz', '.parquet', '', '')

@@ -1,4 +1,4 @@
-"""What decides the rows of a data source, for the keys of what is made from it."""
+"""The identity of a data source's rows, for stage keys."""
 
 from huggingface_hub import HfApi
 
@@ -9,7 +9,7 @@ from weakdriven.runs.files import file_digest
 
 
 def data_key(path: str, split: str) -> str:
-    """What decides the rows of a source: a file's content, the generator's version, a Hub dataset's commit."""
+    """Identity of a source's rows: a file's content, the generator's version, or a Hub dataset's commit."""
     if path == EMBEDDED:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
     if file := find_file(path):
@@ -19,6 +19,6 @@ def data_key(path: str, split: str) -> str:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     try:
         commit = HfApi().dataset_info(split_config(path)[0]).sha
-    except Exception:  # offline: the cached copy is used, whichever it is; a wrong name fails when it is loaded
+    except Exception:  # offline: the cached copy is used; a wrong name fails when it is loaded
         commit = "cached"
     return f"{path}@{commit}/{split}"

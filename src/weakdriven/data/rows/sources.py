@@ -1,4 +1,4 @@
-"""A data source: its rows (`data/files.py`) in the layout that its first ones show (`data/layouts.py`) -> Examples."""
+"""A data source as Examples: its rows (`files.py`), in the layout of the first ones (`layouts.py`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from weakdriven.errors import UserError
 __all__ = ["EMBEDDED", "Example", "Message", "Source", "as_example", "load_examples", "open_source", "read_rows"]
 __all__ += ["refuse_broken_text"]
 FIRST_ROWS = 20
-"""How many rows are looked at to tell the layout."""
+"""Rows from which the layout is detected."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Examples that are read anew each time they are walked over; only their ids are kept in memory."""
+    """Examples that are read anew at each iteration; only their ids are kept in memory."""
 
     path: str
     split: str
@@ -33,14 +33,14 @@ class Source:
             example = self._example(row, number)
             if example.id in seen:
                 raise UserError(
-                    f"{self.path}: id {example.id!r} stands in rows {self._row_of(example.id)} and {number}; "
+                    f"{self.path}: id {example.id!r} is in rows {self._row_of(example.id)} and {number}; "
                     "ids must be unique."
                 )
             seen.add(example.id)
             yield example
 
     def count(self) -> int:
-        """How many examples there are, if all can be read."""
+        """Number of examples, if all can be read."""
         rows = count_rows(self.path, self.split)
         return rows if self.limit is None else min(rows, self.limit)
 
@@ -61,12 +61,12 @@ def open_source(
     domain: str = "",
     empty_completions: str = "error",
 ) -> Source:
-    """Detect the layout of a source; no row after the first few is read yet.
+    """Detect the layout of a source from its first rows; the others are not read yet.
 
     Args:
-        domain: Of rows that name none: math, code or logic.
-        empty_completions: `drop` keeps rows without a completion as examples whose completion is empty, for whoever
-            counts them; else they are an error.
+        domain: Domain of rows that name none: math, code or logic.
+        empty_completions: With `drop`, rows without a completion become examples with an empty one, which the caller
+            counts; else they are an error.
     """
     first = islice(read_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS))
     layout = detect(first, path, needs_completion=empty_completions != "drop")
