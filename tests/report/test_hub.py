@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from hub_server import TOKEN, HubServer
 from run_files import put
-from weakdriven.report.hub import files_to_push
+from weakdriven.report.card.hub import files_to_push
 
 KEY = "ab12"
 

@@ -10,7 +10,6 @@ import pytest
 from weakdriven.commands.app import main
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError, explain
-from weakdriven.report.watch import Page
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.redact import masked
 
@@ -77,17 +76,6 @@ def test_error_sentences_are_masked():
 def test_files_of_a_run_are_masked(tmp_path):
     write_json(tmp_path / "manifest.json", {"counters": {"url": f"https://u:p@h?token={HF}"}})
     assert HF not in (tmp_path / "manifest.json").read_text(encoding="utf-8")
-
-
-def test_the_watched_page_and_its_problem_are_masked(tmp_path):
-    page = Page(tmp_path, lambda _: f"<head></head><body>{HF}</body>")
-    assert page.refresh() and HF.encode() not in page.content and "hf_…".encode() in page.content
-
-    def broken(_):
-        raise ValueError(HF)
-
-    failing = Page(tmp_path, broken)
-    assert not failing.refresh() and failing.problem.endswith("ValueError: hf_…")
 
 
 @pytest.mark.parametrize("override", [f"model={HF}", f"data.path=https://u:{HF}@h/x.jsonl", f"report_to=[{HF}]"])

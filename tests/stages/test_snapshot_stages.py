@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_cases import parse
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conftest import Recorder, run_small, small_recipe
+from recipe_cases import parse
 from run_files import put, put_active, put_scores
 from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
 from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.report import accuracy_rows, load_run
-from weakdriven.report.run.why import load_selection
+from weakdriven.report.selection_explained import load_selection
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest, read_json
 from weakdriven.wmss import trainer as joint

@@ -25,10 +25,9 @@ from weakdriven.commands.diagnose import diagnose
 from weakdriven.commands.eval import eval_app
 from weakdriven.commands.hub import Private, PushToHub, export_hub, refuse_push
 from weakdriven.commands.plan import plan
-from weakdriven.commands.report import report_app
+from weakdriven.commands.report import report_app, watch
 from weakdriven.commands.sweep import sweep
 from weakdriven.commands.verify import verify
-from weakdriven.commands.watch import watch
 from weakdriven.config.file import describe, dump_recipe, extended, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError, explain
@@ -61,7 +60,7 @@ app.add_typer(data_app, name="data", no_args_is_help=True)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(diagnose)
 app.command()(plan)
-app.command()(watch)
+app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(watch)
 app.command()(verify)
 export_app.command("hub")(export_hub)
 app.command()(sweep)
