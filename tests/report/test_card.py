@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from run_files import put
 from weakdriven.commands.app import app
 from weakdriven.report import load_run
-from weakdriven.report.card import MARK, escaped, result_stages, write_cards
-from weakdriven.report.card_facts import hub_id, licence, public_name, without_paths
+from weakdriven.report.card.card import MARK, escaped, result_stages, write_cards
+from weakdriven.report.card.front_matter import licence
+from weakdriven.report.card.public_names import hub_id, public_name, without_paths
 from weakdriven.report.run.verdict import verdict
 
 EVIL = "<script>alert(1)</script>"
@@ -209,7 +210,7 @@ def test_a_card_that_someone_edited_stays_and_an_own_one_is_written_again(tmp_pa
     edited = path.read_text().replace("# demo", "# My model")
     path.write_text(edited)
     output = CliRunner().invoke(app, ["report", str(run)]).output
-    assert "README.md was edited and is left as it is" in output and path.read_text() == edited
+    assert "README.md was edited" in output and path.read_text() == edited
     path.write_text("# Mine\n")
     assert write_cards(run) == {path: False} and path.read_text() == "# Mine\n"
 

@@ -10,7 +10,7 @@ from report_runs import EVIL, finish, specs, start, write_plan
 from run_files import put
 from weakdriven.commands.app import app
 from weakdriven.errors import UserError
-from weakdriven.report.compare.page import apart, headline, write_compare
+from weakdriven.report.compare.page import headline, is_significant, write_compare
 from weakdriven.report.compare.runs import runs_compared
 from weakdriven.runs.files import read_json, write_json
 
@@ -42,7 +42,7 @@ def test_every_model_of_every_run_is_a_row_tested_against_the_first_control(runs
     assert wmss["seconds"] == pytest.approx(43.5)
 
 
-def test_folders_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:
+def test_folders_of_the_same_name_get_different_labels(runs: list[Path], tmp_path: Path) -> None:
     other = Path(shutil.copytree(runs[0], tmp_path / "deep/a"))
     labels = [row["method"] for row in runs_compared([runs[0], other], None)["rows"]]
     assert len(set(labels)) == 8 and any(label.startswith("deep/a: ") for label in labels)
@@ -61,8 +61,8 @@ def test_what_is_not_finished_is_named(runs: list[Path], tmp_path: Path) -> None
     write_json(runs[0] / "plan.json", plan | {"eval/sft/gsm8k": "not yet"})
     found = runs_compared([*runs, tmp_path / "begun"], None)
     assert found["missing"] == [
-        "begun: no model has been evaluated",
         "a: M1 (after phase-1 SFT): not all of its benchmarks are finished",
+        "begun: no model has been evaluated",
     ]
     assert len(found["rows"]) == 6
     page = write_compare([*runs, tmp_path / "begun"], tmp_path / "c.html").read_text(encoding="utf-8")
@@ -74,10 +74,10 @@ def test_a_run_without_a_plan_is_shown_as_it_stands(runs: list[Path]) -> None:
     assert len(runs_compared(runs, None)["rows"]) == 8
 
 
-def test_runs_that_were_asked_other_items_are_refused(runs: list[Path]) -> None:
+def test_runs_that_were_evaluated_on_other_items_are_refused(runs: list[Path]) -> None:
     for path in runs[1].glob("eval/*/*/scores.json"):
         write_json(path, read_json(path) | {"golds": "other"})
-    with pytest.raises(UserError, match="no benchmark in common"):
+    with pytest.raises(UserError, match="share no benchmark"):
         runs_compared(runs, None)
 
 
@@ -105,9 +105,11 @@ def test_labels_are_never_markup(runs: list[Path], tmp_path: Path) -> None:
     assert page.lower().count("<script") == 3
 
 
-def test_only_what_problems_and_seeds_both_speak_for_is_called_a_difference() -> None:
-    assert apart({"p_items": 0.01, "p_seeds": None}) and apart({"p_items": 0.01, "p_seeds": 0.04})
-    assert not apart({"p_items": 0.01, "p_seeds": 0.2}) and not apart({"p_items": 0.2, "p_seeds": 0.01})
+def test_a_difference_is_significant_only_if_both_tests_are() -> None:
+    assert is_significant({"p_items": 0.01, "p_seeds": None}) and is_significant({"p_items": 0.01, "p_seeds": 0.04})
+    assert not is_significant({"p_items": 0.01, "p_seeds": 0.2}) and not is_significant(
+        {"p_items": 0.2, "p_seeds": 0.01}
+    )
 
 
 def test_the_headline_names_the_better_the_worse_and_the_rest() -> None:
@@ -117,7 +119,7 @@ def test_the_headline_names_the_better_the_worse_and_the_rest() -> None:
 
     words = headline([row("up", 0.6, 0.001), row("down", 0.3, 0.001), row("same", 0.5, 0.9)], "sft")
     assert words[0] == "Highest score: up, 60.0 [60.0, 60.0] percent."
-    assert "Told apart from sft and better, in points: up (+10.0)." in words
-    assert "Told apart from sft and worse, in points: down (-20.0)." in words
-    assert "Not told apart from sft: same." in words
+    assert "Significantly better than sft: up (+10.0 points)." in words
+    assert "Significantly worse than sft: down (-20.0 points)." in words
+    assert "No significant difference from sft: same." in words
     assert headline([], "sft") == ["Nothing has been evaluated yet, so there is nothing to compare."]

@@ -35,7 +35,7 @@ def test_no_colour_is_left_without_a_value():
         CURVE,
         bar_figure("b", "B", [{"group": "g", "name": "a", "value": 1.5}], x="x", colours={"a": "blue"}),
         interval_figure(
-            "i", "I", [{"label": "a", "colour": "blue", "value": 1, "low": 0, "high": 2, "told": "1"}], x="x"
+            "i", "I", [{"label": "a", "colour": "blue", "value": 1, "low": 0, "high": 2, "text": "1"}], x="x"
         ),
     ],
     ids=lambda one: one.name,

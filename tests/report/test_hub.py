@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from hub_server import TOKEN, HubServer
 from run_files import put
-from weakdriven.report.hub import files_to_push
+from weakdriven.report.card.hub import files_to_push
 
 KEY = "ab12"
 
@@ -115,8 +115,8 @@ def test_a_push_that_fails_says_where_the_model_is_and_how_to_try_again(tmp_path
 @pytest.mark.parametrize(
     ("repo", "role", "changes", "message"),
     [
-        ("demo", "write", {}, "'demo' is no name of a model on the Hub"),
-        ("lab/a/b", "write", {}, "'lab/a/b' is no name of a model on the Hub"),
+        ("demo", "write", {}, "'demo' is not a name of a model on the Hub"),
+        ("lab/a/b", "write", {}, "'lab/a/b' is not a name of a model on the Hub"),
         ("lab/demo", "read", {}, "The token of me may only read; log in with hf auth login"),
         ("others/demo", "write", {}, "me may not write to others/demo; give one of me, lab as owner"),
         ("lab/demo", "write", {"HF_TOKEN": "hf_wrong"}, "The Hub does not accept the login here (Invalid user token"),

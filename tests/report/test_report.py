@@ -33,7 +33,7 @@ def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Pa
     assert "built-in method" not in page
 
 
-def test_all_models_stand_in_the_accuracy_table_under_their_human_names(tmp_path: Path) -> None:
+def test_all_models_are_in_the_accuracy_table_under_their_human_names(tmp_path: Path) -> None:
     finish(tmp_path)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     for name in ("M0, base model", "M1, after phase-1 SFT", "SFT, same epochs", "WMSS, round 1"):
@@ -51,7 +51,7 @@ def test_the_scatter_has_one_point_per_example(tmp_path: Path) -> None:
 def test_long_runs_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     finish(tmp_path, examples=SCATTER_POINTS + 5, steps=3 * CURVE_POINTS)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert len(points(page)) == SCATTER_POINTS and "A random 2,000 of them are drawn" in page
+    assert len(points(page)) == SCATTER_POINTS and "A random sample of 2,000 is shown" in page
     assert "mean of 3 logged values (mixed), 3 logged values (strong alone), 3 logged values (weak alone)" in page
     rows = [row for row in specs(page)["loss-round-1"]["data"]["values"] if row["name"] == "mixed"]
     logged = [row["loss"] for row in load_run(tmp_path)["metrics"]["round-1/strong"]]
@@ -86,7 +86,7 @@ def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
     assert list(specs(page)) == ["loss-sft", "stages-time", "stages-memory"]
 
 
-def test_a_stage_under_way_is_unfinished_and_its_work_folder_is_no_stage(tmp_path: Path) -> None:
+def test_a_stage_in_progress_is_unfinished_and_its_work_folder_is_no_stage(tmp_path: Path) -> None:
     start(tmp_path)
     manifest(tmp_path, ".work/entropy--base/out", 30)
     stages = {stage["name"]: stage["status"] for stage in load_run(tmp_path)["stages"]}
@@ -152,12 +152,12 @@ def test_files_of_different_examples_are_not_joined(tmp_path: Path) -> None:
     put_active(tmp_path, 1, ids, [1 / 60] * 60, [1] * 60)
     data = load_run(tmp_path)
     assert data["problems"] == [
-        "round-1/active: its examples are not those of the entropies; the chart leaves the draw out."
+        "round-1/active: the draw is of other examples than the entropies; the chart leaves it out."
     ]
     assert len(data["rounds"][0]["points"]) == 60 and not data["rounds"][0]["drawn"]
     put_scores(tmp_path, "base", ids, [1.0] * 60)
     data = load_run(tmp_path)
-    assert "the two models' entropies are of different examples" in data["problems"][0]
+    assert "the entropies of the two models are of different examples" in data["problems"][0]
     assert data["rounds"][0]["points"] == []
 
 
@@ -180,7 +180,7 @@ def test_questions_are_read_only_for_points_that_are_drawn(tmp_path: Path) -> No
     put(tmp_path / "data/examples.jsonl", "\n".join(lines[:1000]))
     (problem,) = load_run(tmp_path)["problems"]
     missing = sum(row >= 1000 for row in rows)
-    assert f"{missing:,} of 2,000 charted examples do not stand there in their place" in problem
+    assert f"{missing:,} of 2,000 charted examples were not found in their row" in problem
 
 
 def test_a_run_that_only_selects_shows_its_selection(tmp_path: Path) -> None:
@@ -223,10 +223,9 @@ def test_the_cost_of_choosing_the_data_by_hand() -> None:
     assert (cost["seconds"], cost["training_seconds"], cost["share"]) == (50, 250, 0.2)
     assert (cost["control_seconds"], cost["control_share"]) == (200, 0.25)
     assert [(one["model"], one["tokens_per_second"]) for one in cost["scans"]] == [("base", 2500), ("sft", None)]
-    assert cost_words(cost) == (
-        "Choosing the data (WD-DS: the models' entropies and the draw) took 50.0 s, 20.0% of the 4 min 10 s that this "
-        "run spent on all but evaluation and baselines. The SFT control took 3 min 20 s in all; WD-DS is 25.0% of that."
-    )
+    words = cost_words(cost)
+    assert "took 50.0 s, 20.0% of the 4 min 10 s" in words
+    assert "SFT control took 3 min 20 s; WD-DS took 25.0% of that" in words
 
 
 def test_entropies_of_another_run_cost_nothing_here() -> None:
@@ -241,11 +240,11 @@ def test_entropies_of_another_run_cost_nothing_here() -> None:
     assert cost_words(cost).endswith("Entropies taken over from another run are not counted.")
 
 
-def test_the_cost_of_a_run_under_way_is_told_so_far() -> None:
+def test_the_cost_of_a_run_in_progress_is_so_far() -> None:
     waiting = [stage(one["name"], None, "not run yet") if one["name"] == "round-1/strong" else one for one in COSTLY]
     cost = selection_cost(waiting[:6])
     assert cost is not None and cost["control_share"] is None
-    assert "took 50.0 s so far, 31.2% of the 2 min 40 s that this run spent so far" in cost_words(cost)
+    assert "took 50.0 s so far, 31.2% of the 2 min 40 s" in cost_words(cost)
 
 
 def test_stages_of_an_older_recipe_cost_nothing_and_no_selection_has_no_cost() -> None:
@@ -255,23 +254,31 @@ def test_stages_of_an_older_recipe_cost_nothing_and_no_selection_has_no_cost() -
     assert selection_cost(COSTLY[:2]) is None and selection_cost([]) is None
 
 
-def test_the_page_tells_what_choosing_the_data_cost(tmp_path: Path) -> None:
+def test_the_page_shows_the_cost_of_data_selection(tmp_path: Path) -> None:
     finish(tmp_path)
     manifest(tmp_path, "entropy/sft", 23, reused_from="runs/other")
     page = write_report(tmp_path).read_text(encoding="utf-8")
     # 25.5 s of entropy/base and 27.5 s of the draw, beside 4.5 s of data, 23.5 s of SFT, 43.5 s of joint training
-    assert "took 53.0 s, 42.6% of the 2 min 04 s" in page and "WD-DS is 119.1% of that" in page
+    assert "took 53.0 s, 42.6% of the 2 min 04 s" in page and "WD-DS took 119.1% of that" in page
     assert "<td>196</td>" in page and "taken over from runs/other" in page
     start(tmp_path / "begun")
-    assert "What choosing the data cost" not in write_report(tmp_path / "begun").read_text(encoding="utf-8")
+    assert "Cost of data selection" not in write_report(tmp_path / "begun").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "wmss, control, headline",
     [
-        (70, 50, "WMSS (round 1) is better than SFT (same epochs): 20.0 points more on arithmetic, 95% interval +"),
-        (40, 70, "WMSS (round 1) is worse than SFT (same epochs): 30.0 points less on arithmetic, 95% interval -"),
-        (50, 53, "No difference can be told between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
+        (
+            70,
+            50,
+            "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on ",
+        ),
+        (
+            40,
+            70,
+            "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on ",
+        ),
+        (50, 53, "No significant difference between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
     ],
 )
 def test_the_verdict_says_no_more_than_the_paired_test(tmp_path: Path, wmss: int, control: int, headline: str) -> None:
@@ -320,7 +327,7 @@ def test_a_second_round_pairs_the_two_models_before_it(tmp_path: Path) -> None:
     assert waiting == second
 
 
-def test_what_an_older_recipe_left_stands_in_the_stage_table_and_nowhere_else(tmp_path: Path) -> None:
+def test_stages_of_an_older_recipe_are_in_the_stage_table_and_nowhere_else(tmp_path: Path) -> None:
     finish(tmp_path)
     left = ["entropy/sft", "round-1/active", "round-1/strong", "eval/round-1/arithmetic"]
     write_plan(tmp_path, [name for name in PLAN if name not in left])
@@ -371,10 +378,10 @@ def test_without_a_readable_plan_the_stages_on_disk_count(tmp_path: Path, text: 
 def test_the_page_says_how_much_each_side_was_trained(tmp_path: Path) -> None:
     finish(tmp_path)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    told = "WMSS (round 1) on 1,040 rows, 80 steps; SFT (same epochs) on 1,280 rows, 80 steps."
-    assert f"Trained in all: {told}" in page
+    words = "WMSS (round 1) on 1,040 rows, 80 steps; SFT (same epochs) on 1,280 rows, 80 steps."
+    assert f"Total training: {words}" in page
     (tmp_path / "sft/manifest.json").unlink()
-    assert "Trained in all" not in write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Total training" not in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(tmp_path: Path) -> None:
@@ -388,7 +395,7 @@ def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(tmp_path
     assert "sft" not in {row["stage"] for row in specs(page)["stages-time"]["data"]["values"]}
 
 
-def test_a_training_under_way_is_drawn_also_where_an_older_result_is_still_there(tmp_path: Path) -> None:
+def test_a_training_in_progress_is_drawn_also_where_an_older_result_is_still_there(tmp_path: Path) -> None:
     finish(tmp_path)
     write_plan(tmp_path, PLAN, sft="cd34")
     put(work_folder(tmp_path, "sft") / "work" / "metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
@@ -401,7 +408,7 @@ def test_missing_entropies_are_not_called_no_selection(tmp_path: Path) -> None:
     finish(tmp_path)
     (tmp_path / "entropy/base/scores.parquet").unlink()
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "nothing is selected" not in page and "entropies of round 1 are not there" in page
+    assert "nothing is selected" not in page and "entropies of round 1 are missing" in page
     write_plan(tmp_path, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
     assert "Round 1 trains on every example; nothing is selected." in write_report(tmp_path).read_text(encoding="utf-8")
 
@@ -409,15 +416,15 @@ def test_missing_entropies_are_not_called_no_selection(tmp_path: Path) -> None:
 def test_answers_that_are_gone_are_not_called_other_items(tmp_path: Path) -> None:
     finish(tmp_path)
     (tmp_path / "eval/round-1/arithmetic/samples.jsonl").unlink()
-    assert "answers are not there to be paired" in write_report(tmp_path).read_text(encoding="utf-8")
+    assert "are missing, so the two cannot be tested" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_a_diagnosis_of_another_version_is_told_and_left_out(tmp_path: Path) -> None:
+def test_a_diagnosis_of_another_version_is_mentioned_and_left_out(tmp_path: Path) -> None:
     finish(tmp_path)
     for name in ("logits", "gradients", "drift"):
         put(tmp_path / f"diagnostics/{name}.json", {"facts": {"version": 0, "round": 1}, "pairs": {}, "models": []})
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "diagnostics is not whole or of another version; run weakdriven diagnose again." in page
+    assert "diagnostics is incomplete or of another version; run weakdriven diagnose again." in page
 
 
 def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from run_files import put, put_active, put_scores, put_table
 from weakdriven.errors import UserError
-from weakdriven.report.run.columns import read_row
-from weakdriven.report.run.why import describe_example, find_round, load_selection, summarise
-from weakdriven.report.selection_explained import explain_example, explain_selection
+from weakdriven.report.files import read_row
+from weakdriven.report.selection_explained import explain_example, explain_selection, load_selection
+from weakdriven.report.selection_explained.facts import describe_example, summarise
+from weakdriven.report.selection_explained.load import find_round
 
 IDS = ["a", "b", "c", "d"]
 WEAK, STRONG = [1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0]
@@ -122,7 +123,7 @@ def test_a_selection_is_printed_in_words(tmp_path: Path) -> None:
     assert "What is a?" not in text
 
 
-def test_the_official_formula_is_told_as_it_is_computed(tmp_path: Path) -> None:
+def test_the_official_formula_is_printed_as_it_is_computed(tmp_path: Path) -> None:
     run = write_run(tmp_path, probability=OFFICIAL, formula="official")
     text = printed(explain_selection, run, None)
     assert "0.1 on the entropy under the weak model" in text and "each divided by its sum over the data" in text
@@ -142,7 +143,7 @@ def test_one_example_by_hand(tmp_path: Path) -> None:
     assert facts["strong"]["nll"] == 0.7 and facts["weak"]["target_probability"] == 0.7
     assert facts["truncated"] and facts["draws"] == 1
     assert facts["verdict"] == (
-        "Chosen, by chance: its chance to be drawn at least once in 4 draws was 79.2%; "
+        "Chosen, by chance: its chance of at least one of 4 draws was 79.2%; "
         "98.0% of its weight comes from difficulty, the entropy under the strong model."
     )
 
@@ -189,7 +190,7 @@ def test_a_draw_without_any_weight_was_uniform(tmp_path: Path) -> None:
     printed(explain_example, run, None, "a")
 
 
-def test_tiny_chances_are_exact_and_never_told_as_zero(tmp_path: Path) -> None:
+def test_tiny_chances_are_exact_and_never_printed_as_zero(tmp_path: Path) -> None:
     entropies = [1e-9, 1.0]
     run = write_run(tmp_path)
     put_active(run, 1, ["rare", "usual"], np.array(entropies) / sum(entropies), [0, 1])
@@ -198,7 +199,7 @@ def test_tiny_chances_are_exact_and_never_told_as_zero(tmp_path: Path) -> None:
     facts = described(run, "rare")
     assert math.isclose(facts["chance"], 2e-9, rel_tol=1e-6)
     assert "was less than 0.1%" in facts["verdict"]
-    assert "not found in its place in data/examples.jsonl" in printed(explain_example, run, None, "rare")
+    assert "not found in data/examples.jsonl" in printed(explain_example, run, None, "rare")
 
 
 def test_text_of_the_data_cannot_steer_the_terminal(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_only_the_lines_of_wanted_examples_are_parsed(tmp_path: Path) -> None:
 
 def test_the_last_round_of_the_recipe_is_explained_unless_another_is_named(tmp_path: Path) -> None:
     run = write_run(write_run(tmp_path), turn=2)
-    assert load_selection(run).turn == 2 and load_selection(run).models == ("sft", "round-1")
+    assert load_selection(run).round_number == 2 and load_selection(run).models == ("sft", "round-1")
     assert find_round(run, 1) == (1, False)
     put(run / "plan.json", {"round-1/active": "active-1"})
     assert find_round(run) == (1, False) and find_round(run, 2) == (2, True)
@@ -230,7 +231,7 @@ def test_scores_that_are_not_those_of_the_draw_are_noted(tmp_path: Path) -> None
     run = write_run(tmp_path)
     put_scores(run, "sft", IDS, [0.4, 0.6, 0.9, 0])
     text = printed(explain_selection, run, None)
-    assert "Note: The probabilities in round-1/active do not follow from the entropies" in text
+    assert "Note: The probabilities in round-1/active do not follow from the present entropies" in text
 
 
 def test_one_row_is_found_in_whichever_part_of_the_file_it_is(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_a_run_without_a_selection_says_why(tmp_path: Path, recipe: str, words: 
 
 def test_a_round_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     run = write_run(write_run(tmp_path), turn=2)
-    assert "has no selection of round 3; there are those of round 1, 2: give --round." in refused(run, 3)
+    assert "has no selection of round 3; give --round with one of 1, 2." in refused(run, 3)
 
 
 def test_an_unknown_id_names_close_ones_and_how_ids_look(tmp_path: Path) -> None:
@@ -289,7 +290,9 @@ def test_an_unknown_id_names_close_ones_and_how_ids_look(tmp_path: Path) -> None
 def test_an_id_may_have_been_left_out_for_its_long_prompt(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     put(run / "data/manifest.json", {"counters": {"dropped_long_prompts": 3, "dropped_empty_completions": 1}})
-    with pytest.raises(UserError, match=r"may be one: 3 \(the prompt fills data\.max_length\), 1 \(no completion\)"):
+    with pytest.raises(
+        UserError, match=r"left out of the data: 3 \(the prompt fills data\.max_length\), 1 \(no completion\)"
+    ):
         described(run, "zz")
 
 
@@ -315,7 +318,7 @@ def test_a_column_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_scores_of_other_examples_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     put_scores(run, "sft", ["a", "c", "b", "d"], STRONG)
-    told = "entropy/sft scores 4 examples and round-1/active draws from 4, and their ids are not the same"
+    told = "entropy/sft scores 4 examples and round-1/active draws from 4, and their ids differ"
     assert told in refused(run)
 
 

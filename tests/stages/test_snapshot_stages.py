@@ -16,7 +16,7 @@ from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.report import accuracy_rows, load_run
-from weakdriven.report.run.why import load_selection
+from weakdriven.report.selection_explained import load_selection
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest, read_json
 from weakdriven.wmss import trainer as joint

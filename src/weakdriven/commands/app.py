@@ -11,12 +11,11 @@ from weakdriven.commands.eval import eval_app
 from weakdriven.commands.export import export_app
 from weakdriven.commands.plan import plan
 from weakdriven.commands.recipes import recipes_app
-from weakdriven.commands.report import report_app
+from weakdriven.commands.report import report_app, watch
 from weakdriven.commands.run import run
 from weakdriven.commands.select import select_app
 from weakdriven.commands.sweep import sweep
 from weakdriven.commands.verify import verify
-from weakdriven.commands.watch import watch
 from weakdriven.errors import explain
 from weakdriven.runs.processes import first_to_say, leave
 from weakdriven.runs.redact import redact_output
@@ -37,7 +36,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.command()(diagnose)
 app.add_typer(report_app, name="report", no_args_is_help=True)
-app.command()(watch)
+app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(watch)
 app.command()(verify)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(export_app, name="export")

@@ -1,4 +1,4 @@
-"""`weakdriven export hub` and `weakdriven run --push-to-hub`: what a run trained, on the Hub."""
+"""`weakdriven export hub` and `weakdriven run --push-to-hub`: push the model of a run to the Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,26 +14,26 @@ Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repos
 
 def export_hub(
     run: Annotated[Path, typer.Argument(help="A run directory.", callback=here)],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Model on the Hub; made if it is not there.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Model on the Hub; created if it does not exist.")],
     private: Private = False,
     debug: Debug = False,
 ) -> None:
     """Push the model that a run trained to the Hugging Face Hub: weights, tokenizer, card."""
     quieten_libraries()
-    from weakdriven.report.hub import push_run
+    from weakdriven.report.card.hub import push_run
 
     print(f"Pushed: {push_run(run, repo, private=private)}")
 
 
 def refuse_push(repo: str | None, *, private: bool = False) -> None:
-    """Before the hours of a run, not after them."""
+    """Check the push before the hours of a run, not after them."""
     if private and not repo:
         raise UserError(
             "--private was given without --push-to-hub, so nothing would be pushed; add --push-to-hub OWNER/NAME, or "
             "leave --private out."
         )
     if repo:
-        from weakdriven.report.hub import check_push
+        from weakdriven.report.card.hub import check_push
 
         check_push(repo)
 
@@ -43,4 +43,4 @@ def write_card_again(run: Path) -> None:
     from weakdriven.report.card import write_cards
 
     for path, written in write_cards(run).items():
-        print(path if written else f"{path} was edited and is left as it is; remove it to have it written again.")
+        print(path if written else f"{path} was edited, so it stays as it is; remove it to have it written again.")

@@ -19,36 +19,49 @@ report_app = typer.Typer(
 def report_run(
     run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Rewrite only the page, while the run goes on or until Ctrl-C.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
-    from weakdriven.runs.directory import BENCHMARK_SCORES, RUN_FILE
+    from weakdriven.report.run.follow import follow_report
+    from weakdriven.runs.directory import BENCHMARK_SCORES, REPORT, RUN_FILE
 
     if not (run / RUN_FILE).is_file():
         raise UserError(
-            f"{run} is not a run directory: it has no {RUN_FILE}. Of several runs: weakdriven report compare."
+            f"{run} is not a run directory: it has no {RUN_FILE}. For several runs: weakdriven report compare."
         )
     if list(run.glob(f"*/{BENCHMARK_SCORES}")):
         raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
-    print(write_report(run, figures=figures))
-    write_card_again(run)
+    if follow:
+        print(f"{run / REPORT} is rewritten while the run goes on; Ctrl-C ends this.", flush=True)
+        follow_report(run)
+    else:
+        print(write_report(run, figures=figures))
+        write_card_again(run)
 
 
 @report_app.command("compare")
 def report_compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or one folder of compare or of sweep.", callback=here)
+        list[Path], typer.Argument(help="Run directories, or one folder of compare or sweep.", callback=here)
     ],
     output: Annotated[
-        Path | None, typer.Option(help="The page; unset: compare.html in the one folder, else here.")
+        Path | None, typer.Option(help="The page (default: compare.html in the one folder, else in this one).")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="What runs are tested against, as the page names it; unset: an SFT control.")
+        str | None, typer.Option(help="Label of the reference that runs are tested against (default: an SFT control).")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """One page for several runs: leaderboard, significance, cost against gain."""
+    """Write one page for several runs: leaderboard, significance, cost against gain."""
     from weakdriven.report.compare.page import write_compare
 
     print(write_compare(runs, output, against=against))
+
+
+def watch() -> None:
+    """Removed: weakdriven report RUN --follow."""
+    raise UserError("weakdriven watch was removed; use weakdriven report RUN --follow.")

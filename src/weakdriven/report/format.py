@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MISSING = "\N{EN DASH}"
@@ -26,12 +26,12 @@ MODEL_NAMES = {
     "baseline-wmss_frozen": "WMSS, frozen weak model",
 }
 CONTROLS = ("baseline-sft_restart", "baseline-sft")
-"""What a result is held against: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
+"""Reference of a result: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
 LEFTOVER, STALE = "from an older recipe", "out of date"
 PLACE = r"[A-Za-z0-9<>][\w<>\"' .+-]*(?:/[A-Za-z0-9<>][\w<>\"' .+-]*)*"
 WAITING = ("unfinished", "not run yet", STALE)
-"""What the stage table calls a stage that the recipe asks for and that has no result yet."""
+"""Status of a stage that the recipe asks for and that has no result yet."""
 
 
 def model_name(model: str) -> str:
@@ -53,7 +53,7 @@ def model_name(model: str) -> str:
 
 
 def split_snapshot(model: str) -> tuple[str, int | None]:
-    """The model that a training ended with, and after how many percent of it this one was kept.
+    """The model that a training ended with, and after how many percent of it this snapshot was saved.
 
     >>> split_snapshot("round-1-at-25"), split_snapshot("round-1")
     (('round-1', 25), ('round-1', None))
@@ -63,7 +63,7 @@ def split_snapshot(model: str) -> tuple[str, int | None]:
 
 
 def model_order(model: str) -> tuple[Any, ...]:
-    """Sorts models as in `MODEL_NAMES`, then rounds; what one was on its way comes before it.
+    """Sorts models as in `MODEL_NAMES`, then rounds; snapshots of a model come before it.
 
     >>> sorted(["round-10", "round-9", "round-9-at-50", "sft", "sft-at-75", "sft-at-5", "base"], key=model_order)
     ['base', 'sft-at-5', 'sft-at-75', 'sft', 'round-9-at-50', 'round-9', 'round-10']
@@ -82,18 +82,18 @@ def model_at(place: int) -> str:
     return ("base", "sft")[place] if place < 2 else f"round-{place - 1}"
 
 
-def weak_of(turn: int, *manifests: Any) -> str:
+def weak_of(round_number: int, *manifests: Any) -> str:
     """Name of a round's weak model: what one of the round's manifests says, else M_{t-1}.
 
     >>> weak_of(1, {"settings": {"weak_model": "sft-at-25"}}), weak_of(1, None, {"settings": {}})
     ('sft-at-25', 'base')
     """
     named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
-    return next((str(name) for name in named if is_place(name)), model_at(turn - 1))
+    return next((str(name) for name in named if is_place(name)), model_at(round_number - 1))
 
 
 def is_place(name: Any) -> bool:
-    """Whether a text that a run's file holds may be the name of a folder in that run: none that leads out of it.
+    """Whether a text from a file of a run may name a folder in that run; a path that leaves the run may not.
 
     >>> is_place("round-1/strong"), is_place("../x"), is_place("/x"), is_place("a/../b"), is_place("a" * 999)
     (True, False, False, False, False)
@@ -108,6 +108,20 @@ def stage_of(model: str) -> str:
     ('round-2/strong', 'baselines/spin', 'sft')
     """
     return f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
+
+
+def stage_kind(name: str) -> str:
+    """
+    >>> [stage_kind(name) for name in ("eval/base/gsm8k", "entropy/base", "sft", "baselines/sft", "data")]
+    ['evaluation', 'WD-DS', 'training', 'baselines', 'other']
+    """
+    if name.startswith("eval/"):
+        return "evaluation"
+    if name.startswith("entropy/") or name.endswith("/active"):
+        return "WD-DS"
+    if name.startswith("baselines/"):
+        return "baselines"
+    return "training" if name == "sft" or name.endswith("/strong") else "other"
 
 
 def here(stage: dict[str, Any]) -> bool:
@@ -134,12 +148,20 @@ def number(value: Any) -> Any:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
+def times(count: float) -> str:
+    """
+    >>> times(1), times(2)
+    ('1 time', '2 times')
+    """
+    return f"{count:g} time{'s' * (count != 1)}"
+
+
 def percent(value: Any) -> str:
     return MISSING if number(value) is None else f"{100 * value:.1f}%"
 
 
 def share_words(share: Any) -> str:
-    """A share in per cent that never rounds to a certainty it is not.
+    """A share in percent; only 0 and 1 themselves are shown as 0.0% and 100.0%.
 
     >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
     ('25.0%', 'less than 0.1%', 'more than 99.9%')
@@ -154,6 +176,20 @@ def score(row: dict[str, Any]) -> str:
     if None in (row["low"], row["high"]):
         return percent(row["accuracy"])
     return f"{percent(row['accuracy'])} (95% interval {100 * row['low']:.1f} to {100 * row['high']:.1f})"
+
+
+def brackets(interval: Iterable[float]) -> str:
+    """
+    >>> brackets((0.1, 0.25))
+    '[10.0, 25.0]'
+    """
+    low, high = interval
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def with_brackets(share: float, interval: Iterable[float], sign: str = "") -> str:
+    """A share and its interval in percent; `sign` "+" for a difference."""
+    return f"{100 * share:{sign}.1f} {brackets(interval)}"
 
 
 def duration(seconds: Any) -> str:
@@ -179,6 +215,10 @@ def plain(value: Any) -> str:
     return MISSING if number(value) is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+def gibibytes(size: Any) -> str:
+    return MISSING if number(size) is None else f"{size / 2**30:.2f} GiB"
+
+
 def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
     """A text, or the last message of a conversation, cut to a length."""
     if isinstance(value, list):
@@ -190,6 +230,10 @@ def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
 def mapping(value: Any) -> dict[str, Any]:
     """The value if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in [titles, ["---"] * len(titles), *rows]]
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
-"""Shapes that the figures of all pages share: curves, intervals, bars, points. Plain values in, `Figure`s out."""
+"""Shapes that the figures of all pages share: curves, intervals, bars. Plain values in, `Figure`s out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,31 @@ from weakdriven.report.format import number
 
 Spec = dict[str, Any]
 CURVE_POINTS = 400
-"""Most points of one curve: more than these cannot be told apart at the width of a page."""
+"""Most points of one curve: the width of a page shows no more."""
+
+
+def present(figures: Iterable[Figure | None]) -> list[Figure]:
+    """The figures that have something to show."""
+    return [figure for figure in figures if figure is not None]
+
+
+def layer(mark: Any, **encoding: Any) -> Spec:
+    return {"mark": mark, "encoding": encoding}
+
+
+def quantity(field: str, title: str | None, **more: Any) -> Spec:
+    """An axis of numbers."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def category(field: str, colours: Mapping[str, str], **more: Any) -> Spec:
+    """Colours of names, in this order."""
+    scale = {"domain": [*colours], "range": [f"@{colour}" for colour in colours.values()]}
+    return {"field": field, "type": "nominal", "scale": scale, **more}
+
+
+def number_tip(field: str, title: str) -> Spec:
+    return quantity(field, title, format=".4~g")
 
 
 @dataclass(frozen=True)
@@ -30,42 +54,38 @@ def line_figure(
     shown = [curve for curve in curves if any(value is not None for _, value in curve.points)]
     if not shown:
         return None
-    rows, notes = [], [caption] if caption else []
     stretches = {curve.name: math.ceil(len(curve.points) / CURVE_POINTS) for curve in shown}
-    for curve in shown:
-        for piece, point in thinned(curve.points, stretches[curve.name]):
-            rows.append({"name": curve.name, "piece": f"{curve.name} {piece}", **point})
+    rows = [
+        {"name": curve.name, "piece": f"{curve.name} {piece}", **point}
+        for curve in shown
+        for piece, point in thinned(curve.points, stretches[curve.name])
+    ]
+    notes = [caption] if caption else []
     if gaps := sum(value is None for curve in shown for _, value in curve.points):
         notes.append(f"Logged values that are not numbers: {gaps:,}, shown as gaps.")
     if long := {name: each for name, each in stretches.items() if each > 1}:
-        told = ", ".join(f"{each} logged values ({name})" for name, each in long.items())
-        notes.append(f"A point is the mean of {told}; the shade behind it spans their smallest and their largest.")
-    names, colours = [curve.name for curve in shown], [f"@{curve.colour}" for curve in shown]
-    dashes = [[5, 4] if curve.dashed else [1, 0] for curve in shown]
-    scale: Spec = {"zero": False, "nice": False, "padding": 4}
+        parts = ", ".join(f"{each} logged values ({name})" for name, each in long.items())
+        notes.append(f"Each point is the mean of {parts}; the band shows their minimum and maximum.")
+    colours = {curve.name: curve.colour for curve in shown}
+    scale = {"zero": False, "nice": False, "padding": 4} | ({"type": "log"} if log_x else {})
     shared = {
-        "x": {"field": "x", "type": "quantitative", "title": x, "scale": scale | ({"type": "log"} if log_x else {})},
-        "color": {
-            "field": "name",
-            "type": "nominal",
-            "scale": {"domain": names, "range": colours},
-            "legend": {"symbolType": "stroke", "symbolStrokeWidth": 2.5},
-        },
+        "x": quantity("x", x, scale=scale),
+        "color": category("name", colours, legend={"symbolType": "stroke", "symbolStrokeWidth": 2.5}),
         "detail": {"field": "piece"},
     }
-    height = {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}}
-    dash = {"field": "name", "type": "nominal", "scale": {"domain": names, "range": dashes}}
-    told = [{"field": "name", "title": "curve"}, number_tip("x", x), number_tip("y", y)]
-    layers: list[Spec] = [{"mark": {"type": "line"}, "encoding": {**shared, "y": height, "strokeDash": dash}}]
+    height = quantity("y", y, scale={"zero": False})
+    dashes = {"domain": [*colours], "range": [[5, 4] if curve.dashed else [1, 0] for curve in shown]}
+    dash = {"field": "name", "type": "nominal", "scale": dashes}
+    tips = [{"field": "name", "title": "curve"}, number_tip("x", x), number_tip("y", y)]
+    layers = [layer({"type": "line"}, **shared, y=height, strokeDash=dash)]
     if long:
-        band = {"y": height | {"field": "low"}, "y2": {"field": "high"}}
-        told += [number_tip("low", "smallest"), number_tip("high", "largest")]
-        layers.insert(0, {"mark": {"type": "area", "opacity": 0.18}, "encoding": {**shared, **band}})
-    lone = {"type": "point", "filled": True, "size": 18 if len(rows) <= 60 else 6}
-    hover = {"tooltip": told, "opacity": {"value": 1 if len(rows) <= 60 else 0}}
-    layers.append({"mark": lone, "encoding": {**shared, "y": height, **hover}})
-    spec: Spec = {"height": 220, "data": {"values": rows}, "layer": layers}
-    return Figure(name, title, spec, " ".join(notes))
+        tips += [number_tip("low", "minimum"), number_tip("high", "maximum")]
+        band = layer({"type": "area", "opacity": 0.18}, **shared, y=height | {"field": "low"}, y2={"field": "high"})
+        layers.insert(0, band)
+    few = len(rows) <= 60
+    dot = {"type": "point", "filled": True, "size": 18 if few else 6}
+    layers.append(layer(dot, **shared, y=height, tooltip=tips, opacity={"value": 1 if few else 0}))
+    return Figure(name, title, {"height": 220, "data": {"values": rows}, "layer": layers}, " ".join(notes))
 
 
 def thinned(points: Sequence[tuple[float, float | None]], stretch: int) -> list[tuple[int, Spec]]:
@@ -91,33 +111,22 @@ def thinned(points: Sequence[tuple[float, float | None]], stretch: int) -> list[
 def interval_figure(
     name: str, title: str, rows: Sequence[Mapping[str, Any]], *, x: str, caption: str = "", rule: float | None = None
 ) -> Figure | None:
-    """A dot with its interval for each row: label, colour, value, low, high and what a reader is told of it."""
-    shown = [dict(row) for row in rows if number(row["value"]) is not None]
+    """A dot with its interval for each row: label, colour, value, low, high and the text of its tooltip."""
+    shown = [row for row in rows if number(row["value"]) is not None]
     if not shown:
         return None
     labels = {"field": "label", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170}}
-    tips = [{"field": "label", "title": "model"}, {"field": "told", "title": x}]
-    colours = [f"@{row['colour']}" for row in shown]
-    colour = {
-        "field": "label",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": [row["label"] for row in shown], "range": colours},
-    }
-    place = {"type": "quantitative", "title": x, "scale": {"zero": False, "padding": 8}}
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2.5, "strokeCap": "round"},
-            "encoding": {"x": {"field": "low", **place}, "x2": {"field": "high"}, "y": labels, "color": colour},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": {"x": {"field": "value", **place}, "y": labels, "color": colour, "tooltip": tips},
-        },
+    tips = [{"field": "label", "title": "model"}, {"field": "text", "title": x}]
+    shared = {"y": labels, "color": category("label", {row["label"]: row["colour"] for row in shown}, legend=None)}
+    axis = quantity("value", x, scale={"zero": False, "padding": 8})
+    line = {"type": "rule", "strokeWidth": 2.5, "strokeCap": "round"}
+    layers = [
+        layer(line, x=axis | {"field": "low"}, x2={"field": "high"}, **shared),
+        layer({"type": "point", "filled": True, "size": 90, "opacity": 1}, x=axis, **shared, tooltip=tips),
     ]
     if rule is not None:
-        layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"x": {"datum": rule}}})
-    values = [{key: row[key] for key in ("label", "value", "low", "high", "told")} for row in shown]
+        layers.insert(0, layer({"type": "rule", "strokeDash": [4, 4]}, x={"datum": rule}))
+    values = [{key: row[key] for key in ("label", "value", "low", "high", "text")} for row in shown]
     return Figure(name, title, {"height": 28 * len(shown), "data": {"values": values}, "layer": layers}, caption)
 
 
@@ -134,29 +143,17 @@ def bar_figure(
     shown = [dict(row) for row in rows if number(row["value"]) is not None]
     if not shown:
         return None
-    names = [known for known in colours if any(row["name"] == known for row in shown)]
+    used = {known: colour for known, colour in colours.items() if any(row["name"] == known for row in shown)}
     groups = list(dict.fromkeys(row["group"] for row in shown))
     grouped = len(groups) > 1
-    colour = {
-        "field": "name",
-        "type": "nominal",
-        "scale": {"domain": names, "range": [f"@{colours[known]}" for known in names]},
-        "legend": {} if grouped else None,
-    }
-    order = {"sort": groups if grouped else names, "axis": {"labelLimit": 190}}
-    encoding: Spec = {
-        "y": {"field": "group" if grouped else "name", "type": "nominal", "title": None} | order,
-        "x": {"field": "value", "type": "quantitative", "title": x, "axis": {"tickCount": 3}},
-        "color": colour,
+    labels = {"field": "group" if grouped else "name", "sort": groups if grouped else [*used]}
+    encoding = {
+        "y": {**labels, "type": "nominal", "title": None, "axis": {"labelLimit": 190}},
+        "x": quantity("value", x, axis={"tickCount": 3}),
+        "color": category("name", used, legend={} if grouped else None),
         "tooltip": [{"field": "name", "title": "of"}, {"field": "group", "title": "what"}, number_tip("value", x)],
     }
     if grouped:
-        encoding["yOffset"] = {"field": "name", "sort": names}
-    height = 24 * len(groups) * len(names) if grouped else 24 * len(names)
-    return Figure(
-        name, title, {"height": height, "data": {"values": shown}, "mark": "bar", "encoding": encoding}, caption
-    )
-
-
-def number_tip(field: str, title: str) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, "format": ".4~g"}
+        encoding["yOffset"] = {"field": "name", "sort": [*used]}
+    spec = {"height": 24 * len(groups) * len(used), "data": {"values": shown}, **layer("bar", **encoding)}
+    return Figure(name, title, spec, caption)

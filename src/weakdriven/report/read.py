@@ -1,4 +1,4 @@
-"""Files of a run -> plain values. What is missing is empty, and what cannot be read is told as a problem."""
+"""Files of a run -> plain values. What is missing is empty, and what cannot be read becomes a problem on the page."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
+from weakdriven.report.files import Columns, read_columns
 from weakdriven.report.format import (
     LEFTOVER,
     STALE,
@@ -20,7 +21,6 @@ from weakdriven.report.format import (
     stage_of,
     weak_of,
 )
-from weakdriven.report.run.columns import Columns, read_columns
 from weakdriven.report.run.examples import add_questions, odds_bars, sample_points
 from weakdriven.report.run.tokens import token_view
 from weakdriven.runs.directory import (
@@ -39,19 +39,28 @@ from weakdriven.runs.directory import (
 )
 from weakdriven.runs.manifest import MANIFEST
 
+Manifests = dict[str, dict[str, Any]]
+"""Stage to manifest."""
+
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
     """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
-    problems: list[str] = []
-    current = _current(_read_plan(run, problems), _read_manifests(run, problems))
-    return _accuracy(_read_scores(run, current, problems))
+    return _accuracy(_read_scores(run, current_manifests(run), []))
 
 
 def current_stages(run: Path) -> set[str]:
     """Finished stages that belong to the recipe as it is now."""
-    manifests = _read_manifests(run, [])
-    found = _current(_read_plan(run, []), manifests)
-    return set(manifests) if found is None else found
+    return set(current_manifests(run))
+
+
+def current_manifests(run: Path) -> Manifests:
+    """Finished stages that belong to the recipe as it is now, with their manifests."""
+    return _current(_read_plan(run, []), _read_manifests(run, []))
+
+
+def planned_stages(run: Path) -> list[str]:
+    """The stages that the recipe asks for, in order; empty where they were not recorded."""
+    return list(_read_plan(run, []) or [])
 
 
 def load_run(run: Path) -> dict[str, Any]:
@@ -59,8 +68,7 @@ def load_run(run: Path) -> dict[str, Any]:
     problems: list[str] = []
     plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
     current = _current(plan, manifests)
-
-    recipe, data = run / RECIPE_FILE, manifests.get("data", {}) if current is None or "data" in current else {}
+    recipe, data = run / RECIPE_FILE, current.get("data", {})
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
     scores = _read_scores(run, current, problems)
     numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")])
@@ -74,7 +82,7 @@ def load_run(run: Path) -> dict[str, Any]:
             for name in names
         ],
         "metrics": {name: rows for name in names if (rows := _read_log(run, name, current, problems))},
-        "rounds": _read_rounds(run, numbers, manifests, current, problems),
+        "rounds": _read_rounds(run, numbers, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {
@@ -87,11 +95,10 @@ def load_run(run: Path) -> dict[str, Any]:
     }
 
 
-def _read_log(run: Path, stage: str, current: set[str] | None, problems: list[str]) -> list[dict[str, Any]]:
-    """What a training logged, of one under way too."""
-    if current is None or stage in current:
-        return _read_lines(run / stage / METRICS, problems)
-    return _read_lines(work_folder(run, stage) / "work" / METRICS, problems)
+def _read_log(run: Path, stage: str, current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
+    """What a training logged, finished or in progress."""
+    folder = run / stage if stage in current else work_folder(run, stage) / "work"
+    return _read_lines(folder / METRICS, problems)
 
 
 def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
@@ -107,22 +114,21 @@ def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What `weakdriven diagnose` wrote, if it is whole and of the models that are there now."""
+    """What `weakdriven diagnose` wrote, if it is complete; a problem says if a model has been retrained since."""
     folder = run / DIAGNOSTICS
     if not folder.is_dir():
         return {}
     found = {name: _read_json(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
     facts = mapping(found["logits"].get("facts"))
     if facts.get("version") != DIAGNOSIS_VERSION or "pairs" not in found["gradients"] or "models" not in found["drift"]:
-        problems.append(f"{DIAGNOSTICS} is not whole or of another version; run weakdriven diagnose again.")
+        problems.append(f"{DIAGNOSTICS} is incomplete or of another version; run weakdriven diagnose again.")
         return {}
     keys = {name: manifests.get(stage_of(name), {}).get("key") for name in mapping(facts.get("models"))}
-    # a model without a stage of its own (M0, a given M1, a snapshot) cannot be trained anew under its name
+    # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
     old = [name for name, key in keys.items() if key and mapping(facts["models"][name]).get("key") != key]
     if old:
         problems.append(
-            f"{DIAGNOSTICS} is of models that have been trained anew since ({', '.join(old)}); "
-            "run weakdriven diagnose again."
+            f"{DIAGNOSTICS} is outdated: {', '.join(old)} has been retrained since; run weakdriven diagnose again."
         )
     return found
 
@@ -133,13 +139,11 @@ def _rounds(stages: list[str]) -> list[int]:
     return sorted({int(found[1]) for name in stages if (found := pattern.fullmatch(name))})
 
 
-def _read_rounds(
-    run: Path, numbers: list[int], manifests: dict[str, Any], current: set[str] | None, problems: list[str]
-) -> list[dict[str, Any]]:
+def _read_rounds(run: Path, numbers: list[int], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
     """Each round's pair of models, the points of its scatter and the bars of its odds."""
 
     def columns(stage: str, file: str, *names: str) -> Columns | None:
-        if (current is not None and stage not in current) or not (run / stage / file).is_file():
+        if stage not in current or not (run / stage / file).is_file():
             return None
         try:
             return read_columns(run, f"{stage}/{file}", names)
@@ -147,8 +151,7 @@ def _read_rounds(
             problems.append(str(error))
             return None
 
-    own = {name: one for name, one in manifests.items() if current is None or name in current}
-    weak_at = {t: weak_of(t, own.get(f"round-{t}/active"), own.get(f"round-{t}/strong")) for t in numbers}
+    weak_at = {t: weak_of(t, current.get(f"round-{t}/active"), current.get(f"round-{t}/strong")) for t in numbers}
     models = {*weak_at.values(), *map(model_at, numbers)}
     entropy = {model: columns(f"entropy/{model}", SCORES, "entropy") for model in sorted(models)}
     rounds: list[dict[str, Any]] = []
@@ -168,19 +171,19 @@ def _fitting(
     if weak is None or strong is None:
         return shown
     if not weak.ids.equals(strong.ids):
-        problems.append(f"{stage}: the two models' entropies are of different examples; no chart of them is drawn.")
+        problems.append(f"{stage}: the entropies of the two models are of different examples; their chart is left out.")
         return shown
     if drawn and not drawn.ids.equals(weak.ids):
-        problems.append(f"{stage}: its examples are not those of the entropies; the chart leaves the draw out.")
+        problems.append(f"{stage}: the draw is of other examples than the entropies; the chart leaves it out.")
         drawn = None
     return shown | sample_points(weak, strong, drawn)
 
 
-def _current(plan: dict[str, str] | None, manifests: dict[str, Any]) -> set[str] | None:
-    """Stages whose result belongs to the recipe as it is now; None where there is no plan to tell."""
-    if plan is None:
-        return None
-    return {name for name, key in plan.items() if manifests.get(name, {}).get("key") == key}
+def _current(plan: dict[str, str] | None, manifests: Manifests) -> Manifests:
+    """Stages whose result belongs to the recipe as it is now; all of them where there is no plan to say."""
+    return {
+        name: one for name, one in manifests.items() if plan is None or (name in plan and plan[name] == one.get("key"))
+    }
 
 
 def _status(run: Path, name: str, plan: dict[str, str] | None, manifests: dict[str, Any]) -> str:
@@ -216,7 +219,7 @@ def is_count(name: str) -> bool:
 
 
 def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
-    """Names and keys of the stages that the recipe asks for, in order; None where nobody wrote them down."""
+    """Names and keys of the stages that the recipe asks for, in order; None where they were not recorded."""
     path = run / PLAN_FILE
     if not path.is_file():
         return None
@@ -227,27 +230,27 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
     if isinstance(plan, dict) and plan:
         odd = [name for name in plan if not is_place(name)]
         if odd:
-            problems.append(f"{PLAN_FILE} names what is no stage ({shorten(odd[0], 60)!r}); that is left out.")
+            problems.append(f"{PLAN_FILE} names {shorten(odd[0], 60)!r}, which is not a stage; it is left out.")
         return {name: key for name, key in plan.items() if name not in odd}
-    problems.append(f"{PLAN_FILE} names no stages; the page shows what it found, and cannot tell what is missing.")
+    problems.append(f"{PLAN_FILE} names no stages; the page shows what is there, but does not know what is missing.")
     return None
 
 
-def _read_manifests(run: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_manifests(run: Path, problems: list[str]) -> Manifests:
     """Stage to manifest, in the order in which stages finished."""
     folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
-    # work folders of stages under way, and what `select pairing` and `diagnose` measured beside the run
+    # not the work folders of stages in progress, nor what `select pairing` and `diagnose` measured
     ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != DIAGNOSTICS]
     manifests = {name: _read_json(run / name / MANIFEST, problems) for name in ours}
     return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 
 
-def _read_scores(run: Path, current: set[str] | None, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def _read_scores(run: Path, current: Manifests, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(benchmark, model) to its scores; models in the order of `model_order`."""
     found = {
         (path.parts[-2], path.parts[-3]): path
         for path in run.glob(f"eval/*/*/{BENCHMARK_SCORES}")
-        if current is None or path.parent.relative_to(run).as_posix() in current
+        if path.parent.relative_to(run).as_posix() in current
     }
     order = sorted(found, key=lambda pair: (pair[0], model_order(pair[1])))
     return {pair: _read_json(found[pair], problems) for pair in order}

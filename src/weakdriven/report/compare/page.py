@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.report.compare.runs import runs_compared
-from weakdriven.report.compare.table import COMPARE_FILE, brackets, caption, compare_runs, failures, tables
+from weakdriven.report.compare.table import COMPARE_FILE, caption, compare_runs, failures, tables
 from weakdriven.report.figure import Figure, drawn_by_page, write_figures
-from weakdriven.report.format import duration, in_prose, number
-from weakdriven.report.plots import interval_figure, number_tip
-from weakdriven.report.run.page import render
+from weakdriven.report.format import duration, in_prose, number, with_brackets
+from weakdriven.report.html import render
+from weakdriven.report.plots import interval_figure, layer, number_tip, present, quantity
+from weakdriven.report.results import Row
+from weakdriven.report.sweep.figures import figures_of
 from weakdriven.report.sweep.files import caption as sweep_caption
 from weakdriven.report.sweep.files import failures as sweep_failures
-from weakdriven.report.sweep.files import read_sweep, sweep_figures
+from weakdriven.report.sweep.files import read_sweep
 from weakdriven.report.sweep.files import tables as sweep_tables
 from weakdriven.runs.directory import RUN_FILE
 from weakdriven.runs.files import write_text
 
-Row = dict[str, Any]
 PAGE = "compare.html"
 SWEEP_FILE = "sweep.json"
 
@@ -41,7 +41,7 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
 
     Args:
         paths: Run directories, or one folder of `weakdriven compare` or `weakdriven sweep`.
-        out: The page; unset: compare.html in the one folder, else in the folder where this is called.
+        out: The page; unset: compare.html in the one folder, else in the working directory.
         against: Label of what the others are tested against, for run directories.
     """
     board = board_of(paths, against)
@@ -82,8 +82,8 @@ def board_of_rows(found: Row) -> Board:
         name=f"{found['recipe']}: compared",
         words=headline(scored, found["against"]),
         caption=found.get("caption") or caption(found),
-        tables=[("Leaderboard", titles, rows), ("What each cost", cost_titles, cost_rows)],
-        figures=[figure for figure in figures if figure is not None],
+        tables=[("Leaderboard", titles, rows), ("Cost of each", cost_titles, cost_rows)],
+        figures=present(figures),
         missing=found["missing"] if "missing" in found else failures(found),
     )
 
@@ -96,65 +96,62 @@ def board_of_sweep(root: Path) -> Board:
         if row["role"] == "result"
     ]
     scored = [row for row in results if "score" in row]
-    reference = next((words_of(row["against"]["name"]) for row in scored if row["against"]), "a control")
-    extra = cost_figure(results)
+    name = next((row["against"]["name"] for row in scored if row["against"]), "")
+    reference = in_prose(name) if name.startswith("baseline-") else f"the point {name}" if name else "a control"
     return Board(
         name=f"{found['recipe']}: sweep",
         words=headline(scored, reference),
         caption=sweep_caption(found),
         tables=[(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
-        figures=[*sweep_figures(root), *([extra] if extra else [])],
+        figures=present([*figures_of(found), cost_figure(results)]),
         missing=sweep_failures(found),
     )
 
 
-def words_of(name: str) -> str:
-    """A model, or the point of a sweep that is the recipe's own."""
-    return in_prose(name) if name.startswith("baseline-") else f"the point {name}"
-
-
 def headline(scored: list[Row], against: str) -> list[str]:
-    """The best, and who is told apart from the reference; several looks at chance find something, which is said."""
+    """The best, which rows differ significantly from the reference, and how many would by chance."""
     if not scored:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
     best = max(scored, key=lambda row: row["score"])
-    words = [f"Highest score: {best['method']}, {100 * best['score']:.1f} {brackets(best['interval'])} percent."]
+    sentences = [f"Highest score: {best['method']}, {with_brackets(best['score'], best['interval'])} percent."]
     tested = [row for row in scored if row.get("against")]
-    for better, word in ((True, "better"), (False, "worse")):
-        told = [row for row in tested if apart(row["against"]) and (row["against"]["difference"] > 0) == better]
-        if told:
-            names = ", ".join(f"{row['method']} ({100 * row['against']['difference']:+.1f})" for row in told)
-            words.append(f"Told apart from {against} and {word}, in points: {names}.")
-    rest = [row["method"] for row in tested if not apart(row["against"])]
-    if rest:
-        words.append(f"Not told apart from {against}: {', '.join(rest)}.")
+    sure = [row for row in tested if is_significant(row["against"])]
+    for word, chosen in (
+        ("better", [row for row in sure if row["against"]["difference"] > 0]),
+        ("worse", [row for row in sure if row["against"]["difference"] <= 0]),
+    ):
+        if chosen:
+            names = ", ".join(f"{row['method']} ({100 * row['against']['difference']:+.1f} points)" for row in chosen)
+            sentences.append(f"Significantly {word} than {against}: {names}.")
+    if rest := [row["method"] for row in tested if row not in sure]:
+        sentences.append(f"No significant difference from {against}: {', '.join(rest)}.")
     if len(tested) > 1:
-        chance = f"about {0.05 * len(tested):.1g} would be told apart by chance alone"
-        words.append(f"{len(tested)} tests at 5% each, not corrected: {chance}.")
-    return words
+        chance = f"about {0.05 * len(tested):.1g} would be significant by chance alone"
+        sentences.append(f"{len(tested)} tests at the 5% level, not corrected: {chance}.")
+    return sentences
 
 
-def apart(against: Row) -> bool:
-    """Whether problems and, where there are several, seeds both speak for a difference."""
+def is_significant(against: Row) -> bool:
+    """Whether the test over problems and, if there are several seeds, the one over seeds are significant."""
     return against["p_items"] < 0.05 and (against["p_seeds"] is None or against["p_seeds"] < 0.05)
 
 
 def score_figure(rows: list[Row], order: list[str]) -> Figure | None:
     rows = sorted(rows, key=lambda row: order.index(row["method"]))
-    dots = [dot(row["method"], row["score"], row["interval"], sign="") for row in rows]
-    return interval_figure("scores", "Score", dots, x="score, per cent")
+    dots = [dot(row["method"], row["score"], row["interval"]) for row in rows]
+    return interval_figure("scores", "Score", dots, x="score, percent")
 
 
 def gain_figure(rows: list[Row], against: str) -> Figure | None:
-    tested = [row for row in rows if row.get("against")]
-    dots = [dot(row["method"], row["against"]["difference"], row["against"]["interval"]) for row in tested]
-    return interval_figure("gains", f"Difference to {against}", dots, x="points", rule=0.0)
+    tested = [(row["method"], row["against"]) for row in rows if row.get("against")]
+    dots = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
+    return interval_figure("gains", f"Difference from {against}", dots, x="points", rule=0.0)
 
 
-def dot(label: str, value: float, interval: Sequence[float], sign: str = "+") -> Row:
+def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> Row:
     low, high = (100 * end for end in interval)
-    told = f"{100 * value:{sign}.1f} {brackets(interval)}"
-    return {"label": label, "colour": "blue", "value": 100 * value, "low": low, "high": high, "told": told}
+    text = with_brackets(value, interval, sign)
+    return {"label": label, "colour": "blue", "value": 100 * value, "low": low, "high": high, "text": text}
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
@@ -173,23 +170,15 @@ def cost_figure(rows: list[Row]) -> Figure | None:
     ]
     if not values:
         return None
-    x = {"field": "minutes", "type": "quantitative", "title": "minutes, evaluation aside", "scale": {"zero": False}}
-    y = {"field": "gain", "type": "quantitative", "title": "points gained"}
+    x = quantity("minutes", "minutes, without evaluation", scale={"zero": False})
+    y = quantity("gain", "points gained")
     tips = [{"field": "name"}, number_tip("gain", "points"), {"field": "took"}]
+    circle = {"type": "point", "filled": True, "size": 80, "opacity": 1, "color": "@blue"}
     layers = [
-        {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"y": {"datum": 0}}},
-        {
-            "mark": {"type": "rule", "color": "@blue"},
-            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "color": "@blue"},
-            "encoding": {"x": x, "y": y, "tooltip": tips},
-        },
-        {
-            "mark": {"type": "text", "align": "left", "dx": 8, "dy": -6},
-            "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-        },
+        layer({"type": "rule", "strokeDash": [4, 4]}, y={"datum": 0}),
+        layer({"type": "rule", "color": "@blue"}, x=x, y=y | {"field": "low"}, y2={"field": "high"}),
+        layer(circle, x=x, y=y, tooltip=tips),
+        layer({"type": "text", "align": "left", "dx": 8, "dy": -6}, x=x, y=y, text={"field": "name"}),
     ]
-    told = "Time from the base model on, as if what is shared had been computed for each alone."
-    return Figure("cost-gain", "Cost against gain", {"height": 280, "data": {"values": values}, "layer": layers}, told)
+    note = "Time from the base model on, as if shared stages had been computed for each alone."
+    return Figure("cost-gain", "Cost against gain", {"height": 280, "data": {"values": values}, "layer": layers}, note)

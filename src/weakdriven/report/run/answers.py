@@ -1,4 +1,4 @@
-"""What models answered: some items side by side, and the share of right ones by level."""
+"""Completions of all models for some items, and the share of right ones by level."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -
     for (name, model), one in scores.items():
         for level, cell in mapping(one.get("levels") if name == benchmark else None).items():
             correct, items = (number(mapping(cell).get(key)) for key in ("correct", "items"))
-            answers = number(mapping(cell).get("answers")) or items  # of several to each item
+            answers = number(mapping(cell).get("answers")) or items  # several to each item
             table.setdefault(level, {}).update({model: correct / answers} if answers and correct is not None else {})
     return dict(sorted(table.items(), key=lambda entry: (len(entry[0]), entry[0])))
 
 
 def sample_items(benchmark: str, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Items that every model answered; as many wins of WMSS as losses, so that the choice does not flatter."""
+    """Items on which every model was evaluated; as many wins of WMSS as losses, so that the choice is not biased."""
     by_model = {
         model: one["first"] for (name, model), one in data["samples"].items() if name == benchmark and one["first"]
     }

@@ -1,8 +1,8 @@
-"""What choosing the data cost: WD-DS (the entropies of all models and the draws) beside the rest of a run."""
+"""The cost of data selection: WD-DS (the entropies of all models and the draws) next to the rest of a run."""
 
 from typing import Any
 
-from weakdriven.report.format import WAITING, duration, mapping, number, percent
+from weakdriven.report.format import WAITING, duration, mapping, number, percent, stage_kind
 
 CONTROL_STAGE = "baselines/sft"
 
@@ -10,13 +10,13 @@ CONTROL_STAGE = "baselines/sft"
 def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Seconds of WD-DS and of everything but evaluation and baselines; None where no WD-DS stage is finished.
 
-    Entropies that another run had computed cost this one nothing, and so count neither way.
+    Entropies that another run computed count neither as selection nor as the rest.
     """
     done = {stage["name"]: stage["manifest"] for stage in stages if stage["status"] == "done"}
     scans = [_scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")]
     reused = {scan["stage"] for scan in scans if scan["reused_from"]}
     seconds = {name: number(one.get("wall_seconds")) or 0.0 for name, one in done.items() if name not in reused}
-    selecting = [seconds[name] for name in seconds if _selects(name)]
+    selecting = [seconds[name] for name in seconds if stage_kind(name) == "WD-DS"]
     if not selecting and not reused:
         return None
     training = sum(seconds[name] for name in seconds if _trains(name))
@@ -36,17 +36,17 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
 def cost_words(cost: dict[str, Any]) -> str:
     """The cost in sentences."""
     so_far = " so far" if cost["unfinished"] else ""
-    told = f"Choosing the data (WD-DS: the models' entropies and the draw) took {duration(cost['seconds'])}{so_far}"
+    words = f"Data selection (WD-DS: the models' entropies and the draw) took {duration(cost['seconds'])}{so_far}"
     if cost["share"] is not None:
-        told += f", {percent(cost['share'])} of the {duration(cost['training_seconds'])} that this run spent{so_far}"
-        told += " on all but evaluation and baselines"
-    told += "."
+        whole = f"{duration(cost['training_seconds'])} of this run without evaluation and baselines"
+        words += f", {percent(cost['share'])} of the {whole}"
+    words += "."
     if cost["control_share"] is not None:
         share, control = percent(cost["control_share"]), duration(cost["control_seconds"])
-        told += f" The SFT control took {control} in all; WD-DS is {share} of that."
+        words += f" The SFT control took {control}; WD-DS took {share} of that."
     if any(scan["reused_from"] for scan in cost["scans"]):
-        told += " Entropies taken over from another run are not counted."
-    return told
+        words += " Entropies taken over from another run are not counted."
+    return words
 
 
 def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +61,6 @@ def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second": speed,
         "reused_from": str(reused) if reused else None,
     }
-
-
-def _selects(name: str) -> bool:
-    return name.startswith("entropy/") or (name.startswith("round-") and name.endswith("/active"))
 
 
 def _trains(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `weakdriven diagnose` found, as tables for the terminal and the page: logits, and what mixing does to them."""
+"""The results of `weakdriven diagnose` as tables, for the terminal and the page."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ def sample_words(facts: dict[str, Any]) -> str:
 
 
 def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
-    """The paper's two logit tables, and what mixing does."""
+    """The paper's two logit tables, and the effect of mixing."""
     logits, names = found["logits"], found["logits"]["facts"]["roles"]
     compared = "control" if "control" in names else "strong_before"
     tables = []
@@ -91,7 +91,7 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
 
 
 def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
-    """What mixing does, as the round began and as it ended."""
+    """The effect of mixing at the start and at the end of the round."""
     titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
     rows: list[list[str]] = []
 

@@ -1,19 +1,19 @@
-"""What the page shows of single examples: a sample of points and a few bars, as plain values. N = examples."""
+"""Single examples on the page: a sample of points, and bars of the odds, as plain values. N = examples."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weakdriven.report.files import Columns, read_examples
 from weakdriven.report.format import shorten
-from weakdriven.report.run.columns import Columns, read_examples
 from weakdriven.runs.directory import EXAMPLES
 
 SCATTER_POINTS, BARS = 2000, 24
 
 
 def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict[str, Any]:
-    """Both entropies of at most `SCATTER_POINTS` examples, chosen before anything is built for them."""
+    """Both entropies of at most `SCATTER_POINTS` examples, sampled before anything is built for them."""
     weak_N, strong_N = weak.values["entropy"], strong.values["entropy"]
     usable = np.flatnonzero(np.isfinite(weak_N) & np.isfinite(strong_N))
     rows = usable
@@ -29,9 +29,9 @@ def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict
 
 
 def odds_bars(probability: np.ndarray, draws: np.ndarray) -> list[dict[str, Any]]:
-    """How many examples lie where between never and several times the uniform probability, chosen ones apart.
+    """Histogram of the sampling probability as a multiple of the uniform one, with the chosen examples counted apart.
 
-    The last bar also counts what lies beyond it, so that one extreme example does not flatten the rest.
+    The last bar also counts everything above it, so that one extreme example does not flatten the rest.
     """
     finite = np.isfinite(probability)
     if not finite.any():
@@ -57,6 +57,6 @@ def add_questions(run: Path, rounds: list[dict[str, Any]], problems: list[str]) 
         point["question"] = shorten(found.get(point["row"], {}).get("prompt"), 90)
     if (run / "data" / EXAMPLES).is_file() and len(found) < len(wanted):
         problems.append(
-            f"data/{EXAMPLES}: {len(wanted) - len(found):,} of {len(wanted):,} charted examples do not stand "
-            "there in their place; their questions are not shown."
+            f"data/{EXAMPLES}: {len(wanted) - len(found):,} of {len(wanted):,} charted examples were not found "
+            "in their row; their questions are not shown."
         )

@@ -1,34 +1,29 @@
-"""What the page of a run says and shows: verdict, figures, tables, sample answers; the template only lays them out."""
+"""The content of a run's page: verdict, figures, tables, sample answers; the template only lays them out."""
 
-import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
-
-from weakdriven.report.figure import PALETTE, Figure, drawn_by_page, write_figures
-from weakdriven.report.format import FILTERS, LEFTOVER, WAITING, here, mapping, number
+from weakdriven.report.figure import Figure, drawn_by_page, write_figures
+from weakdriven.report.format import LEFTOVER, WAITING, here, mapping, number, stage_kind
+from weakdriven.report.html import embedded, render
 from weakdriven.report.read import load_run
 from weakdriven.report.run.answers import level_table, sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_tables, sample_words
-from weakdriven.report.run.diagnosis_figures import drift_figures, logit_figures, pair_figures
+from weakdriven.report.run.diagnosis_figures import diagnosis_figures
 from weakdriven.report.run.figures import (
     accuracy_figures,
     loss_figures,
     selection_figures,
-    stage_kind,
     step_figures,
     timeline,
 )
+from weakdriven.report.run.progress import Progress
 from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import effort, verdict
 from weakdriven.runs.directory import DIAGNOSTICS, REPORT
 from weakdriven.runs.files import write_text
 
-TEMPLATES = Path(__file__).parent.parent / "templates"
 FIGURES = "figures"
 TRAININGS = ("training", "baselines")
 SECTIONS = {
@@ -49,7 +44,7 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
     Args:
         figures: Also write every figure as SVG and PNG into the folder `figures`.
     """
-    shown = describe(load_run(run))
+    shown = run_content(run)
     write_text(run / REPORT, render("report.html.j2", shown))
     if figures:
         write_figures(all_figures(shown), run / FIGURES)
@@ -58,34 +53,17 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
 
 def render_report(run: Path) -> str:
     """The page as text; nothing is written."""
-    return render("report.html.j2", describe(load_run(run)))
+    return render("report.html.j2", run_content(run))
 
 
-def render(template: str, shown: dict[str, Any]) -> str:
-    """A page with its style, its scripts and its data inside."""
-    parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
-    page = environment().get_template(template).render(shown | parts | {"figures_json": embedded(shown["figures"])})
-    # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
-    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+def run_content(run: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """What the template shows of a run.
 
-
-@cache
-def environment() -> Environment:
-    """Templates, each compiled once: a page that is watched is drawn again and again."""
-    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters.update(FILTERS)
-    return made
-
-
-@cache
-def part(name: str) -> Markup:
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def embedded(value: Any) -> Markup:
-    """JSON that may stand inside a script element: no character of it can end that element."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    Args:
+        progress: Of a run that is followed, to know its speed.
+    """
+    data = load_run(run)
+    return page_content(data) | {"progress": (progress or Progress(run)).line(data["stages"])}
 
 
 def all_figures(shown: dict[str, Any]) -> list[Figure]:
@@ -97,7 +75,7 @@ def all_figures(shown: dict[str, Any]) -> list[Figure]:
     return found
 
 
-def describe(data: dict[str, Any]) -> dict[str, Any]:
+def page_content(data: dict[str, Any]) -> dict[str, Any]:
     """What the template shows: a verdict, tables and figures."""
     data = data | shown_diagnosis(data["diagnosis"], data["problems"])
     done = [stage for stage in data["stages"] if stage["status"] == "done"]
@@ -138,41 +116,32 @@ def describe(data: dict[str, Any]) -> dict[str, Any]:
 def draw(data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any]) -> dict[str, Any]:
     """Section to its figures, those of a selection by round."""
 
-    def counters(turn: int) -> dict[str, Any]:
-        return mapping(mapping(manifests.get(f"round-{turn}/active")).get("counters"))
+    def counters(round_number: int) -> dict[str, Any]:
+        return mapping(mapping(manifests.get(f"round-{round_number}/active")).get("counters"))
 
-    diagnosis = data["diagnosis"]
     return {
         "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
         "losses": loss_figures(data),
         "steps": step_figures(data),
         "selection": {one["number"]: selection_figures(one, counters(one["number"])) for one in data["rounds"]},
-        **diagnosis_figures(diagnosis),
+        **diagnosis_figures(data["diagnosis"]),
         "stages": timeline(data["stages"]),
     }
 
 
-def diagnosis_figures(diagnosis: dict[str, Any]) -> dict[str, list[Figure]]:
-    return {
-        "pairs": pair_figures(diagnosis["gradients"]["pairs"]) if diagnosis else [],
-        "logits": logit_figures(diagnosis["logits"]) if diagnosis else [],
-        "drift": drift_figures(diagnosis["drift"]) if diagnosis else [],
-    }
-
-
 def shown_diagnosis(diagnosis: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The diagnosis if it can be drawn: its files have one author, so of a changed one nothing is shown."""
+    """The diagnosis if all of it can be drawn; files that were changed by hand are left out."""
     try:
         diagnosis_figures(diagnosis)
         diagnosis_words(diagnosis)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        told = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
-        return {"diagnosis": {}, "problems": [*problems, told]}
+        problem = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
+        return {"diagnosis": {}, "problems": [*problems, problem]}
     return {}
 
 
 def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """What the page says of a diagnosis besides its figures."""
+    """Text and tables of a diagnosis."""
     if not diagnosis:
         return {}
     facts = diagnosis["logits"]["facts"]

@@ -1,4 +1,4 @@
-"""Some examples token by token, small enough to stand in a page: what `diagnose` wrote, cut and rounded."""
+"""Some examples token by token, small enough for a page: the tokens that `diagnose` wrote, cut and rounded."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from weakdriven.report.files import read_examples
 from weakdriven.report.format import number, shorten
-from weakdriven.report.run.columns import read_examples
 from weakdriven.runs.directory import DIAGNOSTICS, EXAMPLES
 
 FILE = "tokens.parquet"
 TOKENS, NEGATIVES = 12_000, 5
-"""Most tokens of all examples together, and hard negatives of each: a page must stay below 6 MB."""
+"""Maximum of tokens in all examples together, and of hard negatives per token: a page must stay below 6 MB."""
 LISTS = {
     "hardest": "hardest for the strong model",
     "regressed": "entropy rose most from weak to strong",
@@ -32,7 +32,7 @@ OF_NEGATIVES = ("weak", "strong", "mixed", "gradient")
 
 
 def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
-    """What the script of the page needs; empty where nothing was diagnosed.
+    """Input of the page's script; empty where nothing was diagnosed.
 
     A token is `[text, values...]`, then for each hard negative `text, values...`; texts are numbers of `texts`.
     """
@@ -53,7 +53,7 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     most = max(20, TOKENS // len(examples))
     texts: dict[str, int] = {}
-    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, whose numbers and ids mean nothing in the data
+    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, which are not rows of the data
     wanted = {one["row"]: one["id"] for one in examples}
     questions = read_examples(run, wanted, stage=DIAGNOSTICS if other else "data")
     for one in examples:
@@ -87,5 +87,5 @@ def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:
 
 
 def _short(value: Any) -> Any:
-    """Three digits say what a reader can use; counts stay whole."""
+    """Three digits are enough for a reader; counts stay whole."""
     return None if number(value) is None else int(value) if value == int(value) else float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""How the training set came about, where `weakdriven data build` made it: a line for each reason to drop a row."""
+"""The training set as `weakdriven data build` made it: one line for each reason to drop a row."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from weakdriven.report.format import mapping, number
 
 
 def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of funnel.json; empty if there is none.
+    """The part of funnel.json that the page shows; empty if there is none.
 
     >>> training_set({"in": 4, "kept": 3, "dropped": {"no gold": {"rows": 1, "first": [{"id": "7", "detail": ""}]}}})
     ... # doctest: +NORMALIZE_WHITESPACE

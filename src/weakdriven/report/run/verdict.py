@@ -1,4 +1,4 @@
-"""The last WMSS model of a run against its SFT control, in words that claim no more than the paired test does."""
+"""The last WMSS model of a run against its SFT control, in words that claim no more than the paired test shows."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import numpy as np
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
 from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
 
-SURE = 0.05
-"""p-value below which a difference is called one."""
+LEVEL = 0.05
+"""Of significance."""
 
 
 def final_model(data: dict[str, Any]) -> str | None:
@@ -45,11 +45,11 @@ def verdict(data: dict[str, Any]) -> list[str]:
             sentence += f", {in_prose(control)} {score(rows[name, control])}"
             sentence += f": {test_words(compared({name: pairs[name]}))}" if len(pairs) > 1 else ""
         elif name in both and not all(data["samples"][name, model]["right"] for model in (final, control)):
-            sentence += f"; the answers are not there to be paired with those of {in_prose(control)}"
+            sentence += f"; its samples or those of {in_prose(control)} are missing, so the two cannot be tested"
         elif name in both:
             sentence += f"; {in_prose(control)} was scored on another version or other items: not comparable"
         else:
-            sentence += f"; there is no score of {in_prose(control)} to compare it with"
+            sentence += f"; {in_prose(control)} has no score to compare it with"
         sentences.append(f"{sentence}.")
     return [headline(final, control, list(pairs), compared(pairs)), *sentences] if pairs else sentences
 
@@ -73,21 +73,21 @@ def headline(final: str, control: str, benchmarks: list[str], whole: SeedCompari
     """
     >>> same = SeedComparison(0.004, (-0.01, 0.018), (0.004,), 0.6, None)
     >>> headline("round-1", "baseline-sft", ["gsm8k"], same)  # doctest: +NORMALIZE_WHITESPACE
-    'No difference can be told between WMSS (round 1) and SFT (same epochs): 0.4 points more on gsm8k,
+    'No significant difference between WMSS (round 1) and SFT (same epochs): 0.4 points more on gsm8k,
     95% interval -1.0 to +1.8, p = 0.600.'
     """
     where = f"on {benchmarks[0]}" if len(benchmarks) == 1 else f"on average over {len(benchmarks)} benchmarks"
     us, them = in_prose(final), in_prose(control)
-    if whole.p_items >= SURE:
-        opening = f"No difference can be told between {us} and {them}"
+    if whole.p_items >= LEVEL:
+        opening = f"No significant difference between {us} and {them}"
     else:
-        opening = f"{us} is {'better' if whole.difference > 0 else 'worse'} than {them}"
+        opening = f"{us} is significantly {'better' if whole.difference > 0 else 'worse'} than {them}"
     return f"{opening}: {points_words(whole.difference)} {where}, {interval_words(whole)}."
 
 
 def test_words(result: SeedComparison) -> str:
-    sure = "a difference" if result.p_items < SURE else "no difference that this test can tell"
-    return f"{points_words(result.difference)}, {interval_words(result)}; {sure}"
+    opening = "" if result.p_items < LEVEL else "not "
+    return f"{points_words(result.difference)}, {interval_words(result)}; {opening}significant"
 
 
 def points_words(difference: float) -> str:
@@ -106,7 +106,7 @@ def interval_words(result: SeedComparison) -> str:
 
 
 def effort(data: dict[str, Any]) -> str:
-    """Training behind the two models of the verdict; an active set is smaller, so equal epochs are not equal work."""
+    """Rows and steps that the two models of the verdict were trained on; equal epochs are not equal compute."""
     final, control = final_model(data), control_of(data)
     manifests = {stage["name"]: stage["manifest"] for stage in data["stages"] if stage["status"] == "done"}
     if final is None:
@@ -114,11 +114,11 @@ def effort(data: dict[str, Any]) -> str:
     last = int(final.removeprefix("round-"))
     ours = ["sft", *(f"round-{t}/strong" for t in range(1, last + 1))]
     theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
-    told = []
+    parts = []
     for model, stages in ((final, ours), (control, theirs)):
         counters = [mapping(mapping(manifests.get(stage)).get("counters")) for stage in stages]
         sums = [[number(one.get(key)) for one in counters] for key in ("rows", "steps")]
         if None in sums[0] + sums[1]:
             return ""
-        told.append(f"{in_prose(model)} on {plain(sum(sums[0]))} rows, {plain(sum(sums[1]))} steps")
-    return f"Trained in all: {told[0]}; {told[1]}."
+        parts.append(f"{in_prose(model)} on {plain(sum(sums[0]))} rows, {plain(sum(sums[1]))} steps")
+    return f"Total training: {parts[0]}; {parts[1]}."

@@ -1,4 +1,4 @@
-"""What a sweep found, as files: sweep.csv and .parquet for programs, .json and .md, and its figures."""
+"""The results of a sweep as files: sweep.csv and .parquet for programs, .json and .md, and its figures."""
 
 import csv
 import io
@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
-from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import MISSING, duration, model_name
+from weakdriven.report.format import MISSING, duration, markdown_table, model_name, with_brackets
+from weakdriven.report.results import Row
 from weakdriven.report.sweep.figures import figures_of
-from weakdriven.report.sweep.table import Row, as_cells, columns_of, runs_of, summarise, tidy_rows, told_of
+from weakdriven.report.sweep.table import as_cells, columns_of, runs_of, state_of, summarise, tidy_rows
 from weakdriven.runs.files import PART, read_json, write_json, write_text
 
 SWEEP, FIGURES = "sweep", "figures"
@@ -25,7 +25,7 @@ def write_sweep(root: Path, facts: Row | None = None) -> Row:
     """Write every file of a sweep from its runs; returns what sweep.json holds.
 
     Args:
-        facts: What was asked for and what became of each run; unset: those of sweep.json.
+        facts: What was asked for and the state of each run; unset: those of sweep.json.
     """
     facts = facts or {key: value for key, value in read_sweep(root).items() if key != "summary"}
     root.mkdir(parents=True, exist_ok=True)
@@ -62,17 +62,17 @@ def as_csv(columns: dict[str, list[Any]]) -> str:
 def as_markdown(found: Row) -> str:
     parts = [f"# {found['recipe']}: {', '.join(found['grids'])}", "", caption(found)]
     for title, (titles, rows) in tables(found).items():
-        parts += ["", f"{title}:", "", *lines(titles, rows)]
+        parts += ["", f"{title}:", "", *markdown_table(titles, rows)]
     if failed := failures(found):
         parts += ["", "Without a result:", "", *(f"- {one}" for one in failed)]
     return "\n".join([*parts, ""])
 
 
 def tables(found: Row) -> dict[str, Table]:
-    """By title: the points, the models that all points share, and what else each point trained; empty ones left out."""
+    """By title: the points, the models that all points share, and the other models; empty tables are left out."""
     summary = found["summary"]
-    beside = [row for row in summary if row["role"] != "result"]
-    shared, more = {row["model"]: row for row in beside if row["shared"]}, [row for row in beside if not row["shared"]]
+    others = [row for row in summary if row["role"] != "result"]
+    shared, more = {row["model"]: row for row in others if row["shared"]}, [row for row in others if not row["shared"]]
     axes = [axis["label"] for axis in found["axes"]]
     control = next((row["against_control"]["name"] for row in summary if row.get("against_control")), None)
     titles = [*axes, "seeds", "score", "to the default", f"to {model_name(control)}" if control else "to SFT", "time"]
@@ -91,7 +91,10 @@ def tables(found: Row) -> dict[str, Table]:
 
 
 def result_cells(row: Row, found: Row) -> list[str]:
-    changes = [change(row.get(name)) for name in ("against_default", "against_control")]
+    changes = [
+        with_brackets(against["difference"], against["interval"], "+") if (against := row.get(name)) else MISSING
+        for name in ("against_default", "against_control")
+    ]
     if row["point"] == found["default"]:
         changes[0] = "the default"
     return [*places(row, found), str(len(row["seeds"])), score(row), *changes, duration(row.get("seconds"))]
@@ -107,30 +110,26 @@ def places(row: Row, found: Row) -> list[str]:
 
 
 def score(row: Row) -> str:
-    return f"{100 * row['score']:.1f} {brackets(row['interval'])}" if "score" in row else MISSING
-
-
-def change(against: Row | None) -> str:
-    return f"{100 * against['difference']:+.1f} {brackets(against['interval'])}" if against else MISSING
+    return with_brackets(row["score"], row["interval"]) if "score" in row else MISSING
 
 
 def caption(found: Row) -> str:
     benchmarks = list(dict.fromkeys(name for row in found["summary"] for name in row.get("benchmarks", {})))
-    told = [told_of(found, *place)["status"] for place in runs_of(found, Path())]
+    states = [state_of(found, *place)["status"] for place in runs_of(found, Path())]
     seeds = len(found["seeds"])
     return (
-        f"Score: mean accuracy in percent over {', '.join(benchmarks) or 'the benchmarks'}, over up to {seeds} "
+        f"Score: mean accuracy in percent over {', '.join(benchmarks) or 'the benchmarks'} and up to {seeds} "
         f"seed{'s' * (seeds != 1)}. Brackets: 95% bootstrap interval over seeds and problems. Differences are in "
-        "points, over the same seeds and problems, and not corrected for the number of points. Time: all that leads to "
-        f"the model, as if computed for it alone. Runs: {told.count('done')} of {len(told)} done, "
-        f"{told.count('failed')} failed."
+        "points, on the same seeds and problems, and not corrected for the number of points. Time: all that leads to "
+        f"the model, as if computed for it alone. Runs: {states.count('done')} of {len(states)} done, "
+        f"{states.count('failed')} failed."
     )
 
 
 def failures(found: Row) -> list[str]:
     """Each reason once, with the runs that have it."""
     reasons: dict[str, list[str]] = {}
-    for folder, told in found["runs"].items():
-        if told["status"] == "failed":
-            reasons.setdefault(told["reason"], []).append(folder)
+    for folder, state in found["runs"].items():
+        if state["status"] == "failed":
+            reasons.setdefault(state["reason"], []).append(folder)
     return [f"{', '.join(folders)}: {why}" for why, folders in reasons.items()]

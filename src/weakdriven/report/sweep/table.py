@@ -2,44 +2,26 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weakdriven.eval.scoring import correct_counts
-from weakdriven.eval.statistics import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.format import CONTROLS, model_name, split_snapshot, stage_of
-from weakdriven.report.read import accuracy_rows
-from weakdriven.runs.directory import PLAN_FILE, SAMPLES
-from weakdriven.runs.files import read_json, read_jsonl
-from weakdriven.runs.manifest import MANIFEST
+from weakdriven.report.read import accuracy_rows, current_manifests
+from weakdriven.report.results import Evaluated, Row, complete_models, costs, scores
+from weakdriven.runs.directory import PLAN_FILE
 
-Row = dict[str, Any]
 NOT_RUN = "not run yet"
 MEASURED = ["items", "correct", "accuracy", "low", "high"]
 COSTS = ["seconds", "trained_tokens", "peak_bytes"]
 OURS = ["point", "seed", "model", "share_of_steps", "steps", "benchmark", *MEASURED, *COSTS, "status", "reason"]
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One model on one benchmark; equal to that of another run that took it over."""
-
-    benchmark: str
-    key: str
-    changed: int
-    """When its samples were last written: they may be graded again."""
-    samples: Path = field(compare=False)
-
-
-Trained = tuple[tuple[Evaluation, ...], ...]
-"""One model under several seeds, each with all benchmarks."""
-Found = dict[str, dict[str, tuple[Evaluation, ...]]]
-"""Seed -> model -> its evaluations."""
+BySeed = dict[str, Evaluated]
+Models = dict[tuple[str, str], dict[str, Evaluated]]
+"""(point, seed) to the models of its run."""
 
 
 def runs_of(facts: Row, root: Path) -> dict[tuple[str, str], Path]:
@@ -47,7 +29,7 @@ def runs_of(facts: Row, root: Path) -> dict[tuple[str, str], Path]:
     return {(name, seed): root / name / f"seed-{seed}" for name in facts["points"] for seed in facts["seeds"]}
 
 
-def told_of(facts: Row, point: str, seed: str) -> Row:
+def state_of(facts: Row, point: str, seed: str) -> Row:
     return facts["runs"].get(f"{point}/seed-{seed}", {"status": NOT_RUN})
 
 
@@ -55,19 +37,16 @@ def tidy_rows(root: Path, facts: Row) -> list[Row]:
     """Every number of a sweep, one benchmark a row; a run without its result has a row that says why."""
     rows = []
     for (point, seed), run in runs_of(facts, root).items():
-        told = told_of(facts, point, seed)
+        known = state_of(facts, point, seed)
         about = {"point": point, **columns_at(facts, point), "seed": int(seed)}
-        state = {"status": told["status"], "reason": told.get("reason")}
-        begun = told["status"] != NOT_RUN and (run / PLAN_FILE).is_file()
-        found = accuracy_rows(run) if begun else []
-        manifests = manifests_of(run) if begun else {}
-        for one in found:
+        about |= {"status": known["status"], "reason": known.get("reason")}
+        begun = known["status"] != NOT_RUN and (run / PLAN_FILE).is_file()
+        manifests = current_manifests(run) if begun else {}
+        for one in accuracy_rows(run) if begun else []:
             measured = {name: one[name] for name in ("model", "benchmark", *MEASURED)}
-            rows.append(
-                about | measured | progress_of(one["model"], manifests) | costs(one["model"], manifests) | state
-            )
-        if told["status"] != "done":
-            rows.append(about | {"model": result_of(facts, point)} | state)
+            rows.append(about | measured | training_of(one["model"], manifests))
+        if known["status"] != "done":
+            rows.append(about | {"model": result_of(facts, point)})
     columns = columns_of(facts)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -85,20 +64,13 @@ def columns_at(facts: Row, point: str) -> Row:
 
 
 def result_of(facts: Row, point: str) -> str | None:
-    """Name of the model that the method ends with, as a finished run of this point has told."""
+    """Name of the model that the method ends with, as a finished run of this point reported it."""
     folders = [f"{point}/seed-{seed}" for seed in facts["seeds"]]
     return next((facts["runs"][one]["model"] for one in folders if "model" in facts["runs"].get(one, {})), None)
 
 
-def manifests_of(run: Path) -> dict[str, Row]:
-    """Stage to manifest, of those that belong to the run's recipe."""
-    plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else {}
-    found = {name: read_json(run / name / MANIFEST) for name in plan if (run / name / MANIFEST).is_file()}
-    return {name: one for name, one in found.items() if one.get("key") == plan[name]}
-
-
 def snapshot(model: str) -> tuple[str, float | None]:
-    """A model's name and, of one that was kept on the way, the share of the steps at which.
+    """A model's name and, of a snapshot, the share of the steps after which it was saved.
 
     >>> snapshot("round-1-at-25"), snapshot("baseline-sft")
     (('round-1', 0.25), ('baseline-sft', None))
@@ -107,44 +79,21 @@ def snapshot(model: str) -> tuple[str, float | None]:
     return name, None if percent is None else percent / 100
 
 
-def progress_of(model: str, manifests: dict[str, Row]) -> Row:
-    """How far its own training had come: share of the steps, and steps."""
+def training_of(model: str, manifests: dict[str, Row]) -> Row:
+    """How far a model's own training had come, as share of the steps and steps; and the cost of all before it."""
     whole, share = snapshot(model)
-    steps = manifests.get(stage_of(whole), {}).get("counters", {}).get("steps")
+    steps, cost = manifests.get(stage_of(whole), {}).get("counters", {}).get("steps"), costs(model, manifests)
     if steps is None:
-        return {}
-    return {
-        "share_of_steps": 1.0 if share is None else share,
-        "steps": steps if share is None else max(round(share * steps), 1),
-    }
-
-
-def costs(model: str, manifests: dict[str, Row]) -> Row:
-    """What all that leads to a model took, tokenising and evaluation aside, as if computed for it alone.
-
-    A budget only says how long to train, so what was computed to know it is not counted.
-    """
-    by_key = {one["key"]: (name, one) for name, one in manifests.items()}
-    left, used = [manifests.get(stage_of(model), {}).get("key")], dict[str, Row]()
-    while left:
-        name, one = by_key.get(left.pop(), ("data", {}))
-        if name != "data" and name not in used:
-            used[name] = one
-            left += [key for source, key in one["inputs"].items() if source != "budget"]
-    if not used:
-        return {}
-    return {
-        "seconds": sum(one["wall_seconds"] for one in used.values()),
-        "trained_tokens": sum(one["counters"].get("trained_tokens") or 0 for one in used.values()),
-        "peak_bytes": max(one["peak_memory_bytes"] for one in used.values()),
-    }
+        return cost
+    done = steps if share is None else max(round(share * steps), 1)
+    return {"share_of_steps": 1.0 if share is None else share, "steps": done, **cost}
 
 
 def summarise(root: Path, facts: Row) -> list[Row]:
     """One row for each point and model: mean over seeds and benchmarks, interval, and what it is tested against."""
-    runs = {at: run for at, run in runs_of(facts, root).items() if told_of(facts, *at)["status"] != NOT_RUN}
-    found = {at: evaluations(run) for at, run in runs.items()}
-    manifests = {at: manifests_of(runs[at]) for at, models in found.items() if models}
+    runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
+    found = {at: complete_models(run) if (run / PLAN_FILE).is_file() else {} for at, run in runs.items()}
+    manifests = {at: current_manifests(runs[at]) for at, models in found.items() if models}
     rows = []
     for point in facts["points"]:
         here = {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
@@ -157,8 +106,8 @@ def summarise(root: Path, facts: Row) -> list[Row]:
             by = of_model(model, here)
             row |= {"shared": is_shared(model, found, facts), "seeds": list(by)}
             if by and model:
-                each = [progress_of(model, one) | costs(model, one) for one in (manifests[point, seed] for seed in by)]
-                row |= measured(tuple(by.values())) | mean_of(each)
+                row |= measured(tuple(by.values()))
+                row |= mean_of([training_of(model, manifests[point, seed]) for seed in by])
             if role == "result":
                 row["against_control"] = against(by, of_model(control, here), control)
                 row["against_default"] = against(by, default_of(facts, point, found), facts["default"])
@@ -166,11 +115,11 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     return rows
 
 
-def of_model(model: str | None, found: Found) -> dict[str, tuple[Evaluation, ...]]:
+def of_model(model: str | None, found: dict[str, dict[str, Evaluated]]) -> BySeed:
     return {seed: one[model] for seed, one in found.items() if model in one}
 
 
-def default_of(facts: Row, point: str, found: dict[tuple[str, str], Any]) -> dict[str, tuple[Evaluation, ...]]:
+def default_of(facts: Row, point: str, found: Models) -> BySeed:
     """The result of the recipe's own point, by seed; nothing for that point itself."""
     default = facts["default"]
     if default in (None, point):
@@ -179,32 +128,11 @@ def default_of(facts: Row, point: str, found: dict[tuple[str, str], Any]) -> dic
     return of_model(result_of(facts, default), here)
 
 
-def evaluations(run: Path) -> dict[str, tuple[Evaluation, ...]]:
-    """Model to its evaluations, of those that have all benchmarks that the run asks for."""
-    if not (run / PLAN_FILE).is_file():
-        return {}
-    manifests, asked = manifests_of(run), dict[str, list[str]]()
-    for name in read_json(run / PLAN_FILE):
-        if name.startswith("eval/"):
-            asked.setdefault(name.split("/")[1], []).append(name)
-    return {
-        model: tuple(
-            Evaluation(name.split("/")[-1], manifests[name]["key"], path.stat().st_mtime_ns, path)
-            for name in names
-            for path in [run / name / SAMPLES]
-        )
-        for model, names in asked.items()
-        if manifests.keys() >= set(names)
-    }
-
-
-def is_shared(model: str | None, found: dict[tuple[str, str], Any], facts: Row) -> bool:
+def is_shared(model: str | None, found: Models, facts: Row) -> bool:
     """Whether every finished run has this model, and under each seed the same one."""
-    done = [models for at, models in found.items() if told_of(facts, *at)["status"] == "done"]
-    by_seed = [[one[model] for (_, of), one in found.items() if of == seed and model in one] for seed in facts["seeds"]]
-    return (
-        len(facts["points"]) > 1 and all(model in models for models in done) and all(len({*one}) < 2 for one in by_seed)
-    )
+    done = [models for at, models in found.items() if state_of(facts, *at)["status"] == "done"]
+    each = [[one[model] for (_, of), one in found.items() if of == seed and model in one] for seed in facts["seeds"]]
+    return len(facts["points"]) > 1 and all(model in models for models in done) and all(len({*one}) < 2 for one in each)
 
 
 def readable(model: str | None) -> str | None:
@@ -220,23 +148,8 @@ def mean_of(rows: list[Row]) -> Row:
 
 
 @cache
-def shares(evaluation: Evaluation) -> NDArray[np.float64]:
-    """Share of right samples of each problem, (1, P); read once."""
-    right, n = correct_counts(list(read_jsonl(evaluation.samples)))
-    return np.array([right]) / n
-
-
-def scores(trained: Trained) -> Scores:
-    """Benchmark -> (S, P)."""
-    return {
-        one.benchmark: np.concatenate([shares(evaluations[place]) for evaluations in trained])
-        for place, one in enumerate(trained[0])
-    }
-
-
-@cache
-def measured(trained: Trained) -> Row:
-    whole = scores(trained)
+def measured(models: tuple[Evaluated, ...]) -> Row:
+    whole = scores(models)
     interval = interval_of(whole)
     each = {
         name: {
@@ -250,15 +163,15 @@ def measured(trained: Trained) -> Row:
 
 
 @cache
-def difference(theirs: Trained, own: Trained) -> Row | None:
+def difference(theirs: tuple[Evaluated, ...], own: tuple[Evaluated, ...]) -> Row | None:
     a, b = scores(theirs), scores(own)
     shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
-    return vars(compare_seeds(a, b)) if shapes[0] == shapes[1] else None  # a point may ask other benchmarks
+    return vars(compare_seeds(a, b)) if shapes[0] == shapes[1] else None  # a point may have other benchmarks
 
 
-def against(own: dict[str, Any], theirs: dict[str, Any], name: str | None) -> Row | None:
+def against(own: BySeed, theirs: BySeed, name: str | None) -> Row | None:
     """A model against another under the seeds that both have."""
-    seeds = [seed for seed in own if theirs.get(seed)]
+    seeds = [seed for seed in own if seed in theirs]
     if name is None or not seeds:
         return None
     found = difference(tuple(theirs[seed] for seed in seeds), tuple(own[seed] for seed in seeds))
@@ -266,7 +179,7 @@ def against(own: dict[str, Any], theirs: dict[str, Any], name: str | None) -> Ro
 
 
 def as_cells(values: Iterable[Any]) -> list[Any]:
-    """A column that CSV and Parquet can hold: lists as JSON, numbers beside words as words."""
+    """A column that CSV and Parquet can hold: lists as JSON, numbers among words as words."""
     cells = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
     kinds = {type(value) for value in cells if value is not None}
     if kinds <= {int, float} or len(kinds) <= 1:

@@ -67,6 +67,28 @@
   };
   idle(rest);
 
+  // The page of a run that is followed: reload every few seconds and come back to the same place.
+  const reload = document.getElementById("reload");
+  if (reload) {
+    const key = `weakdriven-follow${location.pathname}`;
+    const details = () => [...document.querySelectorAll("details:not(.plot details)")];
+    history.scrollRestoration = "manual";
+    let kept = null;
+    try { kept = JSON.parse(sessionStorage.getItem(key)); } catch { /* storage is refused to some local files */ }
+    if (kept) {
+      details().forEach((one, place) => { one.open = Boolean(kept.open[place]); });
+      places.forEach((place) => { place.style.minHeight = `${kept.heights[place.dataset.figure] || 40}px`; });
+      scrollTo(0, kept.y);
+    }
+    setInterval(() => {
+      if (document.hidden || !getSelection().isCollapsed) return; // nobody looks, or someone is about to copy
+      const heights = Object.fromEntries(places.map((place) => [place.dataset.figure, place.offsetHeight]));
+      const state = { y: scrollY, open: details().map((one) => one.open), heights };
+      try { sessionStorage.setItem(key, JSON.stringify(state)); } catch { /* as above */ }
+      location.reload();
+    }, 1000 * Number(reload.content));
+  }
+
   // The token view.
   const tokens = read("tokens");
   const view = document.getElementById("token-view");
@@ -127,7 +149,7 @@
     const after = token[V.after_probability];
     const facts = [`Token ${state.token + 1}: `, make("code", { textContent: visible(tokens.texts[token[0]]) }), `. Hard negatives: ${token[V.hard_negatives] ?? "–"}. Disagreement: ${share(token[V.disagreement])}.`];
     if (after !== null) facts.push(` After the round: ${share(after)}.`);
-    panel.replaceChildren(make("p", {}, ...facts), make("table", {}, make("thead", {}, head), body), make("p", { className: "note", textContent: rows.length > 1 ? "First row: the true token. Below: the hard negatives that get the most gradient in the strong model." : "No hard negatives: the weak model keeps no wrong token closer than the strong one does." }));
+    panel.replaceChildren(make("p", {}, ...facts), make("table", {}, make("thead", {}, head), body), make("p", { className: "note", textContent: rows.length > 1 ? "First row: the true token. Below: the hard negatives with the largest gradient in the strong model." : "No hard negatives: no wrong token is closer to the true one under weak than under strong." }));
   };
   const show = () => {
     const one = example();

@@ -1,4 +1,4 @@
-"""Score and selection files as arrays, and the few examples whose text is wanted; made for ten million rows."""
+"""Files of a run, read with care: JSON objects, Parquet columns as arrays, a few examples out of ten million."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,27 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from weakdriven.errors import UserError
+from weakdriven.report.format import mapping
 from weakdriven.runs.directory import EXAMPLES
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing or holds something else."""
+    try:
+        return parse_object(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """
+    >>> parse_object('{"a": 1}'), parse_object("[1]"), parse_object('{"a":')
+    ({'a': 1}, {}, {})
+    """
+    try:
+        return mapping(json.loads(text))
+    except ValueError:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -65,9 +85,9 @@ def _opened(run: Path, file: str, names: Sequence[str]) -> Iterator[Any]:
 
 
 def read_examples(run: Path, wanted: Mapping[int, str], *, stage: str = "data") -> dict[int, dict[str, Any]]:
-    """Row number to example, for the wanted rows that stand in the data under the wanted id.
+    """Row number to example, for the wanted rows whose line in the data has the wanted id.
 
-    One pass that parses no other line and stops after the last; what is not found is left out.
+    One pass that parses no other line and stops after the last wanted one; a row that is not found is left out.
     """
     found: dict[int, dict[str, Any]] = {}
     path = run / stage / EXAMPLES
@@ -75,14 +95,6 @@ def read_examples(run: Path, wanted: Mapping[int, str], *, stage: str = "data") 
         return found
     with path.open("rb") as lines:
         for row, line in enumerate(islice(lines, max(wanted) + 1)):
-            if row in wanted and (example := _parse(line)).get("id") == wanted[row]:
+            if row in wanted and (example := parse_object(line)).get("id") == wanted[row]:
                 found[row] = example
     return found
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

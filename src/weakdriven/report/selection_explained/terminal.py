@@ -1,4 +1,4 @@
-"""Prints why a selection (WD-DS) came out as it did, and why one example is in it or not. Reads files; no torch."""
+"""The tables and lines of `weakdriven select explain`."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from weakdriven.report.format import MISSING, mapping, model_name, number, plain, share_words
-from weakdriven.report.run.why import LETTERS, TERMS, describe_example, load_selection, summarise
+from weakdriven.report.selection_explained.facts import TERMS, describe_example, summarise
+from weakdriven.report.selection_explained.load import LETTERS, load_selection
 from weakdriven.runs.directory import EXAMPLES
 
 FORMULAS = {
@@ -18,9 +19,9 @@ FORMULAS = {
 DIRECTIONS = {"falling": "fell", "equal": "stayed", "rising": "rose"}
 
 
-def explain_selection(run: Path, turn: int | None, console: Console, top: int = 5) -> None:
+def explain_selection(run: Path, round_number: int | None, console: Console, top: int = 5) -> None:
     """Print how a round's active set was drawn, its hardest examples and those that regressed most."""
-    facts = summarise(load_selection(run, turn), top)
+    facts = summarise(load_selection(run, round_number), top)
     _print_note(console, facts["note"])
     console.print(_pairs(_selection_lines(facts), f"Selection of round {facts['round']}"))
     for title, examples in (
@@ -31,70 +32,65 @@ def explain_selection(run: Path, turn: int | None, console: Console, top: int = 
             console.print(_example_table(title, examples))
 
 
-def explain_example(run: Path, turn: int | None, example_id: str, console: Console) -> None:
+def explain_example(run: Path, round_number: int | None, example_id: str, console: Console) -> None:
     """Print why one example is in a round's active set or not."""
-    facts = describe_example(load_selection(run, turn), example_id)
+    facts = describe_example(load_selection(run, round_number), example_id)
     _print_note(console, facts["note"])
     console.print(_score_table(facts, f"Example {_clean(facts['id'])}, round {facts['round']}"))
     console.print(_pairs(_example_lines(facts)))
     console.print(Text(f"\n{facts['verdict']}", style="bold"))
     for name in ("prompt", "completion"):
         console.print(Text(f"\n{name}", style="dim"))
-        console.print(Text(_clean(facts[name]) or f"not found in its place in data/{EXAMPLES}"), highlight=False)
+        console.print(Text(_clean(facts[name]) or f"not found in data/{EXAMPLES}"), highlight=False)
 
 
 def _selection_lines(facts: dict[str, Any]) -> dict[str, str]:
     settings, counters, count = facts["settings"], facts["counters"], facts["examples"]
     shares, (weak, strong) = mapping(counters.get("term_shares")), map(model_name, facts["models"])
+    low, high, size = (number(counters.get(name)) for name in ("p_min", "p_max", "effective_sample_size"))
     lines = {"formula": f"{settings['formula']}: {FORMULAS[settings['formula']]}"}
     for (name, letter), words in zip(LETTERS.items(), TERMS[settings["formula"]], strict=True):
         share = share_words(shares.get(name))
         lines[f"{name} ({letter})"] = f"{settings[name]:g} on the {words}: {share} of all weight"
-    low, high = (number(counters.get(name)) for name in ("p_min", "p_max"))
     if low is not None and high is not None:
         lines["probability in one draw"] = f"{low:.4g} to {high:.4g}, spread (CV) {plain(counters.get('p_cv'))}"
         lines["times uniform"] = f"{low * count:.4g} to {high * count:.4g}"
-    size = number(counters.get("effective_sample_size"))
     if size is not None:
         lines["effective sample size"] = f"{size:,.1f} of {count:,} examples ({share_words(size / count)})"
     expected, realised = (share_words(counters.get(f"{name}_unique")) for name in ("expected", "realised"))
-    repeats = "repeats dropped" if settings.get("dedup", True) else "repeats kept"
-    lines["draws"] = f"{facts['draws']:,} with replacement, {repeats}"
-    lines["unique share of the draws"] = f"{expected} expected, {realised} realised"
-    lines["active set"] = (
-        f"{facts['active']:,} of {count:,} examples, {facts['truncated_active']:,} with a cut completion"
-    )
-    counts = [f"{words} in {plain(counters.get(key))}" for key, words in DIRECTIONS.items()]
-    lines["entropy from weak to strong"] = ", ".join(counts)
-    lines["weight zero, never drawn"] = plain(counters.get("zero_weight"))
-    lines["rank correlation of paper and official"] = plain(counters.get("formula_rank_correlation"))
-    lines["mean entropy, nats per token"] = (
-        f"weak {facts['weak_entropy']:.4f} ({weak}), strong {facts['strong_entropy']:.4f} ({strong}), "
-        f"change {facts['change']:+.4f}"
-    )
-    return lines
+    repeats = "dropped" if settings.get("dedup", True) else "kept"
+    changes = [f"{words} in {plain(counters.get(key))}" for key, words in DIRECTIONS.items()]
+    return lines | {
+        "draws": f"{facts['draws']:,} with replacement, repeats {repeats}",
+        "unique share of the draws": f"{expected} expected, {realised} realised",
+        "active set": f"{facts['active']:,} of {count:,} examples, {facts['truncated_active']:,} with a cut completion",
+        "entropy from weak to strong": ", ".join(changes),
+        "weight zero, never drawn": plain(counters.get("zero_weight")),
+        "rank correlation of paper and official": plain(counters.get("formula_rank_correlation")),
+        "mean entropy, nats per token": f"weak {facts['weak_entropy']:.4f} ({weak}), "
+        f"strong {facts['strong_entropy']:.4f} ({strong}), change {facts['change']:+.4f}",
+    }
 
 
 def _example_lines(facts: dict[str, Any]) -> dict[str, str]:
     formula, whole = facts["settings"]["formula"], sum(facts["terms"].values())
+    divisor = " / its sum over the data" if formula == "official" else ""
     lines = {}
     for (name, value), words in zip(facts["terms"].items(), TERMS[formula], strict=True):
-        over = " / its sum over the data" if formula == "official" else ""
-        share = share_words(value / whole) if whole else MISSING
-        letter, weight = LETTERS[name], facts["settings"][name]
-        lines[f"{name} ({letter})"] = f"{value:.4g} = {weight:g} x {words}{over}: {share} of its weight"
-    likelier = share_words(facts["likelier_than"])
-    lines["probability in one draw"] = (
-        f"{facts['probability']:.4g}, {facts['times_uniform']:.3g} times uniform, above {likelier} of the examples"
-    )
-    lines["difficulty rank"] = f"harder for the strong model than {share_words(facts['harder_than'])} of the examples"
-    lines["expected draws"] = f"{facts['expected_draws']:.4g} in {facts['all_draws']:,} draws"
-    lines["chance of at least one"] = share_words(facts["chance"])
-    kept = " (repeats dropped)" if facts["settings"].get("dedup", True) else ""
-    lines["times in the active set"] = f"{facts['draws']:,}{kept}"
+        share, weight = share_words(value / whole) if whole else MISSING, facts["settings"][name]
+        lines[f"{name} ({LETTERS[name]})"] = f"{value:.4g} = {weight:g} x {words}{divisor}: {share} of its weight"
+    likelier, harder = (share_words(facts[name]) for name in ("likelier_than", "harder_than"))
     cut = "cut at data.max_length" if facts["truncated"] else "whole"
-    lines["completion"] = f"{facts['strong']['tokens']:,.0f} supervised tokens, {cut}"
-    return lines
+    return lines | {
+        "probability in one draw": f"{facts['probability']:.4g}, {facts['times_uniform']:.3g} times uniform, "
+        f"above {likelier} of the examples",
+        "difficulty rank": f"harder for the strong model than {harder} of the examples",
+        "expected draws": f"{facts['expected_draws']:.4g} in {facts['all_draws']:,} draws",
+        "chance of at least one": share_words(facts["chance"]),
+        "times in the active set": f"{facts['draws']:,}"
+        + (" (repeats dropped)" if facts["settings"].get("dedup", True) else ""),
+        "completion": f"{facts['strong']['tokens']:,.0f} supervised tokens, {cut}",
+    }
 
 
 def _pairs(lines: dict[str, str], title: str = "") -> Table:

@@ -1,4 +1,4 @@
-"""What a run trained -> a model on the Hugging Face Hub: weights, tokenizer and card, and nothing else."""
+"""The result of a run -> a model on the Hugging Face Hub: weights, tokenizer and card, and nothing else."""
 
 import json
 from collections.abc import Iterator
@@ -10,27 +10,27 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from huggingface_hub.utils import validate_repo_id
 
 from weakdriven.errors import UserError
-from weakdriven.report.card import CARD, read_settings, result_stages, write_cards
-from weakdriven.report.card_facts import ADAPTER_FILE, from_hub, hub_id, public_name
+from weakdriven.report.card.card import ADAPTER_FILE, CARD, read_settings, result_stages, write_cards
+from weakdriven.report.card.public_names import from_hub, hub_id, public_name
 from weakdriven.report.read import load_run
 from weakdriven.runs.directory import RUN_FILE
 from weakdriven.runs.manifest import MANIFEST
 
 PUSHED = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
-"""Endings of what a model and its tokenizer consist of."""
+"""Suffixes of the files of a model and its tokenizer."""
 NOT_PUSHED = (MANIFEST, "trainer_state.json")
 LOGIN = "log in with hf auth login, or set HF_TOKEN to a token that may write (huggingface.co/settings/tokens)"
 
 
 def check_push(repo: str) -> None:
-    """Refuse, before anything is trained, a name that the Hub does not take and a login that may not write there."""
+    """Raise an error, before anything is trained, if the Hub does not accept the name or the login may not write."""
     try:
         validate_repo_id(repo)
         if repo.count("/") != 1:
             raise HFValidationError("it has no owner")
     except HFValidationError as error:
         why = str(error).split(":")[0].rstrip(".")
-        raise UserError(f"{repo!r} is no name of a model on the Hub ({why}); give OWNER/NAME.") from None
+        raise UserError(f"{repo!r} is not a name of a model on the Hub ({why}); give OWNER/NAME.") from None
     try:
         who: dict[str, Any] = HfApi().whoami()
     except LocalTokenNotFoundError:
@@ -45,7 +45,7 @@ def check_push(repo: str) -> None:
     owners = [who.get("name"), *(one.get("name") for one in who.get("orgs", []))]
     if role == "read":
         raise UserError(f"The token of {who.get('name')} may only read; {LOGIN}.")
-    if role == "write" and repo.split("/")[0] not in owners:  # what a fine-grained token may, it does not tell
+    if role == "write" and repo.split("/")[0] not in owners:  # a fine-grained token does not list its rights
         raise UserError(
             f"{who.get('name')} may not write to {repo}; give one of {', '.join(map(str, owners))} as owner."
         )
@@ -55,7 +55,7 @@ def push_run(run: Path, repo: str, *, private: bool = False) -> str:
     """Put the result of a run on the Hub in one commit; returns its address there.
 
     Args:
-        private: Of a repository that is made for it; one that is there stays as it is.
+        private: Whether a new repository is private; an existing one stays as it is.
     """
     folder, base = find_result(run)
     check_push(repo)
@@ -73,7 +73,7 @@ def push_run(run: Path, repo: str, *, private: bool = False) -> str:
 
 
 def find_result(run: Path) -> tuple[Path, str | None]:
-    """Folder of what a run trained, merged where it was, with its card; and the Hub id of its base, if it has one."""
+    """Folder of a run's model, of the merged one if there is one, with its card; and the Hub id of its base, if any."""
     if not (run / RUN_FILE).is_file():
         raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
     data = load_run(run)
@@ -85,7 +85,7 @@ def find_result(run: Path) -> tuple[Path, str | None]:
 
 
 def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | bytes]]:
-    """Name on the Hub, and the file here or its content."""
+    """Name on the Hub, and the local file or its content."""
     for path in sorted(folder.iterdir()):
         if not path.is_file() or path.name in NOT_PUSHED or not path.name.endswith((*PUSHED, CARD)):
             continue
@@ -94,12 +94,12 @@ def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | b
 
 
 def _without_paths(path: Path, base: str | None) -> bytes | None:
-    """A configuration without the paths of this machine; None where it has none."""
+    """A configuration without the paths of this machine; None if it has none."""
     if path.name not in (ADAPTER_FILE, "config.json", "tokenizer_config.json"):
         return None
     values = json.loads(path.read_text(encoding="utf-8"))
     named = {key: one for key, one in values.items() if key.endswith("name_or_path") and isinstance(one, str)}
-    # An adapter names a base in a folder by its whole path (`training/lora.py`), so what is none is of the Hub.
+    # `training/lora.py` names a base in a folder by its absolute path, so any other name is from the Hub
     own = {key: public_name(one, [one] if path.name == ADAPTER_FILE else ()) for key, one in named.items()}
     paths = {key: base or own[key] for key, one in named.items() if own[key] != one}
     return json.dumps(values | paths, indent=2, ensure_ascii=False).encode() + b"\n" if paths else None

@@ -1,0 +1,205 @@
+"""A run directory -> the model card of its result: README.md with front matter that the Hub accepts."""
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from weakdriven.report.card.front_matter import front_matter, licence
+from weakdriven.report.card.public_names import from_hub, public_name, without_paths
+from weakdriven.report.format import FILTERS, WAITING, duration, gibibytes, in_prose, mapping, number, plain
+from weakdriven.report.html import TEMPLATES
+from weakdriven.report.read import load_run
+from weakdriven.report.run.training_set import training_set
+from weakdriven.report.run.verdict import effort, verdict
+from weakdriven.runs.files import write_text
+from weakdriven.runs.yaml import load_yaml
+
+CARD, ADAPTER_FILE, NO_BASE = "README.md", "adapter_config.json", "a base model that was not recorded"
+MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
+PEFT_TITLE = "# Model Card for Model ID"
+"""Of the empty form that PEFT writes next to an adapter."""
+METHODS = {
+    "wmss": "weak-driven training (WMSS)",
+    "sft": "supervised fine-tuning",
+    "sft_restart": "supervised fine-tuning that restarts at M1",
+}
+LEFT_OUT = {
+    "dropped_long_prompts": "left out because the prompt was too long",
+    "dropped_empty_completions": "left out because the completion was empty",
+    "dropped_held_out": "left out because the same question is in a benchmark",
+    "truncated": "cut to the maximum length",
+}
+CITATION = """@article{chen2026weakdriven,
+  title   = {Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger},
+  author  = {Chen, Zehao and Li, Gongxun and Ai, Tianxiang and Li, Yifei and Huang, Zixuan and Zhou, Wang and
+             Huang, Tao and Zhuang, Fuzhen and Liu, Xianglong and Li, Jianxin and Wang, Deqing and Ban, Yikun},
+  journal = {arXiv preprint arXiv:2602.08222},
+  year    = {2026}
+}"""
+
+
+def write_cards(run: Path) -> dict[Path, bool]:
+    """Write the cards of a run's result; False marks a card that someone edited, which stays as it is."""
+    data = load_run(run)
+    written = {}
+    for stage in result_stages(data):
+        if (run / stage).is_dir():
+            path = run / stage / CARD
+            written[path] = not edited(path)
+            if written[path]:
+                # write_text makes a new file: the old one may also belong to another run, by a hard link
+                write_text(path, signed(model_card(data, stage, adapter=(run / stage / ADAPTER_FILE).is_file())))
+    return written
+
+
+def result_stages(data: dict[str, Any]) -> list[str]:
+    """The finished stage that the method ends with, of an unfinished run its last round; and its merged form."""
+    done = [stage["name"] for stage in data["stages"] if stage["status"] == "done"]
+    method = str(read_settings(data).get("method") or "wmss")
+    pattern = r"round-(\d+)/strong" if method == "wmss" else rf"baselines/{re.escape(method)}(?:-(\d+))?"
+    found = {int(match[1] or 1): name for name in done if (match := re.fullmatch(pattern, name))}
+    return ([found[max(found)]] if found else []) + (["merged"] if found and "merged" in done else [])
+
+
+def edited(path: Path) -> bool:
+    """Whether a person has changed a card, or written one."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False
+    body, _, mark = text.rstrip("\n").rpartition("\n")
+    return mark != MARK.format(_digest(body)) and f"\n{PEFT_TITLE}\n" not in text
+
+
+def signed(text: str) -> str:
+    """The card and a last line that shows whether it was changed later."""
+    text = text.encode("utf-8", "backslashreplace").decode().rstrip("\n")
+    return f"{text}\n{MARK.format(_digest(text))}\n"
+
+
+def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
+    """The whole card of the model in one stage."""
+    recipe, known = read_settings(data), from_hub(data)
+    trained, method = result_stages(data)[0], str(recipe.get("method") or "wmss")
+    model = trained.removesuffix("/strong").replace("baselines/", "baseline-")
+    rows = [row for row in data["accuracy"] if row["accuracy"] is not None]
+    settings, built = mapping(recipe.get("data")), training_set(data["funnel"])
+    name, base = public_name(data["info"].get("recipe") or "unnamed run"), str(recipe.get("model") or NO_BASE)
+    done = {one["name"]: one["manifest"] for one in data["stages"] if one["status"] == "done"}
+    versions = {key: text for key, text in mapping(done[stage].get("versions")).items() if text != "not installed"}
+    merged = stage == "merged"
+    form = "the LoRA adapter" if adapter else "the adapted model with its adapter merged in" if merged else "the model"
+    facts = {
+        "front_matter": front_matter(
+            recipe,
+            [row for row in rows if row["model"] == model],
+            name=name,
+            adapter=adapter,
+            sources=[str(settings.get("path") or ""), *built.get("sources", [])],
+            known=known,
+        ),
+        "name": name,
+        "recipe": {key: mapping(recipe.get(key)) for key in ("sft", "selection", "joint")},
+        "recipe_text": yaml.safe_dump(without_paths(recipe, known), sort_keys=False, allow_unicode=True, width=100),
+        "method": method,
+        "method_words": METHODS.get(method, in_prose(f"baseline-{method}")),
+        "base": public_name(base, known),
+        "form": form,
+        "merged": merged,
+        "round": trained.split("/")[0].removeprefix("round-"),
+        "rounds": plain(number(mapping(recipe.get("joint")).get("rounds")) or 1),
+        "verdict": " ".join(verdict(data)),
+        "effort": effort(data),
+        "model": model,
+        "rows": rows,
+        "chances": sorted({k for row in rows for k in row["pass_at_k"]}, key=lambda k: (len(k), k)),
+        "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
+        "source": public_name(settings.get("path") or "an unknown source", known),
+        **data_facts(done),
+        "funnel": [(title, funnel_rows(*counts)) for title, *counts in built.get("tables", [])],
+        "versions": ", ".join(f"{key} {text}" for key, text in versions.items()) or "The versions were not recorded",
+        "hardware": done[stage].get("hardware"),
+        "costs": cost_rows(done),
+        "licence": licence(base, known),
+        "citation": CITATION,
+    }
+    return markdown().get_template("card.md.j2").render(facts)
+
+
+def data_facts(done: dict[str, Any]) -> dict[str, Any]:
+    """What became of the rows of the source."""
+    counters = mapping(mapping(done.get("data")).get("counters"))
+    draws = {name: mapping(one.get("counters")).get("active") for name, one in done.items()}
+    rounds = {name: re.fullmatch(r"round-(\d+)/active", name) for name in done}
+    return {
+        "examples": number(counters.get("examples")),
+        "rows_read": counters.get("rows_read", counters.get("examples")),
+        "left_out": [f"{plain(counters[key])} {why}" for key, why in LEFT_OUT.items() if number(counters.get(key))],
+        "supervised": number(counters.get("supervised_tokens")),
+        "draws": [(found[1], draws[name]) for name, found in rounds.items() if found],
+    }
+
+
+def funnel_rows(seen: Any, kept: Any, lines: list[dict[str, Any]]) -> list[list[str]]:
+    dropped = [[f"dropped: {line['reason']}", plain(line["rows"])] for line in lines]
+    return [["input", plain(seen)], *dropped, ["kept", plain(kept)]]
+
+
+def cost_rows(done: dict[str, Any]) -> list[list[str]]:
+    """Cost of each finished stage here; one that another run computed costs nothing."""
+    rows, total = [], 0.0
+    for name, one in done.items():
+        seconds, steps = number(one.get("wall_seconds")), number(mapping(one.get("counters")).get("steps"))
+        taken, memory = bool(one.get("taken_from")), number(one.get("peak_memory_bytes"))
+        total += 0.0 if taken else seconds or 0.0
+        time = "taken over from another run, not counted" if taken else duration(seconds)
+        rows.append([name, time, "" if steps is None else plain(steps), "" if memory is None else gibibytes(memory)])
+    return [*rows, [Markup("**all**"), duration(total), "", ""]] if rows else []
+
+
+@cache
+def markdown() -> Environment:
+    """Templates of Markdown: every value is escaped, unless the template calls it safe."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escaped(value)),
+    )
+    made.filters.update(FILTERS | {"fenced": fenced})
+    return made
+
+
+def escaped(text: Any) -> str:
+    r"""Text of a run as text, whatever it means in Markdown or HTML.
+
+    >>> escaped("<script> a|b\n# *c*")
+    '&lt;script&gt; a\\|b \\# \\*c\\*'
+    """
+    text = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|#~!$])", r"\\\1", text)
+
+
+def fenced(text: str, language: str) -> Markup:
+    """A block of code that its own text cannot end."""
+    ticks = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    return Markup(f"{ticks}{language}\n{text.rstrip()}\n{ticks}")
+
+
+def read_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a run as plain values; empty where it cannot be read."""
+    try:
+        return mapping(load_yaml(data["recipe_text"]))
+    except yaml.YAMLError:
+        return {}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]

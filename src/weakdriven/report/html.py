@@ -1,0 +1,41 @@
+"""Jinja templates -> pages that carry their style, their scripts and their data."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from weakdriven.report.figure import PALETTE
+from weakdriven.report.format import FILTERS
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, shown: dict[str, Any]) -> str:
+    """A page with its style, its scripts and its data inside."""
+    parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
+    page = environment().get_template(template).render(shown | parts | {"figures_json": embedded(shown["figures"])})
+    # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@cache
+def environment() -> Environment:
+    """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters.update(FILTERS)
+    return made
+
+
+@cache
+def part(name: str) -> Markup:
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for the inside of a script element: no character of it can end that element."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

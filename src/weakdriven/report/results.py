@@ -1,0 +1,93 @@
+"""What the models of some runs scored, item by item, and the cost of each. S = seeds, P = problems."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weakdriven.eval.scoring import correct_counts
+from weakdriven.eval.statistics import Scores
+from weakdriven.report.format import stage_of
+from weakdriven.report.read import current_manifests, planned_stages
+from weakdriven.runs.directory import SAMPLES
+from weakdriven.runs.files import read_jsonl
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model on one benchmark; equal to the same evaluation that another run took over."""
+
+    benchmark: str
+    key: str
+    changed: int
+    """When its samples were last written: they may be graded again."""
+    samples: Path = field(compare=False)
+
+
+Evaluated = tuple[Evaluation, ...]
+"""One trained model on all of its benchmarks."""
+
+
+def evaluated_models(run: Path) -> dict[str, Evaluated | None]:
+    """Evaluated models of a run; None where a benchmark that the run asks for is missing."""
+    manifests, asked = current_manifests(run), dict[str, list[str]]()
+    for name in planned_stages(run) or sorted(manifests):
+        if name.startswith("eval/"):
+            asked.setdefault(name.split("/")[1], []).append(name)
+
+    def evaluation(name: str) -> Evaluation:
+        path = run / name / SAMPLES
+        return Evaluation(name.split("/")[-1], manifests[name]["key"], path.stat().st_mtime_ns, path)
+
+    return {
+        model: tuple(map(evaluation, names)) if manifests.keys() >= set(names) else None
+        for model, names in asked.items()
+        if manifests.keys() & set(names)
+    }
+
+
+def complete_models(run: Path) -> dict[str, Evaluated]:
+    """Models of a run that have all of its benchmarks."""
+    return {model: one for model, one in evaluated_models(run).items() if one is not None}
+
+
+def scores(models: Sequence[Evaluated]) -> Scores:
+    """Share of right samples by benchmark, (S, P), of one model under several seeds."""
+    return {
+        one.benchmark: np.concatenate([_shares(model[place]) for model in models])
+        for place, one in enumerate(models[0])
+    }
+
+
+@cache
+def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
+    """Share of right samples of each problem, (1, P); read once."""
+    right, n = correct_counts(list(read_jsonl(evaluation.samples)))
+    return np.array([right]) / n
+
+
+def costs(model: str, manifests: dict[str, Row]) -> Row:
+    """Cost of all that leads to a model, without tokenizing and evaluation, as if computed for it alone.
+
+    A budget only says how long to train, so what was computed to know it does not count.
+    """
+    by_key = {one["key"]: (name, one) for name, one in manifests.items()}
+    left, used = [manifests.get(stage_of(model), {}).get("key")], dict[str, Row]()
+    while left:
+        name, one = by_key.get(left.pop(), ("data", {}))
+        if name != "data" and name not in used:
+            used[name] = one
+            left += [key for source, key in one["inputs"].items() if source != "budget"]
+    if not used:
+        return {}
+    return {
+        "seconds": sum(one["wall_seconds"] for one in used.values()),
+        "trained_tokens": sum(one["counters"].get("trained_tokens") or 0 for one in used.values()),
+        "peak_bytes": max(one["peak_memory_bytes"] for one in used.values()),
+    }

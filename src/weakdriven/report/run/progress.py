@@ -1,0 +1,92 @@
+"""What a run in progress is doing, found out from its files alone."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from weakdriven.report.files import parse_object, read_object
+from weakdriven.report.format import WAITING, duration, number
+from weakdriven.runs.directory import METRICS, WORK, work_folder
+
+TAIL = 1 << 16
+"""Bytes at the end of metrics.jsonl that surely hold a whole line."""
+
+
+class Progress:
+    """One line about a run; its rate is that since this object first saw the stage."""
+
+    def __init__(self, run: Path):
+        self.run, self.stage, self.first = run, "", (0.0, 0.0)
+
+    def line(self, stages: list[dict[str, Any]]) -> str:
+        """What the run does now; empty where no process works on it or no stage of these has begun.
+
+        Args:
+            stages: Name and status of each stage, as `load_run` gives them.
+        """
+        names = [stage["name"] for stage in stages]
+        stage = _newest(self.run, [one["name"] for one in stages if one["status"] in WAITING])
+        if not stage or not is_running(self.run):
+            return ""
+        folder, place = work_folder(self.run, stage), f"stage {names.index(stage) + 1} of {len(names)}, {stage}"
+        facts = self._training(stage, last_row(folder / "work" / METRICS))
+        return ", ".join([place, *(facts or [f"for {duration(max(time.time() - (_begun(folder) or 0), 0))}"])])
+
+    def _training(self, stage: str, row: dict[str, Any]) -> list[str]:
+        """Step, loss, rate and time left; Trainer logs as `epoch` how much of a phase is done."""
+        step, share, loss = (number(row.get(name)) for name in ("step", "epoch", "loss"))
+        if step is None:
+            return []
+        now, total = time.monotonic(), round(step / share) if share else None
+        if stage != self.stage:
+            self.stage, self.first = stage, (step, now)
+        facts = [f"step {step:,}" + (f" of {total:,}" if total else "")]
+        facts.append("the loss is not a number" if loss is None else f"loss {loss:.4g}")
+        if (done := step - self.first[0]) > 0 and now > self.first[1]:
+            rate = done / (now - self.first[1])
+            facts += [f"{rate:.2g} steps per second", *([f"{duration((total - step) / rate)} left"] if total else [])]
+        return facts
+
+
+def is_running(run: Path) -> bool:
+    """Whether a process holds the lock of a run (`runs.directory.claimed`).
+
+    We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
+    """
+    try:
+        lock = os.open(run / WORK / "lock", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """The last whole row of a file that is being written; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    return next((row for line in reversed(lines[:-1]) if (row := parse_object(line))), {})
+
+
+def _newest(run: Path, stages: Iterable[str]) -> str:
+    """The stage whose last try began last."""
+    begun = {name: value for name in stages if (value := _begun(work_folder(run, name))) is not None}
+    return max(begun, key=lambda name: begun[name], default="")
+
+
+def _begun(folder: Path) -> float | None:
+    return number(read_object(folder / "state.json").get("begun"))

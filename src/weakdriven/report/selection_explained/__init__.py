@@ -1,0 +1,9 @@
+"""Why a selection (WD-DS) came out as it did, and why one example was chosen or not; `weakdriven select explain`.
+
+`load.py` reads a round's selection, `facts.py` computes the numbers, `terminal.py` prints them. No torch.
+"""
+
+from weakdriven.report.selection_explained.load import load_selection
+from weakdriven.report.selection_explained.terminal import explain_example, explain_selection
+
+__all__ = ["explain_example", "explain_selection", "load_selection"]
