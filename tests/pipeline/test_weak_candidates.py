@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import SMALL, Recorder, small_recipe
-from weakdriven.commands.app import main, print_pairings
+from weakdriven.commands.app import main
 from weakdriven.errors import UserError
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.weak_candidates import pair_checkpoints
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_too_close_to_itself_and_the_table_warns(models, tmp_pat
     base, itself = pair(tmp_path, strong=models["m2"], weak=[models["m2"]])
     assert (itself.distance, itself.change, itself.correlation) == (0, 0, pytest.approx(1))
     assert itself.too_close and not base.too_close
-    print_pairings([base, itself])
+    print_separations([base, itself])
     words = " ".join(capsys.readouterr().out.split())
     assert words.count("too close") == 1 and words.count("Warning: ") == 1
     assert f"Warning: {models['m2']} lies 0.0% of the strong model's entropy away" in words
