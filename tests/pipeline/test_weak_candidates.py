@@ -10,6 +10,7 @@ import pytest
 
 from conftest import SMALL, Recorder, small_recipe
 from weakdriven.commands.app import main
+from weakdriven.commands.select import print_separations
 from weakdriven.errors import UserError
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.weak_candidates import pair_checkpoints
