@@ -7,8 +7,8 @@
 
 FILE holds one JSON object per line with a `question`; it is put through the model's chat template. Every engine gets
 the same token ids and decodes greedily; `ours, sampled` draws at temperature 0.7 and top-p 0.95. `generate()` is
-transformers' own, in batches of similar length as ours, and the text of each engine is compared with its text: in
-bf16 a different batch shape rounds differently, so texts part company after some tokens without either being wrong.
+transformers' own, in batches of similar length like ours, and each engine's text is compared with its text. In bf16 a
+different batch shape rounds differently, so texts diverge after some tokens without either being wrong.
 
 `--random` needs no files: random weights of that shape, prompts of 40 to 200 random tokens. With `--mean-length` so
 many tokens of the vocabulary are stops that rows drawn at temperature 1 end at random, after that many on average.

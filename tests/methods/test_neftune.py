@@ -14,7 +14,7 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
-from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings, Segment, noisy_embeddings, segments
+from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings, Segment, segments
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.runs.directory import METRICS, Progress
@@ -59,7 +59,7 @@ def seen(model, noise):
     hook = model.model.layers[0].register_forward_pre_hook(
         lambda module, args, kwargs: given.append(args[0].detach()), with_kwargs=True
     )
-    with noisy_embeddings(model, noise, seed=[0]) as callbacks:
+    with NoisyEmbeddings(noise=noise).training(model, seed=[0]) as callbacks:
         for callback in callbacks:
             callback.on_step_begin(TrainingArguments("none"), TrainerState(), TrainerControl())
         yield given
@@ -153,7 +153,8 @@ def test_the_embedding_of_gemma_is_scaled_before_noise_is_added():
 
 def test_a_model_that_scales_embeddings_later_is_refused():
     model = tiny_model("granite", embedding_multiplier=12.0)
-    with pytest.raises(UserError, match="multiplies its embeddings by 12"), noisy_embeddings(model, ALPHA, seed=[0]):
+    variant = NoisyEmbeddings(noise=ALPHA)
+    with pytest.raises(UserError, match="multiplies its embeddings by 12"), variant.training(model, seed=[0]):
         pass
 
 
@@ -170,9 +171,9 @@ def test_noise_is_a_constant_to_the_gradient():
     model, ids = tiny_model(tied=False), torch.arange(1, 9)[None]
     model.train()
     gradients = []
-    for noise in (None, ALPHA):
+    for variant in (PLAIN, NoisyEmbeddings(noise=ALPHA)):
         model.zero_grad()
-        with noisy_embeddings(model, noise, seed=[0]):
+        with variant.training(model, seed=[0]):
             hook = model.model.layers[0].register_forward_pre_hook(
                 lambda module, args, kwargs: args[0].sum().backward(retain_graph=True), with_kwargs=True
             )
@@ -188,7 +189,7 @@ def test_nothing_but_training_sees_noise():
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
     clean, scores = model.eval()(**inputs).logits, score_dataset(model, rows)
     written = model.generate(batch["input_ids"][:1], max_new_tokens=4, do_sample=False)
-    with noisy_embeddings(model, ALPHA, seed=[0]):
+    with NoisyEmbeddings(noise=ALPHA).training(model, seed=[0]):
         assert torch.equal(model.eval()(**inputs).logits, clean)
         assert torch.equal(model.generate(batch["input_ids"][:1], max_new_tokens=4, do_sample=False), written)
         assert not torch.equal(model.train()(**inputs).logits, clean)

@@ -1,4 +1,4 @@
-"""One model's share of a fused loss: tiles of its logits out of its hidden states, and what their gradients add up to.
+"""One model's share of a fused loss: tiles of its logits, and its gradients summed over tiles.
 
 T = tokens, R = rows of a tile, D = width, V = vocabulary.
 """
@@ -27,7 +27,7 @@ class Branch:
         self.bias_sum = torch.zeros_like(bias_V, dtype=self.wide) if needs[2] and bias_V is not None else None
 
     def logits(self, begin: int, end: int, buffer_RV: Tensor | None) -> Tensor:
-        """Raw ones, in the buffer if there is one."""
+        """Raw logits, in the buffer if there is one."""
         hidden_RD, logits_RV = self.hidden_TD[begin:end], None if buffer_RV is None else buffer_RV[: end - begin]
         if self.bias_V is None:
             return torch.mm(hidden_RD, self.head_VD.T, out=logits_RV)
@@ -70,9 +70,9 @@ class Branch:
 def late_scale(scale: float, hidden_TD: Tensor) -> float:
     """The part of a loss's factor that gradients of hidden states get in the backward pass only.
 
-    Given in the forward pass, all of it, they are rounded once. But one over a step's tokens would round most of
-    float16's to 0 before the factor comes that a gradient scaler raises them by; so there its power of two, which
-    rounds nothing, comes late. Those of heads are sums, which might overflow without it.
+    Applied in the forward pass, the factor is rounded once. But in float16, one over a step's tokens underflows most
+    gradients before the GradScaler acts, so its power of two, which rounds nothing, is applied in the backward pass.
+    Gradients of heads are sums, which might overflow without the factor.
 
     >>> late_scale(1 / 500_000, torch.zeros(1, dtype=torch.float16)) * 2**19, late_scale(0.3, torch.zeros(1))
     (1.0, 1.0)

@@ -15,13 +15,13 @@ from weakdriven.losses.head import Head
 from weakdriven.losses.mix_rows import SEPARATE, by_raw, capped
 from weakdriven.losses.tiles import tile_rows
 
-Rows = Callable[[Tensor, int, int, bool], Tensor]
+RowFunction = Callable[[Tensor, int, int, bool], Tensor]
 """Raw logits (R, V) of tokens `begin` to `end` -> results (R, C), the loss first. If the last argument says so, the
 logits are overwritten by the gradient of their row's loss."""
 
 
 def tiled_loss(
-    hidden_TD: Tensor, head: Head, rows: Rows, *, columns: int, scale: float | None
+    hidden_TD: Tensor, head: Head, rows: RowFunction, *, columns: int, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Scaled sum of the rows' losses, and the sums of all columns, which carry no gradient.
 
@@ -43,7 +43,7 @@ class _TiledLoss(torch.autograd.Function):
         hidden_TD: Tensor,
         head_VD: Tensor,
         bias_V: Tensor | None,
-        rows: Rows,
+        rows: RowFunction,
         columns: int,
         scale: float,
         needs: list[bool],

@@ -1,10 +1,10 @@
-"""Noise on the input embeddings while a model trains: NEFTune's, uniform, and the Gaussian one of `paper_noise`.
+"""Noise on the input embeddings during training: uniform (NEFTune) or Gaussian (`undial.mode: paper_noise`).
 
 B = rows, L = width of the batch, D = width of an embedding.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -50,10 +50,32 @@ class NoisyEmbeddings(Variant):
 
     noise: EmbeddingNoise = field(kw_only=True)
 
-    def training(
-        self, model: PreTrainedModel | PeftModel, *, seed: list[int]
-    ) -> AbstractContextManager[list[TrainerCallback]]:
-        return noisy_embeddings(model, self.noise, seed=seed)
+    @contextmanager
+    def training(self, model: PreTrainedModel | PeftModel, *, seed: list[int]) -> Iterator[list[TrainerCallback]]:
+        """Evaluation, generation and scans see no noise: it needs training mode and recorded gradients.
+
+        Args:
+            seed: Decides the noise together with the step, so that a resumed run draws what it would have drawn.
+        """
+        if self.noise.scale == 0:
+            yield []
+            return
+        callback = NoiseCallback(self.noise, seed)
+        inner: Any = causal_lm(model)
+        if (factor := getattr(inner.config.get_text_config(), "embedding_multiplier", 1)) not in (None, 1):
+            raise UserError(
+                f"{type(inner).__name__} multiplies its embeddings by {factor} where no noise can be added after it; "
+                "train this model without embedding noise."
+            )
+        hooks = [
+            inner.base_model.register_forward_pre_hook(callback.read_inputs, with_kwargs=True),
+            inner.get_input_embeddings().register_forward_hook(callback.add_noise),  # Gemma's has scaled its output
+        ]
+        try:
+            yield [callback]
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 class Segment(NamedTuple):
@@ -64,40 +86,8 @@ class Segment(NamedTuple):
     length: int
 
 
-@contextmanager
-def noisy_embeddings(
-    model: PreTrainedModel | PeftModel, noise: EmbeddingNoise | None, *, seed: list[int]
-) -> Iterator[list[TrainerCallback]]:
-    """Within it the model trains with noise; gives what its trainer takes as first callbacks.
-
-    Evaluation, generation and scans see none: there is noise only in training mode and while gradients are recorded.
-
-    Args:
-        seed: Decides the noise together with the step, so that a resumed run draws what it would have drawn.
-    """
-    if noise is None or noise.scale == 0:
-        yield []
-        return
-    watch = NoiseCallback(noise, seed)
-    inner: Any = causal_lm(model)
-    if (factor := getattr(inner.config.get_text_config(), "embedding_multiplier", 1)) not in (None, 1):
-        raise UserError(
-            f"{type(inner).__name__} multiplies its embeddings by {factor} where no noise can be added after it; train "
-            "this model without embedding noise."
-        )
-    hooks = [
-        inner.base_model.register_forward_pre_hook(watch.read_inputs, with_kwargs=True),
-        inner.get_input_embeddings().register_forward_hook(watch.add_noise),  # Gemma's has scaled its output by then
-    ]
-    try:
-        yield [watch]
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class NoiseCallback(TrainerCallback):
-    """Adds the noise and logs its size; a trainer tells it which step it is."""
+    """Adds the noise and logs its size; the trainer's callbacks give the step."""
 
     def __init__(self, noise: EmbeddingNoise, seed: list[int]):
         self.noise, self.seed = noise, seed
@@ -106,7 +96,7 @@ class NoiseCallback(TrainerCallback):
         self.packed = False
         self.inputs: dict[str, Any] = {}
         self.sums: Tensor | None = None
-        """Squares of noise and of embeddings, and how many numbers there were of each."""
+        """Sums of squares of noise and of embeddings, and the count of each."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.process, self.packed = args.process_index, getattr(args, "packing", False)
@@ -121,14 +111,14 @@ class NoiseCallback(TrainerCallback):
             self.sums = None
 
     def read_inputs(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Only what the decoder is called with tells where sequences begin and end."""
+        """The decoder's inputs say where sequences begin and end."""
         self.inputs = {name: kwargs.get(name) for name in ("attention_mask", "position_ids")}
 
     def add_noise(self, module: Any, args: Any, embedding_BLD: Tensor) -> Tensor | None:
         if not module.training or not torch.is_grad_enabled():
             return None
         if self.generator is None:
-            # begun anew at each step, so that there is no state to keep in a checkpoint
+            # seeded anew at each step, so that there is no state to keep in a checkpoint
             drawn = np.random.SeedSequence([*self.seed, self.step, self.process]).generate_state(1, np.uint64)
             self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0] >> 1))
         noise_BLD = self._noise(embedding_BLD.shape)

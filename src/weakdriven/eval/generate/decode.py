@@ -1,4 +1,4 @@
-"""One more token for every row of a batch: with the model's own cache, or with slots whose shapes hardly ever change.
+"""One more token for every row of a batch, with the model's own cache or with slots of nearly constant shape.
 
 B = rows that are still being written, L = their length so far, V = vocabulary.
 """
@@ -18,7 +18,7 @@ from weakdriven.eval.generate.cache import SlotCache, is_ordinary
 def read_prompts(
     model: PreTrainedModel, known: Collection[str], ids_BL: Tensor, mask_BL: Tensor
 ) -> tuple[Tensor, "OwnCache | InSlots"]:
-    """Logits after each prompt, which is padded on the left, and what writes on from there.
+    """Logits after each prompt, which is padded on the left, and a decoder that continues from there.
 
     Args:
         known: Names of what the model's forward takes; inputs that it does not know are left out.

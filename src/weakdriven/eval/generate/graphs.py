@@ -1,4 +1,4 @@
-"""A step that is repeated from a CUDA graph, which spares Python and the launch of each kernel."""
+"""Repeat a step from a CUDA graph, without running Python and without launching each kernel."""
 
 import contextlib
 import logging
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 WORTH = 16
-"""Steps on the same tensors that pay for a capture, which takes as long as two or three of them."""
+"""Capture a graph only if so many steps on the same tensors are left; a capture takes as long as two or three."""
 given_up: list[str] = []
-"""Why this process makes no more graphs, once one has failed: torch does not clean up all of a failed capture."""
+"""Why this process captures no more graphs: torch does not clean up everything after a failed capture."""
 logger = logging.getLogger(__name__)
 
 
 class Repeated:
-    """Calls `step`, or replays a graph of it where that pays.
+    """Calls `step`, or replays a graph of it when that is faster.
 
     Args:
         step: Changes tensors in place and may return one. Its Python must not matter beyond the first call, and a call
@@ -88,7 +88,7 @@ def has_graphs(device: torch.device | None) -> bool:
 
 def give_up(error: RuntimeError) -> None:
     given_up.append(str(error).strip().split("\n")[0])
-    logger.warning("Decoding goes on without CUDA graphs, which are faster: %s", given_up[-1])
+    logger.warning("Decoding continues without CUDA graphs, which are faster: %s", given_up[-1])
 
 
 @contextlib.contextmanager

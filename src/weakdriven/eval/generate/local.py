@@ -101,7 +101,7 @@ def written_rows(
     width = max(len(request.ids) for request in requests)
     ids_BL = torch.tensor([[0] * (width - len(r.ids)) + r.ids for r in requests], device=device)
     mask_BL = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests], device=device)
-    rows = Rows(requests, sampling, device)
+    rows = OpenRows(requests, sampling, device)
     logits_BV, decoder = read_prompts(model, inspect.signature(model.forward).parameters, ids_BL, mask_BL)
     rows.take(logits_BV)
     del logits_BV
@@ -137,7 +137,7 @@ def written_rows(
         decoder.count()
 
 
-class Rows:
+class OpenRows:
     """The rows that are still being written. A step changes these tensors in place, so a CUDA graph can repeat it."""
 
     def __init__(self, requests: Sequence[Request], sampling: Sampling, device: torch.device):

@@ -1,4 +1,4 @@
-"""What every engine takes and gives: requests with their own seeds in, completions out, each exactly once."""
+"""The interface of every engine: requests with their own seeds in, completions out, each exactly once."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ class Request:
     """Token ids, tokenised once, by us, so that no engine can add a second begin-of-text; or chat messages (role and
     content), which only a server takes: it has a template and a tokenizer of its own."""
     seed: int = 0
-    """Decides the random numbers of this completion and of no other."""
+    """Seed of this completion alone."""
 
     @property
     def is_chat(self) -> bool:
@@ -43,9 +43,9 @@ class Sampling:
     temperature: float = 0.0
     """0 takes the most probable token."""
     top_p: float = 1.0
-    """Draw from the fewest most probable tokens that together have this probability."""
+    """Draw from the smallest set of most probable tokens whose probability is at least this."""
     top_k: int | None = None
-    """Before that, leave only so many most probable tokens, and those as probable as the last of them."""
+    """Applied first: keep only this many most probable tokens, and ties with the last of them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Completion:
     """`stop` if the model ended its turn, `length` if the token budget did. A chat server's own word for anything else,
     such as `content_filter`: the text is then what came, often none."""
     reasoning: str = ""
-    """What the model thought, where a chat server tells it apart from the text."""
+    """The model's reasoning, where a chat server returns it separately."""
 
     def row(self) -> dict[str, Any]:
         """What is saved of it: its fields, `reasoning` only if there is some.
@@ -69,7 +69,7 @@ class Completion:
 
 
 OnDone = Callable[[Mapping[int, Completion]], None]
-"""Gets completions by the position of their request, as soon as they are there."""
+"""Receives completions by the position of their request, as they arrive."""
 
 
 class Engine(Protocol):

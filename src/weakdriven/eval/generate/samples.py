@@ -1,4 +1,4 @@
-"""Samples on disk: every (item, number) that is asked for, each written down once and before anyone uses it."""
+"""Samples on disk: each requested (item, number) is written once, before anything uses it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ class Ask(NamedTuple):
     sample: int
     prompt: list[int] | list[dict[str, str]]
     shown: Any
-    """What the row says was asked."""
+    """The prompt as the row shows it."""
 
 
 def by_key(rows: Sequence[Row]) -> dict[Key, Row]:
@@ -35,10 +35,10 @@ def collect(
     seed: int,
     on_rows: Callable[[list[Row]], None],
 ) -> None:
-    """Append a row for each ask to `file`; `on_rows` hears of rows that are there.
+    """Append a row for each ask to `file`; `on_rows` receives the rows once they are written.
 
     Args:
-        engine: Called only if there is something to ask, because it may load a model or start a server.
+        engine: Called only if a completion is missing, because it may load a model or start a server.
     """
 
     def keep(completions: Mapping[int, Completion]) -> None:

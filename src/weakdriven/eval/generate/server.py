@@ -98,7 +98,7 @@ class ServerEngine:
         self.key_variable = key_variable
         self.retries = retries or Retries()
         self._without: set[str] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         # a proxy set for the internet is no way to a server on this machine
         local = re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url) is not None
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -196,7 +196,7 @@ class ServerEngine:
                     continue
                 completion = chat_completion(response, body)
                 if completion.finish not in ("stop", "length"):
-                    self._tell_once(
+                    self._warn_once(
                         f"The server at {self.url} ended a completion with {completion.finish}, not with stop or "
                         "length; it is kept as such, and so are others like it."
                     )
@@ -210,11 +210,11 @@ class ServerEngine:
     def _go_without(self, parameter: str) -> None:
         self._without.add(parameter)
         if parameter != "max_tokens":  # which goes on as max_completion_tokens
-            self._tell_once(f"The server at {self.url} does not take {parameter}, which is left out from here on.")
+            self._warn_once(f"The server at {self.url} does not take {parameter}, which is left out from here on.")
 
-    def _tell_once(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
             logger.warning(sentence)
 
     def _advice(self, error: Failed) -> str:

@@ -1,4 +1,4 @@
-"""DPO and SPIN: TRL's DPOTrainer on pairs that are tokenised already, with a reference that is asked once."""
+"""DPO and SPIN: TRL's DPOTrainer on tokenised pairs, with reference log-probabilities computed once."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -28,7 +28,7 @@ REFERENCE = "reference.jsonl"
 
 
 class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
-    """Pairs with what the reference gives them, kept apart: a new column would be a copy of all pairs on the disk."""
+    """Pairs with their reference log-probabilities, kept in memory: a new column would copy all pairs on disk."""
 
     def __init__(self, pairs: Dataset, reference: dict[str, list[float]]):
         self.pairs, self.reference = pairs, reference
@@ -41,31 +41,31 @@ class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class PreferenceTrainer(DPOTrainer):
-    """TRL's DPOTrainer, whose reference is the model as it is given; it is not kept.
+    """TRL's DPOTrainer, whose reference is the model as it is given; no copy of it is kept.
 
-    Upstream tokenises texts, prompt and completion in one, and ends each of them: our pairs have the tokens of SFT, and
-    a completion that was cut has no end. Its cache of reference log-probabilities is whole or not there, and lies
-    beside the data; ours grows by batches in a file.
+    Upstream tokenises prompt and completion together and ends every completion. Our pairs have the tokens of SFT, and a
+    completion that was cut has no end. Upstream writes its cache of reference log-probabilities next to the data, all
+    at once; ours is a file that grows batch by batch.
 
     Args:
-        reference: File for the reference's log-probabilities; what a killed try has left there is used.
+        reference: File for the reference log-probabilities; those that a killed run left there are used.
     """
 
     def __init__(self, *args: Any, reference: Path, **kwargs: Any):
         self.reference = reference
         model: Any = args[0] if args else kwargs["model"]
-        # upstream hashes all weights to name its cache, which is not used here; of no weights that takes no time
+        # upstream hashes all weights to name its cache, which is not used here; without weights that takes no time
         with model.register_state_dict_post_hook(lambda _, state, *__: state.clear()):
             super().__init__(*args, **kwargs)
         model = self.model
         if isinstance(model, PeftModel) and "ref" in model.peft_config:
-            model.delete_adapter("ref")  # upstream's copy of the adapter; it has been asked
+            model.delete_adapter("ref")  # upstream's copy of the adapter, no longer needed
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         return dataset
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Each pair once, however often it is trained on, and in the micro-batches of training."""
+        """Each pair once, however often it is trained on, in micro-batches of the same size as training."""
         keys = [digest([row[column] for column in COLUMNS]) for row in dataset]
         known = {row["key"]: row for row in salvage_jsonl(self.reference)}
         places: dict[str, int] = {}
@@ -75,7 +75,7 @@ class PreferenceTrainer(DPOTrainer):
         left = list(places)
         rows = DataLoader(dataset.select(places.values()), batch_size, collate_fn=self.data_collator)  # pyright: ignore
         for batch in self.accelerator.prepare(rows):
-            with trained_attention(self.model):  # pyright: ignore  # else its first step would not be at the reference
+            with trained_attention(self.model):  # pyright: ignore  # else the first step would not start exactly at the reference
                 asked: Any = self.accelerator.gather_for_metrics(self.compute_ref_log_probs(self.model, batch))
             found = zip(left, *(sums.tolist() for sums in asked), strict=False)
             new = [{"key": key, "chosen": chosen, "rejected": rejected} for key, chosen, rejected in found]
@@ -123,5 +123,5 @@ def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
         beta=beta,
         loss_type=["sigmoid"],
         precompute_ref_log_probs=True,
-        max_length=None,  # the rows are cut already
+        max_length=None,  # the rows have been cut already
     )
