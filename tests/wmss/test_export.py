@@ -351,7 +351,7 @@ def test_an_adapter_whose_model_is_not_here(pair, refused, tmp_path):
     config = tmp_path / "lora/adapter_config.json"
     values = json.loads(config.read_text())
     config.write_text(json.dumps(values | {"base_model_name_or_path": "./gone"}))
-    assert "is an adapter on a model that is not here. There is no model folder ./gone" in refused(
+    assert "is an adapter over a model that is not here. There is no model folder ./gone" in refused(
         tmp_path / "lora", pair[1], tmp_path / "mix"
     )
     config.write_text(json.dumps(values | {"base_model_name_or_path": None}))

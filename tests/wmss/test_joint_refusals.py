@@ -103,7 +103,7 @@ def test_several_gpus_in_one_process_are_refused(monkeypatch, tmp_path):
     monkeypatch.undo()
     weak = tiny_model(seed=2)
     weak.hf_device_map = {"model": 0, "lm_head": 1}
-    with pytest.raises(UserError, match="The weak model lies on 2 GPUs"):
+    with pytest.raises(UserError, match="The weak model is on 2 GPUs"):
         make(tmp_path, weak_model=weak)
 
 
