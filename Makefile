@@ -4,9 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 VLLM := .venv-vllm
-HARNESS := .venv-harness
 
-.PHONY: setup demo test test-vllm test-harness lint types clean
+.PHONY: setup demo test test-vllm lint types clean
 
 setup: $(READY)
 
@@ -34,14 +33,6 @@ $(VLLM)/ready:
 test-vllm: $(READY) $(VLLM)/ready
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WEAKDRIVEN_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
 
-$(HARNESS)/ready: pyproject.toml constraints.txt
-	test -x $(HARNESS)/bin/python || $(PYTHON) -m venv $(HARNESS)
-	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(HARNESS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,harness]"
-	touch $@
-
-test-harness: $(HARNESS)/ready
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -51,4 +42,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(HARNESS) runs dist
+	rm -rf $(VENV) $(VLLM) runs dist

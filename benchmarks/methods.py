@@ -37,10 +37,13 @@ from weakdriven.config.baselines import DpoSettings, SsbSettings
 from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
-from weakdriven.methods.neftune import EmbeddingNoise
+from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import STORED, stored, train_student
-from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
+from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.undial.loss import AdjustedLogits
+from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
@@ -48,6 +51,7 @@ from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase, fit
 from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN, Variant
 from weakdriven.wmss.trainer import train_joint
 
 QWEN2 = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -170,10 +174,10 @@ class Bench:
         return Dataset.from_dict({name: list(part) for name, part in zip(COLUMNS, parts, strict=True)})
 
 
-def supervised(bench: Bench, noise: Any = None, loss: Any = None, teacher: bool = False) -> None:
+def supervised(bench: Bench, variant: Variant = PLAIN, teacher: bool = False) -> None:
     frozen = bench.model(trained=False) if teacher else None
     shared = bench.tokenizer, bench.rows(), bench.settings(), bench.recipe, bench.phase()
-    train_supervised(bench.model(), *shared, noise, loss, frozen)
+    train_supervised(bench.model(), *shared, variant, frozen)
 
 
 def joint(bench: Bench, weak: str) -> None:
@@ -237,11 +241,13 @@ def watch_reference(clock: Clock, trainer: Any) -> None:
 
 METHODS: dict[str, Callable[[Bench], None]] = {
     "sft": supervised,
-    "sft_fused": partial(supervised, loss=ScaledLogits(1.0)),
-    "scaled_ce": partial(supervised, loss=ScaledLogits(0.5)),
-    "neftune": partial(supervised, noise=EmbeddingNoise(5.0)),
-    "undial": partial(supervised, loss=AdjustedLogits(strength=1.0, ce_weight=0.0), teacher=True),
-    "undial_paper_noise": partial(supervised, loss=NoisedLogits(1.0, "target_logit", "signed", seed=(42, 0))),
+    "sft_fused": partial(supervised, OtherLoss(loss=ScaledLogits(1.0))),
+    "scaled_ce": partial(supervised, OtherLoss(loss=ScaledLogits(0.5))),
+    "neftune": partial(supervised, NoisyEmbeddings(noise=EmbeddingNoise(5.0))),
+    "undial": partial(supervised, OtherLoss(loss=AdjustedLogits(strength=1.0, ce_weight=0.0)), teacher=True),
+    "undial_paper_noise": partial(
+        supervised, OtherLoss(loss=NoisedLogits(1.0, "target_logit", "signed", seed=(42, 0)))
+    ),
     "wmss": partial(joint, weak="joint"),
     "wmss_frozen": partial(joint, weak="frozen"),
     "ssb": student,

@@ -1,11 +1,12 @@
-"""Losses of the baselines alone, forward and backward: torch rows against Triton rows, and the products they need.
+"""Losses of the baselines alone, forward and backward, next to the products that they need.
 
     python benchmarks/soft_losses.py                                  # on a GPU: Qwen3-4B's head, 8,192 tokens, bf16
     python benchmarks/soft_losses.py --shape 8192 896 151936          # Qwen2.5-0.5B's
-    python benchmarks/soft_losses.py --shape 256 64 5000 --dtype float32 --output /tmp/soft.csv       # CPU: torch only
+    python benchmarks/soft_losses.py --shape 256 64 5000 --dtype float32 --output /tmp/soft.csv       # CPU
 
 Memory is the peak above the inputs, so it holds the gradients. UNDIAL's teacher is as wide as the model. The note is
-the relative error (Frobenius) of the gradients of states and head against float64.
+the relative error (Frobenius) of the gradients of states and head against float64. `cross-entropy` is the mixed loss
+with one branch, which has a Triton kernel; the others are in torch.
 """
 
 import argparse
@@ -17,9 +18,12 @@ import torch
 from common import append, measure
 from torch import Tensor
 
-from weakdriven.losses import adjusted_logit_loss, noised_cross_entropy, topk_distillation
-from weakdriven.methods.scaled_ce import scaled_cross_entropy
-from weakdriven.methods.undial.loss import adjusted_logit_loss_reference
+from weakdriven.losses.head import Head
+from weakdriven.losses.mixed_ce import mixed_cross_entropy_with_statistics
+from weakdriven.losses.tiles import Implementation
+from weakdriven.methods.ssb.loss import topk_distillation
+from weakdriven.methods.undial.loss import adjusted_logit_loss, adjusted_logit_loss_reference
+from weakdriven.methods.undial.noise import noised_cross_entropy
 
 K, TEMPERATURE = 20, 1.5
 
@@ -46,25 +50,19 @@ class Problem:
         lse = (logits.float() / TEMPERATURE).logsumexp(-1) + 0.05
         self.stored = [x.repeat(-(-tokens // 16), *[1] * (x.dim() - 1))[:tokens] for x in (ids, logits, lse)]
 
-    def cross_entropy(self, implementation: str) -> Tensor:
-        return scaled_cross_entropy(
-            *self.leaves, self.target, strong_weight=1.0, ignored=False, implementation=implementation
-        )[0]  # type: ignore
+    def cross_entropy(self, implementation: Implementation) -> Tensor:
+        hidden_TD, head = self.leaves[0], Head(self.leaves[1])
+        options = {"strong_weight": 1.0, "scale": 1 / len(hidden_TD), "implementation": implementation}
+        return mixed_cross_entropy_with_statistics(hidden_TD, head, None, head, self.target, **options)[0]
 
-    def undial(self, implementation: str) -> Tensor:
-        return adjusted_logit_loss(
-            *self.leaves, *self.teacher, self.target, ignored=False, implementation=implementation
-        )[0]  # type: ignore
+    def undial(self) -> Tensor:
+        return adjusted_logit_loss(*self.leaves, *self.teacher, self.target)[0]  # type: ignore
 
-    def noise(self, implementation: str) -> Tensor:
-        return noised_cross_entropy(
-            *self.leaves, self.target, self.lengths, ignored=False, implementation=implementation
-        )[0]  # type: ignore
+    def noise(self) -> Tensor:
+        return noised_cross_entropy(*self.leaves, self.target, self.lengths)[0]  # type: ignore
 
-    def distil(self, implementation: str) -> Tensor:
-        return topk_distillation(*self.leaves, self.target, *self.stored, ignored=False, implementation=implementation)[
-            0
-        ]  # type: ignore
+    def distil(self) -> Tensor:
+        return topk_distillation(*self.leaves, self.target, tuple(self.stored))[0]  # type: ignore
 
     def exact_undial(self, chunk: int = 256) -> list[Tensor]:
         """Gradients in float64, by autograd on dense logits of a few tokens at a time."""
@@ -117,19 +115,20 @@ def main() -> None:
     for count in (3, 4):
         row = measure(problem.products(count), repeats=options.repeats)
         append(options.output, **about, variant=f"{count} products (floor)", **row)
-    losses = {
-        "cross-entropy": problem.cross_entropy,
+    losses: dict[str, Callable[[], Tensor]] = {
+        "cross-entropy, chunked": partial(problem.cross_entropy, "chunked"),
         "undial": problem.undial,
         "noise": problem.noise,
         "distil": problem.distil,
     }
+    if device == "cuda":
+        losses["cross-entropy, triton"] = partial(problem.cross_entropy, "triton")
     for name, loss in losses.items():
-        for implementation in ("chunked", "triton") if device == "cuda" else ("chunked",):
-            step = partial(torch.autograd.grad, inputs=problem.leaves)
-            row = measure(lambda loss=loss, name=implementation, step=step: step(loss(name)), repeats=options.repeats)
-            if name == "undial" and exact is not None:
-                row["note"] = errors(step(loss(implementation)), exact)
-            append(options.output, **about, variant=f"{name}, {implementation}", **row)
+        step = partial(torch.autograd.grad, inputs=problem.leaves)
+        row = measure(lambda loss=loss, step=step: step(loss()), repeats=options.repeats)
+        if name == "undial" and exact is not None:
+            row["note"] = errors(step(loss()), exact)
+        append(options.output, **about, variant=name, **row)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ if not torch.cuda.is_available():
 
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
-from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.directory import Progress
+from weakdriven.runs.stage import Planned
 
 SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
 

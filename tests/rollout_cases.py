@@ -9,7 +9,7 @@ from weakdriven.data.tokenize import tokenize
 from weakdriven.eval.generate.requests import Completion
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import load_tokenizer
-from weakdriven.stages.stages import Stages
+from weakdriven.stages.context import Context
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def says(monkeypatch):
 
     def put(text, limit=None):
         engine = Says(text, limit)
-        monkeypatch.setattr(Stages, "engine", lambda self, model, longest=None: engine)
+        monkeypatch.setattr(Context, "engine", lambda self, model, longest=None: engine)
         return engine
 
     return put

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from loss_cases import CUDA, Problem, Watch, problem
+from loss_cases import Problem, Watch, problem
 from weakdriven.losses import tiled_loss
 from weakdriven.losses import tiles as tiling
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.methods.ssb import loss as distil
 
 STRONG, WEAK = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0]
@@ -30,8 +29,6 @@ HEADS = [
 ]
 every_head = pytest.mark.parametrize("options", HEADS, ids=["plain", "bias", "scale", "cap", "cap-scale"])
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-ROWS = ["chunked", pytest.param("triton", marks=pytest.mark.skipif(CUDA, reason="with CUDA, Triton compiles"))]
-every_rows = pytest.mark.parametrize("rows", ROWS)
 every_chunk = pytest.mark.parametrize("chunk", [1, 3, 1024])
 Fused = Callable[[Tensor, Head, Tensor, Head, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 Dense = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
@@ -43,13 +40,6 @@ def near(values, tolerance=1e-6):
 
 def logits(values) -> Tensor:
     return torch.tensor([values], dtype=torch.float32, requires_grad=True)
-
-
-def masked(shape, **options) -> Problem:
-    """A random problem in which each third target is ignored, the last never."""
-    case = problem(*shape, **options)
-    ignored_T = torch.arange(shape[0]).flip(0) % 3 == 1
-    return case._replace(target_T=case.target_T.masked_fill(ignored_T, IGNORE))
 
 
 @contextmanager
@@ -70,19 +60,17 @@ def heads(case: Problem, leaves) -> tuple[Head, Head]:
 
 
 def dense_logits(case: Problem) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """In float64: the trained model's leaves, its raw logits, its logits and the teacher's, of the kept tokens."""
+    """In float64: the trained model's leaves, its raw logits, its logits and the teacher's."""
     leaves = [None if x is None else x.detach().double() for x in case.tensors]
     for x in leaves[:3]:
         if x is not None:
             x.requires_grad_()
     hidden_TD, weight_VD, bias_V, teacher_TE, *_ = leaves
     head, teacher = heads(case, leaves)
-    rows = min(len(head.weight_VD), len(teacher.weight_VD))
-    kept_T = case.target_T != IGNORE
-    raw_TV = hidden_TD[kept_T] @ weight_VD[:rows].T + (0 if bias_V is None else bias_V[:rows])
+    raw_TV = hidden_TD @ weight_VD.T + (0 if bias_V is None else bias_V)
     z_TV = raw_TV * head.scale
     z_TV = z_TV if head.cap is None else head.cap * (z_TV / head.cap).tanh()
-    return [x for x in leaves[:3] if x is not None], raw_TV, z_TV, teacher.logits(teacher_TE)[kept_T, :rows]
+    return [x for x in leaves[:3] if x is not None], raw_TV, z_TV, teacher.logits(teacher_TE)
 
 
 def assert_same(case: Problem, fused: Fused, dense: Dense, chunk: int = 3) -> None:
@@ -93,17 +81,15 @@ def assert_same(case: Problem, fused: Fused, dense: Dense, chunk: int = 3) -> No
         loss, statistics = fused(leaves[0], head, leaves[3], teacher, case.target_T)
     loss.backward()
     exact, raw_TV, z_TV, teacher_TV = dense_logits(case)
-    kept_T = case.target_T != IGNORE
-    want, want_statistics = dense(z_TV, teacher_TV, case.target_T[kept_T])
+    want, want_statistics = dense(z_TV, teacher_TV, case.target_T)
     torch.testing.assert_close(loss.double(), want, rtol=2e-5, atol=2e-5)
-    assert statistics[0] == kept_T.sum()
-    for name, value, true in zip(statistics._fields[1:], statistics[1:], want_statistics, strict=True):
+    for name, value, true in zip(statistics._fields, statistics, want_statistics, strict=True):
         assert not value.requires_grad
         text = f"{name}: {value} is not {true}"
         torch.testing.assert_close(value.double(), true.detach(), rtol=2e-5, atol=2e-5, msg=text)
     *gradients, by_raw_TV = torch.autograd.grad(want, [*exact, raw_TV])
-    size_TV, hidden_TD = by_raw_TV.abs(), exact[0].detach()[kept_T].abs()
-    sizes = size_TV @ exact[1].detach()[: size_TV.shape[1]].abs(), size_TV.T @ hidden_TD, size_TV.sum(0)
+    size_TV, hidden_TD = by_raw_TV.abs(), exact[0].detach().abs()
+    sizes = size_TV @ exact[1].detach().abs(), size_TV.T @ hidden_TD, size_TV.sum(0)
     eps = torch.finfo(leaves[0].dtype).eps  # tiles are as exact as the hidden states
     for got, true, size in zip([x for x in leaves[:3] if x is not None], gradients, sizes, strict=False):
         found = got.grad
@@ -121,7 +107,7 @@ def assert_lean(fused: Fused, dtype: torch.dtype, largest: int = 4) -> None:
     """
     V, peaks = 4000, []
     for T in (8, 64):
-        case, kept = masked((T, 1, 1, V), dtype=dtype, needs=3), []
+        case, kept = problem(T, 1, 1, V, dtype=dtype, needs=3), []
 
         def keep(tensor: Tensor, kept=kept) -> Tensor:
             kept.append(tensor.numel())
@@ -140,7 +126,7 @@ def assert_in_budget(fused: Fused, dtype: torch.dtype, **options) -> None:
     """Beside the gradients and the tokens, no more is held than the memory for logits."""
     V = 999
     budget = 7 * V * (2 * torch.finfo(dtype).bits // 8 + 4 * 4)
-    case = masked((100, 8, 8, V), dtype=dtype, needs=3, **options)
+    case = problem(100, 8, 8, V, dtype=dtype, needs=3, **options)
     head, teacher = heads(case, case.tensors)
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
         patch.setattr(tiling, "CPU_TILE_BYTES", budget)

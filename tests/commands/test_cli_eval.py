@@ -120,7 +120,6 @@ def test_a_model_of_a_run_is_asked_as_it_was_trained(weakdriven, tmp_path):
         (["--benchmarks", "mawps"], "Benchmark mawps needs eval.data_dir"),
         (["--benchmarks", "arithmetic", "--serve", "/no/python"], "/no/python cannot be run"),
         (["--benchmarks", "arithmetic", "--temperature", "1", "--batching", "continuous"], "batching is continuous"),
-        (["--benchmarks", "arithmetic", "--harness"], "install it with"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(weakdriven, tmp_path, words, says):

@@ -99,7 +99,7 @@ def test_entropies_are_those_of_the_selection(diagnosed):
 
 
 def test_tables_and_pairs_follow_from_the_logits_of_the_models(run):
-    found, _ = diagnose(run, examples=5, turn=1, seed=7)
+    found, _ = diagnose(run, examples=5, round_number=1, seed=7)
     sample = draw_sample(load_tokens(run / "data/tokens.arrow"), 5, 7)
     folders = {"base": locate_model("embedded:base"), "sft": run / "sft", "round-1": run / "round-1/strong"}
     logits, targets = {}, []
@@ -359,7 +359,7 @@ def test_a_model_that_is_damaged_is_left_out_and_tried_again(run):
 def test_a_manifest_that_cannot_be_read_is_named(run):
     (run / "sft/manifest.json").write_text('{"key": ')
     (run / "plan.json").unlink()
-    found, _ = diagnose(run, turn=1)
+    found, _ = diagnose(run, round_number=1)
     facts = found["logits"]["facts"]
     assert facts["missing"] == {"sft": "its manifest.json cannot be read"}
     assert facts["roles"] == {"weak": "base", "strong_after": "round-1", "control": "baseline-sft"}
@@ -399,7 +399,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize("turn", [0, 3])
 def test_a_round_that_the_run_does_not_have_is_refused(two_round_run, turn):
     with pytest.raises(UserError, match=f"has no round {turn}; give --round from 1 to 2"):
-        diagnose_run(two_round_run[0], Progress(), turn=turn)
+        diagnose_run(two_round_run[0], Progress(), round_number=turn)
 
 
 def test_a_round_of_another_recipe_is_looked_at_only_when_asked_for(two_round_run):

@@ -15,9 +15,10 @@ from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
 from weakdriven.eval.generate import Completion
 from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh, regrade_folder
-from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.progress import TerminalProgress
+from weakdriven.runs.stage import Planned
 
 GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
 

@@ -23,8 +23,7 @@ from weakdriven.runs.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.runs.manifest import inventory, refuse_damage, refuse_damaged_model, rewriting
 from weakdriven.runs.processes import Ended, ended_together
 from weakdriven.runs.signals import Stopped, asked, stop_here, stoppable
-from weakdriven.training import callbacks
-from weakdriven.training import phase
+from weakdriven.training import callbacks, phase
 from weakdriven.training.checkpoints import last_complete_checkpoint, seal, usable_checkpoint
 
 

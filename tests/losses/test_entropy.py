@@ -1,4 +1,4 @@
-"""Token entropy against METHODS 1.4 and a dense float64 computation, in every implementation."""
+"""Token entropy against numbers worked out by hand and a dense float64 computation, in every implementation."""
 
 import math
 

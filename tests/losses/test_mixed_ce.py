@@ -1,4 +1,4 @@
-"""Mixed cross-entropy, by each implementation: the numbers of METHODS 1.4, the formulas of section 9, and float64."""
+"""Mixed cross-entropy, by each implementation: numbers worked out by hand, the paper's gradients, and float64."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def distributions(way, strong, weak, target, strong_weight):
     return found
 
 
-# METHODS 1.4
+# numbers worked out by hand
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_mean_is_over_tokens_and_not_over_sequences(way):
     assert sum(sequences) / 2 == near(0.2002569)
 
 
-# Section 9, formula 1
+# the paper's gradients (Supplementary Theory, "Setup and Baseline")
 
 
 @pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.7}, {"caps": (3.0, 2.0), "scales": (0.3, 2.0)}])

@@ -14,7 +14,7 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
-from weakdriven.methods.neftune import EmbeddingNoise, Segment, noisy_embeddings, segments
+from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings, Segment, noisy_embeddings, segments
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.runs.directory import METRICS, Progress
@@ -23,6 +23,7 @@ from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN
 from weakdriven.wmss.entropy import score_dataset
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
@@ -41,7 +42,9 @@ def work(tmp_path, monkeypatch):
 def train(model, rows, work, noise=None, **changes):
     work.mkdir(exist_ok=True)
     settings = TrainSettings(**(SMALL | changes))
-    train_supervised(model, embedded_tokenizer(), rows, settings, RECIPE, Phase("sft", 0, 2, work, Progress()), noise)
+    variant = PLAIN if noise is None else NoisyEmbeddings(noise=noise)
+    phase = Phase("sft", 0, 2, work, Progress())
+    train_supervised(model, embedded_tokenizer(), rows, settings, RECIPE, phase, variant)
     return weights(model)
 
 
@@ -232,7 +235,8 @@ def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(work, monkey
     monkeypatch.setattr(killed.progress, "update", kill)
     settings = TrainSettings(**SMALL, save_steps=3)
     with pytest.raises(KeyboardInterrupt):
-        train_supervised(tiny_model(), embedded_tokenizer(), rows, settings, RECIPE, killed, ALPHA)
+        variant = NoisyEmbeddings(noise=ALPHA)
+        train_supervised(tiny_model(), embedded_tokenizer(), rows, settings, RECIPE, killed, variant)
     assert last_complete_checkpoint(work / "checkpoints").name == "checkpoint-3"
     assert same(whole, train(tiny_model(), rows, work, ALPHA, save_steps=3))
     losses = [[row["loss"] for row in read_jsonl(one / METRICS)] for one in (work, work.with_name("whole"))]

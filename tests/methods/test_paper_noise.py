@@ -1,9 +1,10 @@
-"""UNDIAL as the paper words it: METHODS 3, the definition in float64, and noise that no chunk changes."""
+"""UNDIAL as the paper describes it: numbers worked out by hand, float64, and noise that no chunk changes."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from loss_cases import problem
 from soft_cases import (
     EYE,
     FIRST,
@@ -13,16 +14,12 @@ from soft_cases import (
     chunks,
     every_chunk,
     every_head,
-    every_rows,
     logits,
-    masked,
     near,
 )
 from weakdriven.errors import UserError
-from weakdriven.losses import Head, mixed_cross_entropy, noised_cross_entropy
-from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.methods import soft_rows
-from weakdriven.methods.undial.noise import standard_normal
+from weakdriven.methods.undial import noise as home
+from weakdriven.methods.undial.noise import noised_cross_entropy, standard_normal
 
 SHAPE = 13, 3, 1, 33
 every_site = pytest.mark.parametrize("site", ["target_logit", "logits"])
@@ -33,19 +30,16 @@ def lengths(target_T):
     return torch.arange(len(target_T)) % 5 + 1
 
 
-def definition(site="target_logit", sign="signed", sigma=1.5, seed=3, rows="auto"):
-    """For problems of `SHAPE`."""
-    kept_T = masked(SHAPE).target_T != IGNORE
-
+def definition(site="target_logit", sign="signed", sigma=1.5, seed=3):
     def fused(hidden, head, _, __, target):
-        options = {"sigma": sigma, "site": site, "sign": sign, "seed": seed, "implementation": rows}
+        options = {"sigma": sigma, "site": site, "sign": sign, "seed": seed}
         return noised_cross_entropy(hidden, head, target, lengths(target), **options)
 
     def dense(z_TV, _, target_T):
         V = z_TV.shape[1]
-        noise_TV = standard_normal(seed, torch.arange(len(kept_T)), V if site == "logits" else 1).double()
-        noise_TV = sigma * (noise_TV.abs() if sign == "abs" else noise_TV) / lengths(kept_T)[:, None].double().sqrt()
-        noised_TV = z_TV - noise_TV[kept_T] * (1 if site == "logits" else F.one_hot(target_T, V))
+        noise_TV = standard_normal(seed, torch.arange(len(target_T)), V if site == "logits" else 1).double()
+        noise_TV = sigma * (noise_TV.abs() if sign == "abs" else noise_TV) / lengths(target_T)[:, None].double().sqrt()
+        noised_TV = z_TV - noise_TV * (1 if site == "logits" else F.one_hot(target_T, V))
         noised, clean = (F.cross_entropy(x, target_T, reduction="sum") for x in (noised_TV, z_TV))
         return noised / len(target_T), (noised, clean)
 
@@ -53,11 +47,10 @@ def definition(site="target_logit", sign="signed", sigma=1.5, seed=3, rows="auto
 
 
 @pytest.mark.parametrize("sign, noise", [("signed", 0.5), ("abs", 0.5), ("abs", -0.5)])
-@every_rows
-def test_numbers_of_the_fixture_are_the_published_ones(rows, sign, noise, monkeypatch):
-    monkeypatch.setattr(soft_rows, "standard_normal", lambda _, keys, places: torch.full((len(keys), places), noise))
+def test_numbers_of_the_fixture_are_the_published_ones(sign, noise, monkeypatch):
+    monkeypatch.setattr(home, "standard_normal", lambda _, keys, places: torch.full((len(keys), places), noise))
     trained = logits(STRONG)
-    loss, statistics = noised_cross_entropy(trained, EYE, FIRST, torch.tensor([4]), sign=sign, implementation=rows)
+    loss, statistics = noised_cross_entropy(trained, EYE, FIRST, torch.tensor([4]), sign=sign)
     loss.backward()
     assert loss.item() == near(0.0917560) and statistics.noised_loss.item() == near(0.0917560)
     assert statistics.clean_loss.item() == near(0.0721724)
@@ -69,50 +62,23 @@ def test_numbers_of_the_fixture_are_the_published_ones(rows, sign, noise, monkey
 @every_chunk
 @every_site
 @every_sign
-@every_rows
-def test_any_chunk_equals_float64(rows, sign, site, chunk):
-    assert_same(masked(SHAPE), *definition(site, sign, rows=rows), chunk=chunk)
+def test_any_chunk_equals_float64(sign, site, chunk):
+    assert_same(problem(*SHAPE), *definition(site, sign), chunk=chunk)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @every_site
 @every_head
 def test_any_head_and_dtype_equals_float64(options, site, dtype):
-    assert_same(masked(SHAPE, dtype=dtype, **options), *definition(site))
-
-
-@every_head
-@every_rows
-def test_any_rows_serve_any_head(rows, options):
-    assert_same(masked(SHAPE, dtype=torch.bfloat16, **options), *definition(rows=rows))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@every_site
-@every_head
-def test_without_noise_it_is_the_plain_loss_to_the_bit(options, site, dtype):
-    case = masked(SHAPE, dtype=dtype, **options)
-    found = []
-    for loss_of in (
-        lambda *x: noised_cross_entropy(*x, lengths(x[2]), sigma=0, site=site)[0],
-        lambda hidden, head, target: mixed_cross_entropy(
-            hidden, head, hidden, head, target, strong_weight=1, reduction="mean"
-        ),
-    ):
-        hidden, weight, bias = (None if x is None else x.detach().clone().requires_grad_() for x in case.tensors[:3])
-        loss = loss_of(hidden, Head(weight, bias, case.scales[0], case.caps[0]), case.target_T)
-        loss.backward()
-        found.append([loss, *(x.grad for x in (hidden, weight, bias) if x is not None)])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert_same(problem(*SHAPE, dtype=dtype, **options), *definition(site))
 
 
 def test_noise_on_the_target_follows_from_its_probability_alone():
     """With p = P(y) and noise n the loss is n - log p + log(1 + p (exp(-n) - 1)); no other logit is needed."""
-    case = masked(SHAPE)
+    case = problem(*SHAPE)
     hidden, weight = case.tensors[:2]
-    kept = case.target_T != IGNORE
-    noise = (1.5 * standard_normal(3, torch.arange(13), 1)[:, 0] / lengths(case.target_T).sqrt())[kept]
-    log_p = (hidden @ weight.T).log_softmax(-1)[kept].gather(1, case.target_T[kept][:, None])[:, 0]
+    noise = 1.5 * standard_normal(3, torch.arange(13), 1)[:, 0] / lengths(case.target_T).sqrt()
+    log_p = (hidden @ weight.T).log_softmax(-1).gather(1, case.target_T[:, None])[:, 0]
     want = noise - log_p + (log_p.exp() * (-noise).expm1()).log1p()
     got, _ = noised_cross_entropy(hidden, weight, case.target_T, lengths(case.target_T), sigma=1.5, seed=3)
     torch.testing.assert_close(got, want.mean())
@@ -120,7 +86,7 @@ def test_noise_on_the_target_follows_from_its_probability_alone():
 
 @every_site
 def test_a_token_keeps_its_noise_in_any_batch(site):
-    case = masked((16, 3, 1, 33))
+    case = problem(16, 3, 1, 33)
     hidden, weight = (x.detach() for x in case.tensors[:2])
     key, options = torch.arange(16) * 7 + 2**40, {"site": site, "seed": 11, "sigma": 2.0, "scale": 1.0}
 
@@ -137,28 +103,18 @@ def test_a_token_keeps_its_noise_in_any_batch(site):
     assert abs(solve(order, seed=12) - whole) > 1e-3
 
 
-def test_an_ignored_token_does_not_shift_the_noise_of_others():
-    target = torch.tensor([1, 2, 3])
-    hidden, length = torch.eye(4)[:3], torch.full((3,), 2)
-    each = [
-        noised_cross_entropy(hidden, EYE, target.where(torch.arange(3) == i, IGNORE), length, scale=1.0)[0]
-        for i in range(3)
-    ]
-    torch.testing.assert_close(sum(each), noised_cross_entropy(hidden, EYE, target, length, scale=1.0)[0])
-
-
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_noise_is_made_for_a_few_rows_at_a_time(rows, monkeypatch):
-    case = masked(SHAPE)
+    case = problem(*SHAPE)
     hidden, weight = (x.detach() for x in case.tensors[:2])
     inputs = hidden, weight, case.target_T, lengths(case.target_T)
     want, _ = noised_cross_entropy(*inputs, site="logits")
-    monkeypatch.setattr(soft_rows, "NOISE_ROWS", rows)
+    monkeypatch.setattr(home, "NOISE_ROWS", rows)
     assert torch.equal(noised_cross_entropy(*inputs, site="logits")[0], want)
 
 
 def test_a_penalty_raises_the_loss_of_every_token():
-    case = masked((16, 3, 1, 33))
+    case = problem(16, 3, 1, 33)
     inputs = *case.tensors[:2], case.target_T, lengths(case.target_T)
     _, statistics = noised_cross_entropy(*inputs, sign="abs")
     assert statistics.noised_loss > statistics.clean_loss

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from recipe_cases import parse
 from safetensors.torch import load_file
 
 import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer, tiny_model
+from recipe_cases import parse
 from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import LoraSettings
 from weakdriven.data.prompts import Renderer
@@ -20,7 +20,8 @@ from weakdriven.errors import UserError
 from weakdriven.eval.generate.requests import request_seed
 from weakdriven.methods.ssb import trainer as training
 from weakdriven.methods.ssb.loss import top_logits, topk_distillation_reference
-from weakdriven.methods.ssb.trainer import Collator, SsbTrainer, from_bits, stored
+from weakdriven.methods.ssb.trainer import Collator, StoredLogits, from_bits, stored
+from weakdriven.methods.token_loss import TokenLossTrainer
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.head import causal_lm, head, hidden_states
 from weakdriven.models.load import load_model, locate_model
@@ -199,7 +200,8 @@ def trainer_of(model, rows, settings, tmp_path, monkeypatch):
     made = phase.prepare(Dataset.from_list(rows), settings, small_recipe(), columns)
     made["args"].remove_unused_columns = False
     tokenizer = embedded_tokenizer()
-    return SsbTrainer(model, processing_class=tokenizer, data_collator=Collator(0), settings=settings, **made)
+    made |= {"data_collator": Collator(0), "token_loss": StoredLogits(settings)}
+    return TokenLossTrainer(model, processing_class=tokenizer, **made)
 
 
 def test_all_logits_stored_are_the_whole_divergence_and_its_gradient(tmp_path, monkeypatch):

@@ -11,11 +11,15 @@ from weakdriven.config.recipe import DataSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.methods import token_loss
-from weakdriven.methods.token_loss import AdjustedLogits, NoisedLogits, ScaledLogits
+from weakdriven.methods.scaled_ce import ScaledLogits
+from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.undial.loss import AdjustedLogits
+from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}
@@ -34,7 +38,8 @@ def train(tmp_path, monkeypatch):
         work.mkdir(parents=True)
         model, settings = tiny_model(), TrainSettings(**(SMALL | changes))
         phase = Phase("sft", 0, 1, work, Progress())
-        train_supervised(model, embedded_tokenizer(), rows, settings, recipe, phase, loss=loss, teacher=teacher)
+        variant = PLAIN if loss is None else OtherLoss(loss=loss)
+        train_supervised(model, embedded_tokenizer(), rows, settings, recipe, phase, variant, teacher)
         return weights(model), list(read_jsonl(work / METRICS))
 
     return trained
@@ -154,9 +159,9 @@ def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(train, tmp_p
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(phase.progress, "update", kill)
-        train_supervised(tiny_model(), embedded_tokenizer(), rows, settings, RECIPE, phase, loss=loss)
+        train_supervised(tiny_model(), embedded_tokenizer(), rows, settings, RECIPE, phase, OtherLoss(loss=loss))
     model = tiny_model()
-    train_supervised(model, embedded_tokenizer(), rows, settings, RECIPE, phase, loss=loss)
+    train_supervised(model, embedded_tokenizer(), rows, settings, RECIPE, phase, OtherLoss(loss=loss))
     assert all(torch.equal(value, whole[name]) for name, value in weights(model).items())
     resumed = list(read_jsonl(work / METRICS))
     assert columns(resumed, "loss", "noised_loss") == columns(logged, "loss", "noised_loss") and len(resumed) == 8

@@ -10,13 +10,13 @@ import pytest
 from conftest import Recorder, small_recipe
 from weakdriven.commands.app import main
 from weakdriven.errors import UserError
-from weakdriven.methods.token_loss import Variant
+from weakdriven.methods import wmss
+from weakdriven.methods.token_loss import OtherLoss
 from weakdriven.pipeline.compare import compare_methods, needs
 from weakdriven.report.compare.table import write_comparison
-from weakdriven.runs.directory import Run
+from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.stages.checks import bind
-from weakdriven.stages.stages import Stages
 
 ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]
 # eight problems learned by heart, so that M1 writes right and wrong completions of them
@@ -109,7 +109,7 @@ def test_a_method_costs_the_sum_of_what_leads_to_it(compared):
 
 def test_what_was_computed_to_know_a_budget_is_no_cost_of_who_trains_for_so_long(tmp_path):
     recipe = small_recipe("baselines=[sft_compute,sft_active]")
-    stages = bind(recipe, Run(tmp_path / "run", recipe.seed, dry=True))
+    stages = bind(recipe, DryRun(tmp_path / "run"))
     assert needs(stages, "sft_compute")["stages"] == ["baselines/sft_compute"]
     active = ["sft", "entropy/base", "entropy/sft", "round-1/active", "baselines/sft_active"]
     assert sorted(needs(stages, "sft_active")["stages"]) == sorted(active)
@@ -120,14 +120,14 @@ def test_a_shared_stage_that_fails_fails_every_method_that_needs_it_and_no_older
 ):
     root = tmp_path / "failing"
     shutil.copytree(compared[0], root)
-    trained = Stages.supervised
+    trained = wmss.supervised_stage
 
-    def out_of_memory(self, name, *args, **kwargs):
+    def out_of_memory(context, name, *args, **kwargs):
         if name == "sft":
-            kwargs["variant"] = Variant({"changed": True}, loss=refuses)  # another key, and an error while it trains
-        return trained(self, name, *args, **kwargs)
+            kwargs["variant"] = OtherLoss({"changed": True}, loss=refuses)  # another key, and an error while it trains
+        return trained(context, name, *args, **kwargs)
 
-    monkeypatch.setattr(Stages, "supervised", out_of_memory)
+    monkeypatch.setattr(wmss, "supervised_stage", out_of_memory)
     _, found = compare(root, methods=["sft", "neftune", "undial", "spin"], seeds=1)
     assert set(found["failed"]) == {"sft_restart", "undial", "spin"}
     assert {why["42"] for why in found["failed"].values()} == {"no memory left"}

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weakdriven.errors import UserError
+from weakdriven.planning.costs import active_rows, micro_batch
 from weakdriven.planning.devices import DEVICES, GIB, Machine, match_device, parse_machine
 from weakdriven.planning.memory import Step, forward_memory, loss_memory, training_memory
-from weakdriven.planning.parts import Rows, active_rows, micro_batch
+from weakdriven.planning.rows import Rows
 from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.planning.speed import (
     PRODUCTS,

@@ -13,13 +13,15 @@ from weakdriven.config.file import load_recipe, shipped_recipes
 from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import all_stages
-from weakdriven.planning import planning
+from weakdriven.planning import plan as planning
 from weakdriven.planning.advice import candidates
+from weakdriven.planning.costs import Cost
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.model_shape import read_config, shape_of
-from weakdriven.planning.parts import Cost, Part
-from weakdriven.planning.planning import known_rows, plan_recipe
+from weakdriven.planning.plan import plan_recipe
+from weakdriven.planning.rows import known_rows
 from weakdriven.runs import launcher
+from weakdriven.stages.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,9 @@ def test_every_shipped_recipe_can_be_planned_from_a_configuration_alone(name, fo
     low, about, high = plan.seconds
     assert 0 < low < about < high
     assert 0 < plan.disk[0] <= plan.disk[1]
-    names = [cost.part.name for cost in plan.costs]
+    names = [cost.workload.name for cost in plan.costs]
     assert names[0] == "data" and len(names) == len(set(names))
-    trained = [cost for cost in plan.costs if cost.part.kind == "train"]
+    trained = [cost for cost in plan.costs if cost.workload.kind == "train"]
     assert trained and all(cost.memory and cost.steps > 0 and cost.trained > 0 for cost in trained)
     assert json.loads(json.dumps(plan.to_json()))["recipe"] == name
 
@@ -69,7 +71,7 @@ def test_every_shipped_recipe_can_be_planned_from_a_configuration_alone(name, fo
 def test_a_plan_names_the_stages_that_a_run_has(two_round_run, tmp_path):
     _, recorder = two_round_run
     plan = plan_recipe(small_recipe("joint.rounds=2"), tmp_path, all_stages)
-    assert [cost.part.name for cost in plan.costs] == list(recorder.ran)
+    assert [cost.workload.name for cost in plan.costs] == list(recorder.ran)
 
 
 def test_steps_tokens_and_lengths_of_a_run_that_is_there_are_those_of_the_run(two_round_run):
@@ -78,7 +80,7 @@ def test_steps_tokens_and_lengths_of_a_run_that_is_there_are_those_of_the_run(tw
     rows = known_rows(recipe, root)
     assert rows and rows.known and rows.count == 96
     assert known_rows(small_recipe("data.max_length=128"), root) is None
-    costs = {cost.part.name: cost for cost in plan_recipe(recipe, root, all_stages).costs}
+    costs = {cost.workload.name: cost for cost in plan_recipe(recipe, root, all_stages).costs}
     for stage in ("sft", "baselines/sft"):
         counters = json.loads((root / stage / "manifest.json").read_text())["counters"]
         assert costs[stage].steps == counters["steps"] and costs[stage].trained == counters["parameters"]
@@ -117,18 +119,18 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(folders):
     assert largest > 2
     for micro, fits in ((largest, True), (2 * largest, False)):
         changed = planned("qwen3-4b-math", folders, "precision=bf16", f"joint.micro_batch_size={micro}")
-        (cost,) = (cost for cost in changed.costs if cost.part.name == "round-1/strong")
+        (cost,) = (cost for cost in changed.costs if cost.workload.name == "round-1/strong")
         assert cost.micro_batch == micro and (cost.memory.total <= 139.8 * GIB) == fits
 
 
 def test_more_devices_split_the_weights_and_the_batch(folders):
-    one = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders).costs}
-    eight = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200").costs}
+    one = {cost.workload.name: cost for cost in planned("qwen3-8b-math", folders).costs}
+    eight = {cost.workload.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200").costs}
     name = "round-1/strong"
     assert eight[name].memory.optimizer == pytest.approx(one[name].memory.optimizer / 8)
     assert eight[name].steps == one[name].steps and eight[name].tokens == pytest.approx(one[name].tokens)
     assert one[name].seconds / 8 <= eight[name].seconds < one[name].seconds / 4
-    ddp = {cost.part.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200", sharding="ddp").costs}
+    ddp = {cost.workload.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200", sharding="ddp").costs}
     assert ddp[name].memory.optimizer == one[name].memory.optimizer
 
 
@@ -157,10 +159,10 @@ def test_adapters_are_planned_with_ddp_and_advised_only_where_a_run_takes_them(f
     assert planned("qwen3-8b-math", folders, *settings).machine.sharding == "none"
     recipe = load_recipe("qwen3-4b-math")
     given = load_recipe("qwen3-4b-math", ["sft.model=somewhere"])
-    part = Part("round-1/strong", "train", recipe.joint, "joint")
+    workload = Workload("round-1/strong", "train", recipe.joint)
 
     def adapters(asked: Recipe, sharding: str) -> bool:
-        found = candidates(part, asked, 2, on_cpu=False, sharding=sharding)
+        found = candidates(workload, asked, 2, on_cpu=False, sharding=sharding)
         return any(text.startswith("lora") for overrides, _ in found for text in overrides)
 
     assert adapters(recipe, "none") and adapters(recipe, "ddp")
@@ -175,7 +177,7 @@ def test_the_network_of_several_computers_is_told(folders):
 def test_a_subsample_and_the_pass_of_the_reference_are_counted(folders):
     def costs(method: str, rows: int) -> dict[str, Cost]:
         overrides = (f"method={method}", "baselines=[]", f"{method}.rollouts.subsample=1000")
-        return {cost.part.name: cost for cost in planned("qwen3-4b-math", folders, *overrides, rows=rows).costs}
+        return {cost.workload.name: cost for cost in planned("qwen3-4b-math", folders, *overrides, rows=rows).costs}
 
     few, many = costs("ssb", 500), costs("ssb", 100_000)
     for name in ("hints/ssb", "targets/ssb"):
@@ -200,7 +202,7 @@ def test_rows_that_are_here_are_sampled_and_a_missing_tokenizer_is_told(tmp_path
     rows = [{"question": f"What is {i}?" * 20, "solution": "It is. " * 100} for i in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = planned("qwen3-4b-math", folders, f"data.path={file}")
-    (data,) = (cost for cost in plan.costs if cost.part.name == "data")
+    (data,) = (cost for cost in plan.costs if cost.workload.name == "data")
     characters = len(rows[-1]["question"]) + len("It is. " * 100)
     assert data.tokens == pytest.approx(30 * characters / 3.5, rel=0.05)
     assert any("tokenizer is not here" in line for line in plan.assumptions)

@@ -11,13 +11,16 @@ import torch
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
-from weakdriven.pipeline.run import all_stages, carry_out
+from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.planning import preflight
+from weakdriven.planning.costs import Cost, disk_bytes
 from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine, this_much
 from weakdriven.planning.memory import Memory
-from weakdriven.planning.parts import Cost, Part, disk_bytes
-from weakdriven.planning.stages import Planner
-from weakdriven.runs.directory import WORK, Planned, work_folder
+from weakdriven.planning.stage_costs import Planner
+from weakdriven.runs.directory import WORK, work_folder
+from weakdriven.runs.stage import Planned
+from weakdriven.runs.take_over import Siblings
+from weakdriven.stages.workload import Workload
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
 
@@ -36,12 +39,12 @@ def checked(root, *overrides: str, force: bool = False) -> Recorder:
     noted = Recorder()
 
     def work(stages):
-        if not stages.run.dry:
+        if stages.run.computes:
             raise Passed
         all_stages(stages)
 
     with pytest.raises(Passed):
-        carry_out(small_recipe(*SHORT, *overrides), root, noted, work, force=force, rehearsal=False)
+        carry_out(small_recipe(*SHORT, *overrides), root, noted, work, options=RunOptions(force=force, rehearsal=False))
     return noted
 
 
@@ -90,14 +93,14 @@ def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_pa
     recipe = small_recipe(*SHORT, "data.limit=96")
     told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB \(same result\)\."
     with pytest.raises(UserError, match=told):
-        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, rehearsal=module == "rehearsal")
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, options=RunOptions(rehearsal=module == "rehearsal"))
 
 
 def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
     """Adapters are not supported under FSDP2, so they are not proposed."""
     several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "fsdp")
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
-    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
     assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
@@ -108,7 +111,7 @@ def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_
         raise UserError("no such architecture")
 
     monkeypatch.setattr(Planner, "cost", unknown)
-    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
 
@@ -133,7 +136,7 @@ def test_a_gpu_that_others_fill_is_told_beside_the_remedies(tmp_path, monkeypatc
         raise error
 
     monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
-    monkeypatch.setattr("weakdriven.stages.stages.train_supervised", fail)
+    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", fail)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
     assert str(caught.value).endswith(" Others hold it.") == told
@@ -151,7 +154,7 @@ def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
     assert any("off by 10%" in text for text in checked(tmp_path / "near", "selection.match_steps=true").notes)
     needing(monkeypatch, 1.2)
     with pytest.raises(UserError, match=r"needs about 1\.2 GiB"):
-        carry_out(small_recipe(*SHORT), tmp_path / "far", Recorder(), all_stages, rehearsal=False)
+        carry_out(small_recipe(*SHORT), tmp_path / "far", Recorder(), all_stages, options=RunOptions(rehearsal=False))
 
 
 def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu, monkeypatch):
@@ -188,7 +191,7 @@ def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_p
 def test_what_is_on_the_disk_already_needs_no_room_again(tmp_path):
     put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
     put(tmp_path / "sft/model.safetensors", 10)
-    costs = [Cost(Part(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
+    costs = [Cost(Workload(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
     first, second = (preflight.still_to_write(cost, tmp_path) for cost in costs)
     assert disk_bytes([first]) == (10 - 10 - 30, 10 + 60 - 30), "an older result stays until the new one is there"
     assert disk_bytes([first, second]) == (-20, 40)
@@ -206,17 +209,17 @@ def without_links(monkeypatch) -> None:
 def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     """Also where nothing is left to train; the rows are there when it is looked at."""
     recipe, theirs, mine = small_recipe(*SHORT, "method=sft"), tmp_path / "theirs", tmp_path / "mine"
-    carry_out(recipe, theirs, Recorder(), all_stages, rehearsal=False)
+    carry_out(recipe, theirs, Recorder(), all_stages, options=RunOptions(rehearsal=False))
     (theirs / "data/large.bin").write_bytes(bytes(5 << 20))
     without_links(monkeypatch)
     with_disk(monkeypatch, 2 << 20)
     recorder = Recorder()
     told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* 3\.\d MiB of it is for copies"
     with pytest.raises(UserError, match=told) as refusal:
-        carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+        carry_out(recipe, mine, recorder, all_stages, options=RunOptions(Siblings([theirs]), rehearsal=False))
     assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
     with_disk(monkeypatch, 4 << 20)
-    carry_out(recipe, mine, recorder, all_stages, siblings=[theirs], rehearsal=False)
+    carry_out(recipe, mine, recorder, all_stages, options=RunOptions(Siblings([theirs]), rehearsal=False))
     assert recorder.ran["baselines/sft"] == "taken over from theirs"
 
 
@@ -224,7 +227,7 @@ def test_copies_count_beside_models_in_the_order_of_the_run_and_links_do_not(tmp
     for folder in (tmp_path / "theirs/sft", tmp_path / "theirs/baselines/sft"):
         put(folder / "model.safetensors", 3 << 20)
     (tmp_path / "mine" / WORK).mkdir(parents=True)
-    trained = [Cost(Part("round-1/strong", "train"), kept=3 << 20, work=6 << 20)]
+    trained = [Cost(Workload("round-1/strong", "train"), kept=3 << 20, work=6 << 20)]
     names = ("sft", "round-1/strong", "baselines/sft")
     planned = [Planned(name, "k", "", taken=tmp_path / "theirs" / name) for name in names]
     planned[1] = Planned("round-1/strong", "k", "not run yet")

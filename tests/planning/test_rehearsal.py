@@ -13,12 +13,13 @@ from datasets.arrow_writer import ArrowWriter
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.pipeline.run import all_stages, carry_out, select_recipe
-from weakdriven.planning.parts import Part
+from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, select_recipe
 from weakdriven.planning.rehearsal import Rehearsal, resumes, same_random_numbers
-from weakdriven.runs.directory import TOKENS, WORK, Stage
+from weakdriven.runs.directory import TOKENS, WORK
 from weakdriven.runs.files import write_json
+from weakdriven.runs.stage import Stage
 from weakdriven.stages.model_loader import Model
+from weakdriven.stages.workload import Workload
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "sft.save_steps=50", "joint.save_steps=50")
 
@@ -29,10 +30,14 @@ class Notes(Recorder):
         return [text.split()[1] for text in self.notes if text.startswith("rehearsed")]
 
 
+def compute(work: Path, out: Path) -> dict:
+    return {}
+
+
 def run_short(root: Path, *overrides: str, rehearsal: bool = True, work=all_stages) -> Notes:
     """Without a report, which is not what is looked at here."""
     notes = Notes()
-    carry_out(small_recipe(*SHORT, *overrides), root, notes, work, rehearsal=rehearsal)
+    carry_out(small_recipe(*SHORT, *overrides), root, notes, work, options=RunOptions(rehearsal=rehearsal))
     return notes
 
 
@@ -63,7 +68,7 @@ def test_a_fault_of_long_rows_alone_is_found_before_the_first_stage(tmp_path, mo
     monkeypatch.setattr(decoder, "forward", faulty)
     notes, recipe = Notes(), small_recipe(*SHORT)
     with pytest.raises(UserError, match="too long"):
-        carry_out(recipe, tmp_path / "run", notes, all_stages, rehearsal=True)
+        carry_out(recipe, tmp_path / "run", notes, all_stages, options=RunOptions(rehearsal=True))
     assert list(notes.ran) == ["data"]
     assert not (tmp_path / "run/sft").exists() and not (tmp_path / "run/entropy").exists()
     assert [path.name for path in (tmp_path / "run" / WORK).iterdir()] == ["lock"]
@@ -77,12 +82,14 @@ def only_rehearsed(root: Path, monkeypatch, *overrides: str) -> list[str]:
     notes = Notes()
 
     def work(stages):
-        if not stages.run.dry:
+        if stages.run.computes:
             raise Enough
         all_stages(stages)
 
     with pytest.raises(Enough):
-        carry_out(small_recipe(*SHORT, "baselines=[]", *overrides), root, notes, work, rehearsal=True)
+        carry_out(
+            small_recipe(*SHORT, "baselines=[]", *overrides), root, notes, work, options=RunOptions(rehearsal=True)
+        )
     return notes.rehearsed
 
 
@@ -108,7 +115,7 @@ def test_on_a_cpu_a_rehearsal_is_made_only_if_asked_for(tmp_path, no_gpu, monkey
     recipe = small_recipe(*SHORT, "sft.model=embedded:base")
     assert select_recipe(recipe, tmp_path / "run", Notes())
     with pytest.raises(AssertionError, match="rehearsed"):
-        carry_out(recipe, tmp_path / "run", Notes(), all_stages, rehearsal=True)
+        carry_out(recipe, tmp_path / "run", Notes(), all_stages, options=RunOptions(rehearsal=True))
 
 
 def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
@@ -116,12 +123,12 @@ def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
     checkpoint.mkdir(parents=True)
     stages = SimpleNamespace(run=SimpleNamespace(root=tmp_path))
     goes_on = partial(resumes, stages)
-    assert not goes_on(Part("round-1/strong", "train"), "key")
+    assert not goes_on(Workload("round-1/strong", "train"), "key")
     (checkpoint / "complete").write_text("2\n")
-    assert not goes_on(Part("round-1/strong", "train"), "key")
+    assert not goes_on(Workload("round-1/strong", "train"), "key")
     write_json(checkpoint.parents[2] / "state.json", {"key": "key"})
-    assert goes_on(Part("round-1/strong", "train"), "key") and not goes_on(Part("sft", "train"), "key")
-    assert not goes_on(Part("round-1/strong", "train"), "another key")
+    assert goes_on(Workload("round-1/strong", "train"), "key") and not goes_on(Workload("sft", "train"), "key")
+    assert not goes_on(Workload("round-1/strong", "train"), "another key")
 
 
 @pytest.mark.parametrize("running, stays", [({"sft"}, False), ({"round-1/strong", "sf"}, True)])
@@ -129,7 +136,7 @@ def test_a_model_whose_stage_runs_again_has_a_stand_in(tmp_path, running, stays)
     """As when a finished run of whole models gets `lora`: there is no adapter in their folders."""
     base = Model("base", tmp_path / "elsewhere", "base")
     stages: Any = SimpleNamespace(run=SimpleNamespace(root=tmp_path), base=base, recipe=small_recipe())
-    rehearsal = Rehearsal(stages, Stage("data", tmp_path / "data", "key"), tmp_path / "folder", running)
+    rehearsal = Rehearsal(stages, Stage("data", tmp_path, compute), tmp_path / "folder", running)
     model = Model("sft", tmp_path / "sft", "old")
     for one in (model, model.at(50)):
         one.folder.mkdir(parents=True)
@@ -146,8 +153,10 @@ def test_micro_batches_of_a_drawn_set_below_a_batch_have_one_row(tmp_path, batch
         writer.write_batch(rows)
         writer.finalize()
     stages: Any = SimpleNamespace(recipe=recipe)
-    rehearsal = Rehearsal(stages, Stage("data", tmp_path, "key"), tmp_path / "folder", set())
-    settings, longest = rehearsal.shortened(Part("round-1/strong", "train", recipe.joint, active=True), recipe.joint)
+    rehearsal = Rehearsal(stages, Stage(".", tmp_path, compute), tmp_path / "folder", set())
+    settings, longest = rehearsal.shortened(
+        Workload("round-1/strong", "train", recipe.joint, active=True), recipe.joint
+    )
     assert (settings.micro_batch_size, settings.batch_size, len(longest)) == (micro, 2 * micro, 2 * micro)
     assert len(longest[0]["input_ids"]) == 33
 

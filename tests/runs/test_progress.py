@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.directory import Progress
 from weakdriven.runs.progress import Pace, PlainProgress, TerminalProgress, choose_progress
+from weakdriven.runs.stage import Planned
 
 STAGES = [f"stage-{i:02}" for i in range(31)]
 PLAN = [Planned(name, "key", "not run yet") for name in STAGES]

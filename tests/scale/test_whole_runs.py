@@ -146,7 +146,7 @@ def test_a_command_for_one_process_refuses_a_launcher(monkeypatch):
 FAILS = """
 import sys
 from pathlib import Path
-import weakdriven.stages.stages as stages
+import weakdriven.stages.data as stages
 from weakdriven.errors import UserError
 from weakdriven.commands.app import main
 

@@ -10,9 +10,10 @@ from helpers import write_rows
 from weakdriven.data.demo import demo_rows
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import select_recipe
-from weakdriven.runs.directory import Run
+from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
 from weakdriven.stages.checks import bind
+from weakdriven.stages.data import data_stage
 
 TRAIN, TEST = demo_rows("train")[:8], demo_rows("test")
 LEAKED = TEST[400] | {"id": "leak", "question": TEST[400]["question"].upper()}
@@ -35,7 +36,7 @@ def ids(root):
 
 def data_key(*overrides):
     recipe = small_recipe(*overrides)
-    return bind(recipe, Run(Path("nowhere"), recipe.seed, dry=True)).data().key
+    return data_stage(bind(recipe, DryRun(Path("nowhere")))).key
 
 
 def test_a_benchmarks_question_in_the_training_rows_is_an_error_that_leaves_nothing(leaky, tmp_path):

@@ -14,7 +14,7 @@ from helpers import write_rows
 from weakdriven.data.demo import demo_rows
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import all_stages
-from weakdriven.runs.directory import Run
+from weakdriven.runs.executor import DryRun
 from weakdriven.stages.checks import bind
 
 BASE = locate_model("embedded:base")
@@ -25,7 +25,7 @@ ALL = TRAINED | {"data", "entropy/base", "eval/base/arithmetic"}
 
 def keys(*overrides: str) -> dict[str, str]:
     recipe = small_recipe(*overrides)
-    stages = bind(recipe, Run(Path("nowhere"), recipe.seed, dry=True))
+    stages = bind(recipe, DryRun(Path("nowhere")))
     all_stages(stages)
     return {entry.name: entry.key for entry in stages.run.planned}
 

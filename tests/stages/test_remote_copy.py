@@ -19,9 +19,11 @@ from weakdriven.commands.app import app
 from weakdriven.commands.common import places
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import run_recipe
-from weakdriven.runs.directory import Run, claimed, work_folder
+from weakdriven.runs.directory import claimed, work_folder
+from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.manifest import rewriting
 from weakdriven.runs.signals import Stopped, stoppable
+from weakdriven.runs.take_over import Siblings
 from weakdriven.stages import remote_copy as mirror_module
 from weakdriven.stages.remote_copy import Mirror, default_folder
 
@@ -100,10 +102,10 @@ def two_stages(
     copy = Mirror(address, root, progress.note)
     with claimed(root, recipe):
         copy.open(recipe)
-        dry = Run(root, dry=True, siblings=near)
+        dry = DryRun(root, siblings=Siblings(near))
         work(dry)
         copy.bring(dry.planned)
-        work(Run(root, progress=progress, copy=copy.send, siblings=near))
+        work(Run(root, progress=progress, copy=copy.send, siblings=Siblings(near)))
         (root / "report.html").write_text("report")
         if finish:
             copy.finish()

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_cases import parse
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conftest import Recorder, run_small, small_recipe
+from recipe_cases import parse
 from run_files import put, put_active, put_scores
 from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
 from weakdriven.errors import UserError
@@ -92,7 +92,7 @@ def test_explanations_diagnosis_and_report_name_the_snapshot_as_weak_model(weak_
     rounds = load_run(root)["rounds"]
     assert [(one["weak"], one["strong"]) for one in rounds] == [("sft-at-25", "sft"), ("sft", "round-1")]
     assert all(one["points"] for one in rounds)
-    found = read_diagnosis(diagnose_run(root, Progress(), examples=4, turn=1))
+    found = read_diagnosis(diagnose_run(root, Progress(), examples=4, round_number=1))
     assert found["logits"]["facts"]["roles"]["weak"] == "sft-at-25"
     assert found["gradients"]["pairs"]["before"]["weak"] == "sft-at-25"
     assert [one["weak"] for one in found["drift"]["rounds"]] == ["sft-at-25", "sft", "round-1"]

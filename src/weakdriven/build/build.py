@@ -40,8 +40,9 @@ from weakdriven.eval.graders.verify import (
     read_candidate,
     verifier,
 )
-from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Planned, Progress, claimed
+from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claimed
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, sync, write_json, write_jsonl
+from weakdriven.runs.stage import Planned
 
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""

@@ -104,12 +104,14 @@ def run(
     folder, address = places(output, work)
     settings, root, progress = prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
-    from weakdriven.pipeline.run import run_recipe
+    from weakdriven.pipeline.run import RunOptions, run_recipe
+    from weakdriven.runs.take_over import Siblings
     from weakdriven.stages.remote_copy import Mirror
 
     mirror = Mirror(address, root, progress.note) if address else None
     others = take_from or []
-    report = run_recipe(settings, root, progress, siblings=others, force=force, rehearsal=rehearsal, mirror=mirror)
+    options = RunOptions(Siblings(others), force, rehearsal, mirror)
+    report = run_recipe(settings, root, progress, options)
     if helps():
         return
     print_scores(root)
@@ -139,7 +141,9 @@ def compare(
     """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
     quieten_libraries()
     from weakdriven.pipeline.compare import compare_methods
+    from weakdriven.pipeline.run import RunOptions
     from weakdriven.runs.progress import choose_progress
+    from weakdriven.runs.take_over import Siblings
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     progress = choose_progress(Console(), quiet=quiet)
@@ -151,9 +155,7 @@ def compare(
         methods=names,
         seeds=seeds,
         jobs=jobs,
-        siblings=take_from or [],
-        force=force,
-        rehearsal=rehearsal,
+        options=RunOptions(Siblings(take_from or []), force, rehearsal),
     )
     print_comparison(root)
 

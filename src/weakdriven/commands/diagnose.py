@@ -29,7 +29,7 @@ def diagnose(
 
     console = Console()
     progress = choose_progress(console, quiet=quiet)
-    folder = diagnose_run(run, progress, examples=examples, rows=rows, split=split, turn=turn, seed=seed)
+    folder = diagnose_run(run, progress, examples=examples, rows=rows, split=split, round_number=turn, seed=seed)
     print_diagnosis(read_diagnosis(folder), console)
     console.print(
         f"Every number, with errors, and tokens one by one: {folder}", soft_wrap=True, highlight=False, markup=False

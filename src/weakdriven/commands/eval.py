@@ -55,7 +55,6 @@ def eval_run(
     url: Annotated[str | None, typer.Option(help="A running vLLM server that serves this model.")] = None,
     served_name: Annotated[str | None, typer.Option(help="The model's name there, if not its folder's.")] = None,
     serve: Annotated[str | None, typer.Option(help="Python of an environment with vLLM: serve the model.")] = None,
-    harness: Annotated[bool, typer.Option("--harness", help="Ask lm-evaluation-harness the same.")] = False,
     code_python: CodePython = None,
     unsafe: Unsafe = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the checkpoint.")] = False,
@@ -64,12 +63,7 @@ def eval_run(
 ) -> None:
     """Answer, grade and score benchmarks with one model; every answer is kept."""
     quieten_libraries()
-    from weakdriven.eval.evaluation import (
-        cross_checks,
-        evaluate_model,
-        known_benchmarks,
-        refuse_no_cross_check,
-    )
+    from weakdriven.eval.evaluation import evaluate_model, known_benchmarks
     from weakdriven.eval.target import Subject
     from weakdriven.runs.progress import choose_progress
 
@@ -93,8 +87,6 @@ def eval_run(
         code_python=code_python,
         unsafe=unsafe,
     )
-    if harness:
-        refuse_no_cross_check(settings)
     subject = Subject(
         model=model,
         style=style,
@@ -109,8 +101,6 @@ def eval_run(
     console = wide_console()
     scores = evaluate_model(subject, settings, output, choose_progress(console, quiet=quiet))
     print_scores(scores, console)
-    if harness:
-        print_cross_checks(cross_checks(subject, settings, output), console)
 
 
 @eval_app.command("regrade")
@@ -205,17 +195,6 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
         print(
             f"{undecided} answers could not be decided by the grader and count as wrong; see reason in samples.jsonl."
         )
-
-
-def print_cross_checks(checks: list[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        "benchmark", "items", "ours", "lm-eval", "lm-eval on our texts", "its metric", "other text", "verdict"
-    )
-    for one in checks:
-        differing = (str(len(one["other_text"])), str(len(one["other_verdict"])))
-        shares = (percent(one[key]) for key in ("ours", "accuracy", "accuracy_of_our_texts"))
-        table.add_row(one["benchmark"], str(one["items"]), *shares, one["metric"], *differing)
-    console.print(table)
 
 
 def wide_console() -> Console:

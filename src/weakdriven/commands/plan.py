@@ -12,8 +12,8 @@ from weakdriven.commands.common import Debug, here, quieten_libraries
 from weakdriven.config.file import load_recipe
 
 if TYPE_CHECKING:
-    from weakdriven.planning.parts import Advice, Cost
-    from weakdriven.planning.planning import Plan
+    from weakdriven.planning.costs import Advice, Cost
+    from weakdriven.planning.plan import Plan
 
 GIB, GB = 2**30, 1e9
 WIDTH = 140
@@ -38,7 +38,7 @@ def plan(
     settings = load_recipe(recipe, overrides)
     quieten_libraries()
     from weakdriven.pipeline.run import all_stages
-    from weakdriven.planning.planning import plan_recipe
+    from weakdriven.planning.plan import plan_recipe
 
     root = output or Path("runs") / settings.name
     found = plan_recipe(settings, root, all_stages, gpus=gpus, sharding=sharding, rows=rows)
@@ -67,7 +67,7 @@ def print_plan(plan: "Plan", console: Console) -> None:
         if cost.memory:
             sizes = [f"{size / GIB:.1f}" for size in cost.memory.parts().values()]
             total = f"{cost.memory.total / GIB:.1f}" + ("" if cost.memory.total <= device.memory else " !")
-            largest = plan.micro.get(cost.part.name)
+            largest = plan.micro.get(cost.workload.name)
             most = "" if largest is None else str(largest or "none")
             counts = (count(cost.parameters), count(cost.trained), str(cost.micro_batch or ""))
             memory.add_row(named(cost, plan), *counts, *sizes, total, most)
@@ -111,7 +111,7 @@ def grouped(costs: "list[Cost]") -> "list[Cost]":
 
 
 def group(cost: "Cost") -> tuple[str, ...]:
-    name = cost.part.name.split("/")
+    name = cost.workload.name.split("/")
     if name[0] == "eval":
         return ("eval", name[-1])
     return ("entropy",) if name[0] == "entropy" else tuple(name)
@@ -124,7 +124,7 @@ def same(cost: "Cost", costs: "list[Cost]") -> "list[Cost]":
 def named(cost: "Cost", plan: "Plan") -> str:
     many = len(same(cost, plan.costs))
     if many == 1:
-        return cost.part.name
+        return cost.workload.name
     return f"{'/'.join((*group(cost)[:1], '*', *group(cost)[1:]))}, each of {many}"
 
 

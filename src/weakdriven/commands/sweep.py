@@ -43,8 +43,10 @@ def sweep(
     if recipe is None:
         raise UserError("Name a recipe: weakdriven sweep RECIPE --grid KEY=VALUES. --list names the paper's sweeps.")
     quieten_libraries()
+    from weakdriven.pipeline.run import RunOptions
     from weakdriven.pipeline.sweep import sweep_recipe
     from weakdriven.runs.progress import choose_progress
+    from weakdriven.runs.take_over import Siblings
 
     progress = choose_progress(Console(), quiet=quiet)
     root = sweep_recipe(
@@ -55,9 +57,7 @@ def sweep(
         grids=grid or [],
         seeds=seeds,
         jobs=jobs,
-        siblings=take_from or [],
-        force=force,
-        rehearsal=rehearsal,
+        options=RunOptions(Siblings(take_from or []), force, rehearsal),
     )
     print_sweep(root)
 

@@ -25,7 +25,8 @@ from weakdriven.diagnose.token_view import LISTS, write_token_view
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_tokenizer
 from weakdriven.report.format import mapping, model_at
-from weakdriven.runs.directory import DIAGNOSIS_VERSION, DIAGNOSTICS, METRICS, TOKENS, WORK, Progress, Run, work_folder
+from weakdriven.runs.directory import DIAGNOSIS_VERSION, DIAGNOSTICS, METRICS, TOKENS, WORK, Progress, work_folder
+from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
 from weakdriven.runs.manifest import MANIFEST
@@ -49,7 +50,7 @@ def diagnose_run(
     examples: int = EXAMPLES,
     rows: str | None = None,
     split: str = "train",
-    turn: int | None = None,
+    round_number: int | None = None,
     seed: int | None = None,
 ) -> Path:
     """Measure a run unless that is done; returns the folder with the results.
@@ -57,23 +58,23 @@ def diagnose_run(
     Args:
         rows: Source of the examples; unset: what the run was trained on.
         split: Of that source.
-        turn: Round whose pair is looked at; unset: the last that is finished, else the first.
+        round_number: Round whose pair is looked at; unset: the last that is finished, else the first.
         seed: Of the draw of examples; unset: the recipe's.
     """
     if examples < 1:
         raise UserError(f"--examples is {examples}; it must be at least 1.")
     transformers_logging.disable_progress_bar()
     found = find_models(root)
-    turn, seed = chosen_round(found, turn), found.recipe.seed if seed is None else seed
+    round_number, seed = chosen_round(found, round_number), found.recipe.seed if seed is None else seed
     other = None if rows is None else find_other_rows(rows, split, found)
-    weights = strong_weights(found, turn)
-    unused = {f"round-{other}-weak" for other in found.rounds if other != turn}
+    weights = strong_weights(found, round_number)
+    unused = {f"round-{other}-weak" for other in found.rounds if other != round_number}
     wanted = {name: model for name, model in found.models.items() if name not in unused}
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        return Diagnosis(found, wanted, turn, weights, examples, seed, progress, other).write(work, out)
+        return Diagnosis(found, wanted, round_number, weights, examples, seed, progress, other).write(work, out)
 
-    settings: dict[str, Any] = {"version": DIAGNOSIS_VERSION, "examples": examples, "seed": seed, "round": turn}
+    settings: dict[str, Any] = {"version": DIAGNOSIS_VERSION, "examples": examples, "seed": seed, "round": round_number}
     settings |= {"strong_weight": weights, "missing": sorted(found.missing)}
     settings |= found.recipe.model_dump(mode="json", include={"precision", "attention"})
     data = {"data": found.manifests["data"]["key"]} if "data" in found.manifests else {}
@@ -84,11 +85,15 @@ def diagnose_run(
     with alone(root):
         if mapping(read_lenient(root / DIAGNOSTICS / MANIFEST).get("counters")).get("failed"):
             (root / DIAGNOSTICS / MANIFEST).unlink()  # what could not be loaded then may load now
-        planned = Run(root, seed, dry=True)
+        planned = DryRun(root)
         planned.stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs)
         progress.plan(planned.planned)
         try:
-            return Run(root, seed, progress=progress).stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs).path
+            return (
+                Run(root, seed=seed, progress=progress)
+                .stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs)
+                .path
+            )
         finally:
             progress.close()
 
@@ -98,25 +103,25 @@ def read_diagnosis(folder: Path) -> dict[str, dict[str, Any]]:
     return {file.removesuffix(".json"): read_json(folder / file) for file in (LOGITS, GRADIENTS, DRIFT)}
 
 
-def chosen_round(found: RunModels, turn: int | None) -> int:
-    if turn is None:
+def chosen_round(found: RunModels, round_number: int | None) -> int:
+    if round_number is None:
         return max(found.current_rounds or found.rounds, default=1)
-    if not 1 <= turn <= found.last_round:
-        raise UserError(f"{found.root} has no round {turn}; give --round from 1 to {found.last_round}.")
-    return turn
+    if not 1 <= round_number <= found.last_round:
+        raise UserError(f"{found.root} has no round {round_number}; give --round from 1 to {found.last_round}.")
+    return round_number
 
 
-def strong_weights(found: RunModels, turn: int) -> list[float]:
+def strong_weights(found: RunModels, round_number: int) -> list[float]:
     """Share of the strong logits at the begin and at the end of a round, as it was trained or will be."""
     joint = found.recipe.joint
-    trained = mapping(found.manifests.get(f"round-{turn}/strong", {}).get("settings"))
+    trained = mapping(found.manifests.get(f"round-{round_number}/strong", {}).get("settings"))
     settings = trained if "strong_weight" in trained else joint.model_dump()
     begin, end = (gap(settings.get(name)) for name in ("strong_weight", "strong_weight_end"))
     begin = joint.strong_weight if begin is None else begin
     return [begin, begin if end is None else end]
 
 
-def roles(turn: int, names: Iterable[str], weak: str | None = None) -> dict[str, str]:
+def roles(round_number: int, names: Iterable[str], weak: str | None = None) -> dict[str, str]:
     """What the models of a round are to it, of those that are there.
 
     Args:
@@ -127,10 +132,10 @@ def roles(turn: int, names: Iterable[str], weak: str | None = None) -> dict[str,
     """
     there = list(names)
     known = {
-        "weak": weak or model_at(turn - 1),
-        "strong_before": model_at(turn),
-        "strong_after": model_at(turn + 1),
-        "weak_after": f"round-{turn}-weak",
+        "weak": weak or model_at(round_number - 1),
+        "strong_before": model_at(round_number),
+        "strong_after": model_at(round_number + 1),
+        "weak_after": f"round-{round_number}-weak",
         "control": next((name for name in there if name.startswith("baseline-")), ""),
     }
     return {role: name for role, name in known.items() if name in there}
@@ -142,7 +147,7 @@ class Diagnosis:
 
     found: RunModels
     wanted: dict[str, Model]
-    turn: int
+    round_number: int
     weights: list[float]
     examples: int
     seed: int
@@ -186,7 +191,7 @@ class Diagnosis:
         chain = {model_at(place) for place in range(found.last_round + 2)} | {found.weak_of(1)}
         each = len(self.sample.count_N)
         for place, (name, model) in enumerate(self.wanted.items()):
-            paired = name in chain or name == f"round-{self.turn}-weak"
+            paired = name in chain or name == f"round-{self.round_number}-weak"
             shared = {"keep": paired, "done": place * each, "of": each * len(self.wanted)}
             try:
                 self.measured[name] = measure(Loader(found.recipe, base), model, self.sample, self.progress, **shared)
@@ -196,7 +201,7 @@ class Diagnosis:
         return notes
 
     def _roles(self, names: Iterable[str]) -> dict[str, str]:
-        return roles(self.turn, names, self.found.weak_of(self.turn))
+        return roles(self.round_number, names, self.found.weak_of(self.round_number))
 
     def _size(self) -> dict[str, int]:
         count_N = self.sample.count_N if self.sample else np.zeros(0, int)
@@ -207,7 +212,7 @@ class Diagnosis:
         needless = {"data"} if self.other else set[str]()
         missing = {name: why for name, why in self.found.missing.items() if name not in needless}
         return {
-            "round": self.turn,
+            "round": self.round_number,
             **self._size(),
             "rows": self.other and self.other.path,
             "seed": self.seed,
@@ -261,7 +266,7 @@ class Diagnosis:
 
     def _settings(self) -> dict[str, Any]:
         """What the round was trained with; nothing where it was not."""
-        return mapping(self.found.manifests.get(f"round-{self.turn}/strong", {}).get("settings"))
+        return mapping(self.found.manifests.get(f"round-{self.round_number}/strong", {}).get("settings"))
 
     def _compare(self, weak: str, strong: str, weight: float) -> dict[str, np.ndarray]:
         """Per-token columns of a pair, computed once."""
@@ -279,17 +284,17 @@ class Diagnosis:
     def _rounds(self) -> list[dict[str, Any]]:
         """What is left of the gradient, and of the curvature between the models, as each round begins."""
         rounds = []
-        for turn in range(1, self.found.last_round + 2):  # the last one is what a further round would begin with
-            weak, strong = self.found.weak_of(turn), model_at(turn)
+        for round_number in range(1, self.found.last_round + 2):  # the last: how another one would begin
+            weak, strong = self.found.weak_of(round_number), model_at(round_number)
             if weak in self.measured and strong in self.measured:
-                pair = self._pair(weak, strong, strong_weights(self.found, turn)[0])
+                pair = self._pair(weak, strong, strong_weights(self.found, round_number)[0])
                 values = {name: pair["statistics"][name] for name in SHIELDING}
-                rounds.append({"round": turn, "weak": weak, "strong": strong, **values})
+                rounds.append({"round": round_number, "weak": weak, "strong": strong, **values})
         return rounds
 
     def _steps(self) -> dict[str, list[dict[str, Any]]]:
         """Logs of the rounds, of one under way too."""
-        stages = [f"round-{turn}/strong" for turn in range(1, self.found.last_round + 1)]
+        stages = [f"round-{round_number}/strong" for round_number in range(1, self.found.last_round + 1)]
         places = {stage: (self.found.root / stage, work_folder(self.found.root, stage) / "work") for stage in stages}
         logs = {stage: [read_steps(folder / METRICS) for folder in folders] for stage, folders in places.items()}
         return {stage: steps for stage, (done, begun) in logs.items() if (steps := done or begun)}

@@ -10,15 +10,15 @@ from weakdriven.config.recipe import EvalSettings
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, unknown_benchmark
 from weakdriven.eval.engine_pool import Engines
-from weakdriven.eval.harness import HARNESS_TASKS, cross_check, refuse_missing_lm_eval
 from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh
 from weakdriven.eval.target import Subject, check_engine, find_renderer, open_engine, served_model
 from weakdriven.models.folder import open_model
-from weakdriven.models.load import DTYPES, fingerprint, positions
-from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES, WORK, Progress, Run, Stage, claimed
-from weakdriven.runs.files import digest, read_json, read_jsonl
+from weakdriven.models.load import fingerprint, positions
+from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
+from weakdriven.runs.executor import DryRun, Listing, Run
+from weakdriven.runs.files import digest, read_json
+from weakdriven.runs.stage import Stage
 
-HARNESS_BATCH = 16
 OWNER = "eval"
 """Stands in run.json where a run has the name of its recipe."""
 
@@ -42,20 +42,20 @@ def evaluate_model(subject: Subject, settings: EvalSettings, root: Path, progres
     execution = {"model": subject.model, "url": subject.url, "style": renderer.style, "data_dir": settings.data_dir}
     execution |= served | settings.model_dump(mode="json", include={"batch_size", "batching"})
 
-    def benchmark_stage(run: Run, task: Task) -> Stage:
+    def benchmark_stage(run: Listing, task: Task) -> Stage:
         def compute(work: Path, out: Path) -> dict[str, Any]:
-            shared = {"model": key, "work": work, "out": out, "progress": run.progress}
+            shared = {"model": key, "work": work, "out": out, "progress": progress}
             return evaluate(task, lambda: engines.of(key, opened), **shared)
 
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings={**task.key(), **asked}, inputs=inputs, execution=execution)
 
     with claimed(root, OWNER):
-        plan = Run(root, subject.seed, dry=True)
+        plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
         progress.plan(plan.planned)
-        run = Run(root, subject.seed, progress=progress)
+        run = Run(root, seed=subject.seed, progress=progress)
         try:
             for task in tasks:
                 stage = benchmark_stage(run, task)
@@ -75,35 +75,3 @@ def known_benchmarks(names: str) -> list[Any]:
     if not found:
         raise UserError(f"--benchmarks names none; expected some of {', '.join(BENCHMARKS)}.")
     return found
-
-
-def refuse_no_cross_check(settings: EvalSettings) -> None:
-    """Before hours of generation: lm-eval must be there, have one of the benchmarks, and be asked the same way."""
-    refuse_missing_lm_eval()
-    if not set(settings.benchmarks) & set(HARNESS_TASKS):
-        raise UserError(f"--harness checks {', '.join(HARNESS_TASKS)}; none of them is in --benchmarks.")
-    if settings.asking()["temperature"] > 0:
-        raise UserError("--harness checks greedy answers; leave it out where they are sampled.")
-
-
-def cross_checks(subject: Subject, settings: EvalSettings, root: Path) -> list[dict[str, Any]]:
-    """The same prompts through lm-evaluation-harness, on the benchmarks that both have; kept in <benchmark>/harness."""
-    branch = open_model(subject.model)
-    renderer = find_renderer(subject, branch)
-    checks = []
-    for name in (name for name in settings.benchmarks if name in HARNESS_TASKS):
-        scores, rows = read_json(root / name / BENCHMARK_SCORES), list(read_jsonl(root / name / SAMPLES))
-        found = cross_check(
-            branch.model,
-            name,
-            rows,
-            max_new_tokens=scores["protocol"]["max_new_tokens"],
-            stop=[str(renderer.tokenizer.decode([token])) for token in renderer.stop_ids],
-            batch_size=settings.batch_size or HARNESS_BATCH,
-            dtype=DTYPES[subject.precision],
-            out=root / name / "harness",
-            adapter=branch.folder if branch.base else None,
-            trust_remote_code=subject.trust_remote_code,
-        )
-        checks.append({"benchmark": name, "ours": scores["accuracy"], **found})
-    return checks

@@ -19,11 +19,12 @@ from weakdriven.eval.generate.samples import Ask, Row, by_key, collect
 from weakdriven.eval.graders.grading import grade_many
 from weakdriven.eval.sandbox.run import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import read_folder, score
-from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Planned, Progress
+from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Progress
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
 from weakdriven.runs.machine import cores
 from weakdriven.runs.manifest import refuse_damage, rewriting
 from weakdriven.runs.processes import agree, gathered, index, leads, share
+from weakdriven.runs.stage import Planned
 
 BLOCK = 256
 """Samples graded between two notes of how far it has come."""

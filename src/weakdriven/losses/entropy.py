@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weakdriven.errors import UserError
-from weakdriven.losses.head import Head, as_head
+from weakdriven.losses.branch import Branch
+from weakdriven.losses.head import Head, as_head, refuse_shapes
 from weakdriven.losses.mix_rows import NO_GRADIENT
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
 
@@ -58,11 +58,7 @@ def token_scores(
     [0.31064, 0.07217]
     """
     head = as_head(head_VD)
-    if hidden_TD.dim() != 2 or hidden_TD.shape[1] != head.weight_VD.shape[1] or len(hidden_TD) != len(target_T):
-        raise UserError(
-            f"Hidden states have shape {tuple(hidden_TD.shape)}, the head {tuple(head.weight_VD.shape)}, and there are "
-            f"{len(target_T)} targets; expected (tokens, width), (vocabulary, width) and one target for each token."
-        )
+    refuse_shapes(hidden_TD, head, target_T)
     triton = use_triton(implementation, hidden_TD)
     if implementation == "reference":
         logits_TV = head.logits(hidden_TD)
@@ -71,22 +67,15 @@ def token_scores(
     fill, vocabulary = row_function(triton), len(head.weight_VD)
     rows, _ = tile_rows(hidden_TD, vocabulary, triton=triton, pair=False, gradients=NO_GRADIENT)
     tile_RV = hidden_TD.new_empty(min(rows, len(hidden_TD)), vocabulary)
-    weight_DV = head.weight_VD.to(hidden_TD.dtype).T
-    bias_V = None if head.bias_V is None else head.bias_V.to(hidden_TD.dtype)
-    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-    result_T9 = torch.empty(len(hidden_TD), 9, dtype=wide, device=hidden_TD.device)
+    branch = Branch(hidden_TD, head.weight_VD, head.bias_V, [False] * 3)
+    result_T9 = torch.empty(len(hidden_TD), 9, dtype=branch.wide, device=hidden_TD.device)
     with torch.autocast(hidden_TD.device.type, enabled=False):
         for begin in range(0, len(hidden_TD), rows):
-            hidden_RD, target_R = hidden_TD[begin : begin + rows], target_T[begin : begin + rows].contiguous()
-            logits_RV = tile_RV[: len(hidden_RD)]
-            if bias_V is None:
-                torch.mm(hidden_RD, weight_DV, out=logits_RV)
-            else:
-                torch.addmm(bias_V, hidden_RD, weight_DV, out=logits_RV)
-            result_T9[begin : begin + rows] = fill(
-                logits_RV,
+            end = min(begin + rows, len(hidden_TD))
+            result_T9[begin:end] = fill(
+                branch.logits(begin, end, tile_RV),
                 None,
-                target_R,
+                target_T[begin:end].contiguous(),
                 strong_weight=1.0,
                 strong_anchor=0.0,
                 scales=(head.scale, 1.0),

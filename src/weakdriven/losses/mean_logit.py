@@ -1,6 +1,6 @@
 """Mean over the vocabulary of a model's logits, without the logits: what a head's mean row gives.
 
-T = tokens, D = width, V = vocabulary. As in `diagnostics/logits.py` the vocabulary is the head, with rows that pad it.
+T = tokens, D = width, V = vocabulary. As in `diagnose/logits.py` the vocabulary is the head, with rows that pad it.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Rows of logits to loss, statistics and gradient in plain torch: what `kernels/mixed_ce.py` does in one kernel.
+"""Rows of logits to loss, statistics and gradient in plain torch: what `losses/triton/mixed_ce.py` does in one kernel.
 
 R = rows of a tile, V = vocabulary.
 """

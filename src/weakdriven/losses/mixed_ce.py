@@ -22,6 +22,20 @@ from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use
 IGNORE = -100
 
 
+class Mixing(NamedTuple):
+    """The numbers of one call, in the list that the operator takes."""
+
+    strong_weight: float
+    strong_anchor: float
+    scale: float
+    """Factor of the loss."""
+    strong_scale: float
+    weak_scale: float
+    strong_cap: float
+    """0: none."""
+    weak_cap: float
+
+
 class MixStatistics(NamedTuple):
     """Sums over supervised tokens, for logging; they carry no gradient. NaN for a branch that did not run."""
 
@@ -160,13 +174,8 @@ def mixed_cross_entropy_with_statistics(
     loss, statistics_9, *_ = _mixed_ce(
         *tensors,
         target_T,
-        strong_weight,
-        strong_anchor,
-        scale,
-        [strong.scale, weak.scale],
-        [strong.cap or 0.0, weak.cap or 0.0],
-        statistics,
-        triton,
+        [strong_weight, strong_anchor, scale, strong.scale, weak.scale, strong.cap or 0.0, weak.cap or 0.0],
+        [statistics, triton],
         [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors],
     )
     return loss, MixStatistics(*statistics_9.unbind())
@@ -181,21 +190,24 @@ def _mixed_ce(
     weak_head_VE: Tensor | None,
     weak_bias_V: Tensor | None,
     target_T: Tensor,
-    strong_weight: float,
-    strong_anchor: float,
-    scale: float,
-    scales: list[float],
-    caps: list[float],
-    statistics: bool,
-    triton: bool,
+    numbers: list[float],
+    flags: list[bool],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, statistics, and the gradient of each of the first six tensors (empty where none is needed).
 
     Gradients are taken tile by tile in the forward pass, so that each logit is computed once and never kept. An
     operator of its own, so that `torch.compile` takes it as a whole.
+
+    Args:
+        numbers: A `Mixing`.
+        flags: Whether statistics are wanted, and whether Triton computes the rows.
+        needs: Which of the first six tensors need a gradient.
     """
-    target_T = target_T.contiguous()
+    statistics, triton = flags
+    target_T, mixing = target_T.contiguous(), Mixing(*numbers)
+    strong_weight, strong_anchor, scale, *_ = mixing
+    scales, caps = (mixing.strong_scale, mixing.weak_scale), (mixing.strong_cap, mixing.weak_cap)
     strong = Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
     weak = None
     if weak_TE is not None and weak_head_VE is not None:
@@ -226,8 +238,8 @@ def _mixed_ce(
                     target_T[first:last],
                     strong_weight=strong_weight,
                     strong_anchor=strong_anchor,
-                    scales=(scales[0], scales[1]),
-                    caps=(caps[0], caps[1]),
+                    scales=scales,
+                    caps=caps,
                     statistics=statistics,
                     gradients=gradients,
                 )
@@ -255,15 +267,15 @@ def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden_TD, scale, ctx.needs = inputs[0], inputs[9], inputs[-1]
-    ctx.late = late_scale(scale, hidden_TD)
+    hidden_TD, numbers, ctx.needs = inputs[0], inputs[7], inputs[-1]
+    ctx.late = late_scale(Mixing(*numbers).scale, hidden_TD)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
     ctx.save_for_backward(*output[2:])
 
 
 def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
-    return *scaled_once(ctx, scale), *(None,) * 9
+    return *scaled_once(ctx, scale), *(None,) * 4
 
 
 _mixed_ce.register_autograd(_scale, setup_context=_keep)

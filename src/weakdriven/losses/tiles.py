@@ -15,19 +15,15 @@ from weakdriven.errors import UserError
 from weakdriven.losses.mix_rows import SEPARATE, mix_rows
 
 Implementation = Literal["auto", "reference", "chunked", "triton"]
-TiledImplementation = Literal["auto", "chunked", "triton"]
-IMPLEMENTATIONS = get_args(Implementation)
 TILE_BYTES = int(0.73 * 2**30)
 """Memory for logits on an accelerator."""
 CPU_TILE_BYTES = 176 * 2**20
 
 
-def use_triton(
-    implementation: Implementation, hidden_TD: Tensor | None, known: tuple[str, ...] = IMPLEMENTATIONS
-) -> bool:
+def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool:
     """Whether Triton computes the rows; an implementation that cannot run on this tensor is refused."""
-    if implementation not in known:
-        raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(known)}.")
+    if implementation not in get_args(Implementation):
+        raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(get_args(Implementation))}.")
     on_cuda = hidden_TD is not None and hidden_TD.is_cuda
     if implementation == "triton" and not on_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError("implementation='triton' needs tensors on a CUDA device; use 'auto' or 'chunked' elsewhere.")
@@ -36,11 +32,6 @@ def use_triton(
         raise UserError("implementation='triton' needs triton; pip install triton, or use 'chunked'.")
     narrow = hidden_TD is not None and hidden_TD.dtype != torch.float64  # the kernel computes in float32
     return implementation == "triton" or (implementation == "auto" and on_cuda and narrow and has_triton)
-
-
-def tiles_in_triton(implementation: TiledImplementation, hidden_TD: Tensor) -> bool:
-    """As `use_triton`, for a loss that is nowhere computed on all logits."""
-    return use_triton(implementation, hidden_TD, get_args(TiledImplementation))
 
 
 def row_function(triton: bool) -> Callable[..., Tensor]:

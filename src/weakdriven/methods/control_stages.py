@@ -1,5 +1,6 @@
 """Two stages that only controls need: as many rows drawn uniformly, and what WMSS computes in rows of SFT."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from weakdriven.config.recipe import Recipe
 from weakdriven.data.tokenize import load_tokens, row_lengths
-from weakdriven.runs.directory import ACTIVE, BUDGET, TOKENS, Stage
+from weakdriven.runs.directory import ACTIVE, BUDGET, TOKENS
 from weakdriven.runs.files import write_json
-from weakdriven.stages.stages import Stages, keys
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context, present
 from weakdriven.training.arguments import training_order
 
 
-def uniform_draw(stages: Stages, name: str, turn: int, data: Stage, active: Stage) -> Stage:
+def uniform_draw(context: Context, name: str, round_number: int, data: Stage, active: Stage) -> Stage:
     """As many rows as `active` has, each as likely as any other; some twice only where `active` may have such."""
-    recipe = stages.recipe
-    seed = [recipe.seed, turn, 1]
+    recipe = context.recipe
+    seed = [recipe.seed, round_number, 1]
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         table = pq.read_table(active.path / ACTIVE, columns=["id", "draws"])
@@ -29,51 +32,69 @@ def uniform_draw(stages: Stages, name: str, turn: int, data: Stage, active: Stag
         return {"rows": rows, "active": count}
 
     settings = {"seed": seed, "dedup": recipe.selection.dedup}
-    return stages.run.stage(name, compute, settings=settings, inputs=keys(data=data, active=active))
+    return context.run.stage(name, compute, settings=settings, inputs={"data": data, "active": active})
 
 
-def wmss_budget(stages: Stages, name: str, data: Stage, actives: list[Stage | None]) -> Stage:
+@dataclass(frozen=True)
+class TokenCosts:
+    """What a token costs, in forward passes of one model.
+
+    The forward pass counts 1 and the backward pass 2; 1 with `lora`, where frozen weights need no gradient. What is
+    recomputed to save memory does not count, nor does the share of attention that grows with the length.
+    """
+
+    sft: int
+    pair: int
+    """In joint training: as much as SFT for each model that is trained, 1 for a frozen weak one."""
+    scans: int
+    """Entropy scans of the whole data: of M0 to M_K in K rounds."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "TokenCosts":
+        sft, joint = 2 if recipe.lora else 3, recipe.joint
+        weak = 0 if not joint.mixes else sft if joint.weak == "joint" else 1
+        return cls(sft, sft + weak, joint.rounds + 1 if recipe.selection.enabled else 0)
+
+    def in_sft_rows(self, forward_tokens: float, mean_length: float) -> int:
+        """How many rows of SFT of average length cost as much."""
+        return max(round(forward_tokens / (self.sft * mean_length)), 1)
+
+
+def wmss_budget(context: Context, name: str, data: Stage, actives: list[Stage | None]) -> Stage:
     """What WMSS computes, in rows of SFT of average length.
 
-    A token costs 1 forward through a model and 2 backward (1 with `lora`, where frozen weights need no gradient). So a
-    token costs 3 in SFT, 3 for each model that learns and 1 for a frozen one in joint training, and 1 for each model
-    that is scanned for entropy: M0 to M_K in K rounds. Phase 1 counts, unless M1 was given. What is recomputed to save
-    memory does not count, nor does attention's share that grows with the length, nor do scores taken from another run
-    count as free.
+    Phase 1 counts, unless M1 was given; scores reused from another run count too.
     """
-    recipe = stages.recipe
-    sft, joint = recipe.sft, recipe.joint
-    backward = 1 if recipe.lora else 2
-    learns = 1 + backward
-    pair = learns + (0 if not joint.mixes else learns if joint.weak == "joint" else 1)
-    trains_first = stages.given_strong is None
-    scans = joint.rounds + 1 if recipe.selection.enabled else 0
+    recipe = context.recipe
+    sft, joint, costs = recipe.sft, recipe.joint, TokenCosts.of(recipe)
+    trains_first = context.given_strong is None
     matched = recipe.selection.match_steps and recipe.selection.enabled
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         length_N = row_lengths(load_tokens(data.path / TOKENS))
         rows = len(length_N)
-        spent = {"phase_1": 0, "scans": scans * int(length_N.sum()), "rounds": 0}
+        spent = {"phase_1": 0, "scans": costs.scans * int(length_N.sum()), "rounds": 0}
         if trains_first:
             order = training_order(rows, epochs=sft.epochs, batch_size=sft.batch_size, seed=recipe.seed)
-            spent["phase_1"] = learns * int(length_N[order].sum())
-        for turn, active in enumerate(actives, start=1):
+            spent["phase_1"] = costs.sft * int(length_N[order].sum())
+        for round_number, active in enumerate(actives, start=1):
             draws_N = pq.read_table(active.path / ACTIVE, columns=["draws"])["draws"].to_numpy() if active else 1
             chosen = np.repeat(np.arange(rows), draws_N)
-            shared = {"epochs": joint.epochs, "batch_size": joint.batch_size, "seed": recipe.seed, "phase": turn}
-            order = training_order(len(chosen), epoch_rows=rows if matched else None, **shared)
-            spent["rounds"] += pair * int(length_N[chosen[order]].sum())
-        worth = max(round(sum(spent.values()) / (learns * float(length_N.mean()))), 1)
+            shared = {"epochs": joint.epochs, "batch_size": joint.batch_size, "seed": recipe.seed}
+            epoch_rows = rows if matched else None
+            order = training_order(len(chosen), epoch_rows=epoch_rows, phase=round_number, **shared)
+            spent["rounds"] += costs.pair * int(length_N[chosen[order]].sum())
+        worth = costs.in_sft_rows(sum(spent.values()), float(length_N.mean()))
         found = {"rows": worth, "steps": max(worth // sft.batch_size, 1), "forward_tokens": spent}
         write_json(out / BUDGET, found)
         return found
 
     settings = {
         "sft": [trains_first and sft.epochs, sft.batch_size],
-        "joint": [joint.epochs, joint.batch_size, pair],
-        "costs": {"backward": backward, "scans": scans},
+        "joint": [joint.epochs, joint.batch_size, costs.pair],
+        "costs": {"backward": costs.sft - 1, "scans": costs.scans},
         "match_steps": matched,
         "seed": recipe.seed,
     }
-    inputs = keys(data=data, **{f"active_{turn}": active for turn, active in enumerate(actives, start=1)})
-    return stages.run.stage(name, compute, settings=settings, inputs=inputs)
+    inputs = present(data=data, **{f"active_{number}": active for number, active in enumerate(actives, start=1)})
+    return context.run.stage(name, compute, settings=settings, inputs=inputs)

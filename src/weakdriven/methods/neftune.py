@@ -4,8 +4,8 @@ B = rows, L = width of the batch, D = width of an embedding.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
+from weakdriven.training.variant import Variant
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class EmbeddingNoise:
         if self.kind == "gaussian":
             return torch.randn(shape, **options) * (self.scale / length**0.5)
         return (2 * torch.rand(shape, **options) - 1) * (self.scale / (length * shape[-1]) ** 0.5)
+
+
+@dataclass(frozen=True)
+class NoisyEmbeddings(Variant):
+    """SFT with noise on the embeddings."""
+
+    noise: EmbeddingNoise = field(kw_only=True)
+
+    def training(
+        self, model: PreTrainedModel | PeftModel, *, seed: list[int]
+    ) -> AbstractContextManager[list[TrainerCallback]]:
+        return noisy_embeddings(model, self.noise, seed=seed)
 
 
 class Segment(NamedTuple):

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer with another loss on the same tokens: scaled logits, UNDIAL, and logits with noise.
+"""SFT with another loss on the same tokens: TRL's SFTTrainer, for scaled logits, UNDIAL, noised logits and SSB.
 
 T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
 """
@@ -7,24 +7,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import SFTTrainer
 
+from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.methods.neftune import EmbeddingNoise
-from weakdriven.methods.scaled_ce import scaled_cross_entropy
-from weakdriven.methods.undial.loss import (
-    Sign,
-    Site,
-    adjusted_logit_loss,
-    noised_cross_entropy,
-    refuse_other_vocabulary,
-)
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
+from weakdriven.training.variant import Variant
 from weakdriven.wmss.pair import targets
 
 
@@ -35,14 +28,16 @@ class Tokens(NamedTuple):
     head: Head
     target_T: Tensor
     length_T: Tensor
-    """Of each token's sequence, without padding."""
+    """Length of each token's sequence, without padding."""
     key_T: Tensor
-    """Tells a token from all others of its step, whatever the size of the micro-batches."""
+    """A number that no other token of the step has, whatever the size of the micro-batches."""
     step: int
     scale: float
     """One over the supervised tokens of the step."""
     teacher_TE: Tensor | None
     teacher_head: Head | None
+    batch: dict[str, Any]
+    """All that the collator gave."""
 
 
 class TokenLoss(Protocol):
@@ -51,92 +46,28 @@ class TokenLoss(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ScaledLogits:
-    """Cross-entropy of softmax(strong_weight * z)."""
+class TokenLossTrainer(SFTTrainer):
+    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means; in one process.
 
-    strong_weight: float
+    Args:
+        teacher: A frozen model, for a loss that needs one.
+    """
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, sums = scaled_cross_entropy(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.target_T,
-            strong_weight=self.strong_weight,
-            scale=tokens.scale,
-            ignored=False,
-        )
-        return loss, {"scaled_loss": sums.mixed_loss, "scaled_probability": sums.mixed_probability}
-
-
-@dataclass(frozen=True)
-class AdjustedLogits:
-    """UNDIAL as published: cross-entropy with a frozen teacher whose logit of the true token is lowered."""
-
-    strength: float
-    ce_weight: float
-
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        assert tokens.teacher_TE is not None and tokens.teacher_head is not None
-        loss, sums = adjusted_logit_loss(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.teacher_TE,
-            tokens.teacher_head,
-            tokens.target_T,
-            strength=self.strength,
-            ce_weight=self.ce_weight,
-            scale=tokens.scale,
-            ignored=False,
-        )
-        return loss, {name: value for name, value in sums._asdict().items() if name != "tokens"}
-
-
-@dataclass(frozen=True)
-class NoisedLogits:
-    """What the WMSS paper calls UNDIAL: cross-entropy of logits with noise of size sigma / sqrt(length)."""
-
-    sigma: float
-    site: Site
-    sign: Sign
-    seed: tuple[int, ...]
-
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
-        loss, sums = noised_cross_entropy(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.target_T,
-            tokens.length_T,
-            sigma=self.sigma,
-            site=self.site,
-            sign=self.sign,
-            seed=int(drawn[0] >> 1),
-            key_T=tokens.key_T,
-            scale=tokens.scale,
-            ignored=False,
-        )
-        return loss, {"noised_loss": sums.noised_loss, "clean_loss": sums.clean_loss}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a baseline does otherwise than SFT; `settings` are part of a stage's key and stand in its manifest."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    noise: EmbeddingNoise | None = None
-    loss: TokenLoss | None = None
-
-
-PLAIN = Variant()
-
-
-class SummingTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` whose loss leaves sums over tokens; their means are logged."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.token_loss, self.teacher = token_loss, teacher
+        self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
+        refuse_other_logits(self.model, "model")  # pyright: ignore
+        if teacher is not None:
+            refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
+            refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
         self._sums: dict[str, Tensor] = {}
+        self._step_rows = (-1, 0)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream, with the teacher in the attention that the model is trained in."""
+        with trained_attention(self.teacher) if self.teacher is not None else nullcontext():
+            return super().train(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._sums:
@@ -147,25 +78,6 @@ class SummingTrainer(SFTTrainer):
             logs |= {"tokens": tokens, "num_tokens": self._total_train_tokens}
             self._sums = {}
         super().log(logs, start_time)
-
-
-class TokenLossTrainer(SummingTrainer):
-    """TRL's `SFTTrainer` with a `TokenLoss`, and a frozen teacher for one that needs it; in one process."""
-
-    def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.token_loss, self.teacher = token_loss, teacher
-        self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
-        refuse_other_logits(self.model, "model")  # pyright: ignore
-        if teacher is not None:
-            refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
-            refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
-        self._step_rows = (-1, 0)
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, with the teacher in the attention that the model is trained in."""
-        with trained_attention(self.teacher) if self.teacher is not None else nullcontext():
-            return super().train(*args, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -181,7 +93,7 @@ class TokenLossTrainer(SummingTrainer):
 
     def _tokens(self, model: Any, inputs: dict[str, Any], items: Any) -> Tokens:
         target_BL, mask_BL = targets(inputs["labels"]), inputs["attention_mask"]
-        # both wait for the GPU, so they stand before the models are asked and it has something to do
+        # both wait for the GPU, so they come before the models run and it has something to do
         place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
         scale = 1 / max(float(len(place) if items is None else items), 1.0)
         row, column = place // target_BL.shape[1], place % target_BL.shape[1]
@@ -202,6 +114,7 @@ class TokenLossTrainer(SummingTrainer):
             scale=scale,
             teacher_TE=teacher_TE,
             teacher_head=None if self.teacher is None else head(self.teacher),
+            batch=inputs,
         )
 
     def _first_row(self, rows: int) -> int:
@@ -210,3 +123,22 @@ class TokenLossTrainer(SummingTrainer):
         before = before if step == self.state.global_step else 0
         self._step_rows = (self.state.global_step, before + rows)
         return before
+
+
+def refuse_other_vocabulary(head: Head, teacher: Head) -> None:
+    rows, teacher_rows = len(head.weight_VD), len(teacher.weight_VD)
+    if rows != teacher_rows:
+        raise UserError(
+            f"The teacher has {teacher_rows} vocabulary rows, the model {rows}. "
+            "Use an earlier checkpoint of the same model as teacher, or a model that shares its tokenizer."
+        )
+
+
+@dataclass(frozen=True)
+class OtherLoss(Variant):
+    """SFT with another loss."""
+
+    loss: TokenLoss = field(kw_only=True)
+
+    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> TokenLossTrainer:
+        return TokenLossTrainer(token_loss=self.loss, teacher=teacher, **arguments)

@@ -1,37 +1,59 @@
-"""WMSS, read like Algorithm 1 of the paper: SFT, then rounds of selection and joint training."""
+"""Algorithm 1 of the paper: SFT, then rounds of selection (WD-DS) and joint training (WD-JT)."""
 
 from collections.abc import Sequence
 
 from weakdriven.config.recipe import JointSettings
-from weakdriven.methods.token_loss import PLAIN, Variant
-from weakdriven.runs.directory import Stage
-from weakdriven.stages.stages import Model, Stages
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.entropy import entropy_stage
+from weakdriven.stages.joint import joint_stage
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.selection import selection_stage
+from weakdriven.stages.supervised import supervised_stage
 from weakdriven.training.snapshots import percent
+from weakdriven.training.variant import PLAIN, Variant
 
 
-def wmss(stages: Stages, data: Stage, rounds: int) -> list[Model]:
+def wmss(context: Context, data: Stage, rounds: int) -> list[Model]:
     """M0, M1, ... M_{rounds + 1}; the last is the result."""
-    recipe = stages.recipe
+    recipe = context.recipe
     if recipe.selection.enabled and recipe.joint.weak_snapshot is None:
-        stages.entropy(stages.base, data)  # first, so that what is wrong with it shows before hours of training
-    models = [stages.base, first_strong(stages, data)]
-    for turn in range(1, rounds + 1):
-        weak, strong = pair_of(stages, models, turn)
-        active = select(stages, turn, weak, strong, data) if recipe.selection.enabled else None
-        models.append(train_round(stages, f"round-{turn}/strong", turn, weak, strong, data, active, recipe.joint))
+        entropy_stage(context, context.base, data)  # first, so that its errors show before hours of training
+    models = [context.base, first_strong(context, data)]
+    for round_number in range(1, rounds + 1):
+        weak, strong = pair_of(context, models, round_number)
+        active = select(context, round_number, weak, strong, data) if recipe.selection.enabled else None
+        name = f"round-{round_number}/strong"
+        models.append(train_round(context, name, round_number, weak, strong, data, active, recipe.joint))
     return models
 
 
-def pair_of(stages: Stages, models: Sequence[Model], turn: int) -> tuple[Model, Model]:
-    """Weak and strong model of a round: M_{t-1} and M_t, of the first perhaps what M1 was earlier in its training."""
-    weak, strong, share = models[turn - 1], models[turn], stages.recipe.joint.weak_snapshot
-    return (strong.at(percent(share)) if turn == 1 and share is not None else weak), strong
+def first_strong(context: Context, data: Stage) -> Model:
+    """M1: M0 after supervised fine-tuning, or the model that the recipe gives."""
+    settings = context.recipe.sft
+    return context.given_strong or supervised_stage(
+        context, "sft", context.base, data, settings, epochs=settings.epochs
+    )
+
+
+def pair_of(context: Context, models: Sequence[Model], round_number: int) -> tuple[Model, Model]:
+    """Weak and strong model of a round: M_{t-1} and M_t. In round 1, `weak_snapshot` may replace M0 by an earlier
+    snapshot of M1."""
+    weak, strong, share = models[round_number - 1], models[round_number], context.recipe.joint.weak_snapshot
+    return (strong.at(percent(share)) if round_number == 1 and share is not None else weak), strong
+
+
+def select(
+    context: Context, round_number: int, weak: Model, strong: Model, data: Stage, name: str | None = None
+) -> Stage:
+    """WD-DS: the active set of a round."""
+    return selection_stage(context, name or f"round-{round_number}/active", round_number, data, weak, strong)
 
 
 def train_round(
-    stages: Stages,
+    context: Context,
     name: str,
-    turn: int,
+    round_number: int,
     weak: Model,
     strong: Model,
     data: Stage,
@@ -39,18 +61,8 @@ def train_round(
     settings: JointSettings,
     variant: Variant = PLAIN,
 ) -> Model:
+    """WD-JT, or plain SFT where the settings mix nothing: then the weak model need not run."""
     if settings.mixes:
-        return stages.joint(name, turn, weak, strong, data, active, settings)
-    # plain SFT, and the weak model need not run
-    options = {"epochs": settings.epochs, "active": active, "turn": turn, "variant": variant}
-    return stages.supervised(name, strong, data, settings, **options)
-
-
-def first_strong(stages: Stages, data: Stage) -> Model:
-    settings = stages.recipe.sft
-    return stages.given_strong or stages.supervised("sft", stages.base, data, settings, epochs=settings.epochs)
-
-
-def select(stages: Stages, turn: int, weak: Model, strong: Model, data: Stage, name: str | None = None) -> Stage:
-    name = name or f"round-{turn}/active"
-    return stages.selection(name, turn, data, weak, strong)
+        return joint_stage(context, name, round_number, weak, strong, data, active, settings)
+    options = {"epochs": settings.epochs, "active": active, "round_number": round_number, "variant": variant}
+    return supervised_stage(context, name, strong, data, settings, **options)

@@ -6,7 +6,7 @@ share, such as the tokens and the base model's answers, is taken over from one t
 
 import difflib
 import shutil
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +15,17 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Baseline, Recipe
 from weakdriven.errors import UserError, explain
 from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
-from weakdriven.pipeline.run import carry_out, evaluate_models, is_finished, method_models, planned_for
+from weakdriven.pipeline.run import RunOptions, carry_out, evaluate_models, is_finished, method_models, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.compare.table import COMPARE_FILE, REFERENCE, write_comparison
 from weakdriven.runs.directory import RUN_FILE, Progress
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.runs.take_over import Siblings
+from weakdriven.stages.context import Context
+from weakdriven.stages.data import data_stage
 from weakdriven.stages.merge import merged
-from weakdriven.stages.stages import Stages
 
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
 
@@ -37,9 +39,7 @@ def compare_methods(
     methods: list[str],
     seeds: int,
     jobs: int = 1,
-    siblings: Sequence[Path] = (),
-    force: bool = False,
-    rehearsal: bool | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
 
@@ -47,8 +47,7 @@ def compare_methods(
         source: A recipe, as `load_recipe` takes it.
         seeds: How many: the recipe's, and those after it.
         jobs: Seeds that run at once, each in a process of its own.
-        siblings: Runs of other folders whose finished stages are taken over where they are the same.
-        force, rehearsal: Of every run, as `carry_out` takes them.
+        options: Of every run.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)
@@ -57,12 +56,14 @@ def compare_methods(
         raise UserError(f"{root} is the directory of one run; give another --output for the comparison.")
     numbers = range(first.seed, first.seed + seeds)
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
-    others = [*(root / name for name in runs), *siblings]
-    options = {"root": root, "siblings": others, "methods": methods, "force": force, "rehearsal": rehearsal}
+    others = [*(root / name for name in runs), *options.siblings.runs]
+    options = replace(options, siblings=Siblings(others, root / LOCKS))
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
     logs = root / "logs"
-    tasks = {name: partial(run_seed, name, recipe, **options) for name, recipe in runs.items()}
+    tasks = {
+        name: partial(run_seed, root / name, recipe, methods=methods, options=options) for name, recipe in runs.items()
+    }
     unshown = None
     for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
@@ -87,23 +88,14 @@ def compare_methods(
 
 
 def run_seed(
-    name: str,
-    recipe: Recipe,
-    progress: Progress,
-    *,
-    root: Path,
-    siblings: list[Path],
-    methods: list[str],
-    **options: Any,
+    root: Path, recipe: Recipe, progress: Progress, *, methods: list[str], options: RunOptions
 ) -> dict[str, Any]:
     """All methods under one seed; returns what leads to each, and why one has no result."""
     found: dict[str, Any] = {"methods": {}, "failed": {}}
     work = partial(one_by_one, methods=methods, found=found)
-    others = [run for run in siblings if run != root / name]
-    locks = root / LOCKS
-    carry_out(recipe, root / name, progress, work, evaluates=True, siblings=others, locks=locks, **options)
-    write_report(root / name)
-    write_cards(root / name)
+    carry_out(recipe, root, progress, work, evaluates=True, options=options)
+    write_report(root)
+    write_cards(root)
     return found
 
 
@@ -135,33 +127,33 @@ def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
     return recipe
 
 
-def one_by_one(stages: Stages, *, methods: list[str], found: dict[str, Any]) -> None:
+def one_by_one(context: Context, *, methods: list[str], found: dict[str, Any]) -> None:
     """Every method trained and evaluated; one that cannot be leaves the others alone."""
-    data = stages.data()
+    data = data_stage(context)
     for method in methods:
-        found["methods"][method] = needs(stages, method)
+        found["methods"][method] = needs(context, method)
         try:
-            models = method_models(stages, data, method)
-            if method == stages.recipe.method and stages.recipe.lora and stages.recipe.lora.output == "merged":
-                merged(stages, models[-1])
-            evaluate_models(stages, models)
+            models = method_models(context, data, method)
+            if method == context.recipe.method and context.recipe.lora and context.recipe.lora.output == "merged":
+                merged(context, models[-1])
+            evaluate_models(context, models)
         except Exception as error:
-            if stages.run.dry or (sentence := explain(error)) is None:
+            if not context.run.computes or (sentence := explain(error)) is None:
                 raise
             found["failed"][method] = sentence
-            stages.run.progress.note(f"{method} has no result: {sentence}")
+            context.progress.note(f"{method} has no result: {sentence}")
 
 
-def needs(stages: Stages, method: str) -> dict[str, Any]:
+def needs(context: Context, method: str) -> dict[str, Any]:
     """The model that a method ends with, and the stages that it was made from, without the data.
 
     A budget only says how long to train, so what was computed to know it is no part of the method.
     """
-    model, entries = planned_for(stages, method)
-    by_key, used, left = {entry.key: entry for entry in entries}, set[str](), [model.key]
+    model, stages = stages_for(context, method)
+    by_key, used, left = {stage.key: stage for stage in stages.values()}, set[str](), [model.key]
     while left:
-        entry = by_key.get(left.pop())
-        if entry and entry.name not in used:
-            used.add(entry.name)
-            left += [key for name, key in entry.inputs.items() if name != "budget"]
-    return {"model": model.name, "stages": [one.name for one in entries if one.name in used and one.name != "data"]}
+        stage = by_key.get(left.pop())
+        if stage and stage.name not in used:
+            used.add(stage.name)
+            left += [key for name, key in stage.facts["inputs"].items() if name != "budget"]
+    return {"model": model.name, "stages": [name for name in stages if name in used and name != "data"]}

@@ -5,7 +5,7 @@ and waits for what another is computing.
 """
 
 import shutil
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.config.sweep import Axis, Point, as_overrides, axes_of, points_of
 from weakdriven.errors import UserError
 from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
-from weakdriven.pipeline.run import all_stages, carry_out, is_finished, planned_for
+from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, is_finished, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.sweep.files import SWEEP, read_sweep, write_sweep
 from weakdriven.runs.directory import RUN_FILE, Progress
 from weakdriven.runs.machine import hardware, library_versions
-from weakdriven.stages.stages import Stages
+from weakdriven.runs.take_over import Siblings
+from weakdriven.stages.context import Context
 
 
 def sweep_recipe(
@@ -32,9 +33,7 @@ def sweep_recipe(
     grids: list[str],
     seeds: int,
     jobs: int = 1,
-    siblings: Sequence[Path] = (),
-    force: bool = False,
-    rehearsal: bool | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Path:
     """Train and evaluate what is not done yet; returns the folder with the runs and the table.
 
@@ -43,8 +42,7 @@ def sweep_recipe(
         grids: As `axes_of` takes them.
         seeds: How many: the recipe's, and those after it.
         jobs: Runs at once, each in a process of its own.
-        siblings: Runs of other folders whose finished stages are taken over where they are the same.
-        force, rehearsal: Of every run, as `carry_out` takes them.
+        options: Of every run.
     """
     axes = axes_of(grids)
     points = points_of(axes)
@@ -73,11 +71,11 @@ def sweep_recipe(
         "versions": library_versions(),
     }
     logs = root / "logs"
-    others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *siblings]
+    others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *options.siblings.runs]
+    options = replace(options, siblings=Siblings(others, root / LOCKS))
     done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
     missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
-    shared = {"siblings": others, "locks": root / LOCKS, "force": force, "rehearsal": rehearsal}
-    tasks = {folder: partial(run_point, root / folder, recipe, **shared) for folder, recipe in missing_first}
+    tasks = {folder: partial(run_point, root / folder, recipe, options=options) for folder, recipe in missing_first}
     unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
     for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
         if jobs == 1:
@@ -93,15 +91,14 @@ def sweep_recipe(
     return root
 
 
-def run_point(root: Path, recipe: Recipe, progress: Progress, *, siblings: list[Path], **options: Any) -> str:
+def run_point(root: Path, recipe: Recipe, progress: Progress, *, options: RunOptions) -> str:
     """One run; returns the name of the model that its method ends with."""
 
-    def work(stages: Stages) -> str:
-        all_stages(stages)
-        return planned_for(stages, recipe.method)[0].name
+    def work(context: Context) -> str:
+        all_stages(context)
+        return stages_for(context, recipe.method)[0].name
 
-    others = [run for run in siblings if run != root]
-    model = carry_out(recipe, root, progress, work, evaluates=True, siblings=others, **options)
+    model = carry_out(recipe, root, progress, work, evaluates=True, options=options)
     write_report(root)
     return model
 

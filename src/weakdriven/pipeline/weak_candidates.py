@@ -10,10 +10,14 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
 from weakdriven.methods.wmss import first_strong
 from weakdriven.pipeline.run import carry_out
-from weakdriven.runs.directory import SCORES, Progress, Stage
+from weakdriven.runs.directory import SCORES, Progress
 from weakdriven.runs.processes import all_processes
+from weakdriven.runs.stage import Stage
 from weakdriven.stages.checks import ready_model
-from weakdriven.stages.stages import Model, Stages
+from weakdriven.stages.context import Context
+from weakdriven.stages.data import data_stage
+from weakdriven.stages.entropy import entropy_stage
+from weakdriven.stages.model_loader import Model
 from weakdriven.wmss.score_files import read_scores
 from weakdriven.wmss.selection import rank_correlation
 
@@ -73,23 +77,23 @@ def pair_checkpoints(
         raise UserError(f"--examples is {examples}; a separation needs at least 2.")
     processes = all_processes()
 
-    def scored(stages: Stages) -> list[tuple[str, Stage]]:
-        data = stages.data()
-        leader = named(strong, stages) if strong else first_strong(stages, data)
-        models = [(strong or "strong", leader), ("base", stages.base)]
-        models += [(source, named(source, stages)) for source in dict.fromkeys(weak)]
-        return [(source, stages.entropy(model, data, examples)) for source, model in models]
+    def scored(context: Context) -> list[tuple[str, Stage]]:
+        data = data_stage(context)
+        leader = named(strong, context) if strong else first_strong(context, data)
+        models = [(strong or "strong", leader), ("base", context.base)]
+        models += [(source, named(source, context)) for source in dict.fromkeys(weak)]
+        return [(source, entropy_stage(context, model, data, examples)) for source, model in models]
 
-    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, beside=True)
+    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, reads_only=True)
     if not processes.is_main_process:
         return []
     strong_N = read_scores(leading.path / SCORES)["entropy"].to_numpy()
     return [separation(name, read_scores(s.path / SCORES)["entropy"].to_numpy(), strong_N) for name, s in others]
 
 
-def named(source: str, stages: Stages) -> Model:
+def named(source: str, context: Context) -> Model:
     """A checkpoint under the end of its path, which a person recognises, and its key, which tells it from others."""
-    model = ready_model(source, source, stages.recipe, stages.base)
+    model = ready_model(source, source, context.recipe, context.base)
     place = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(source).parts[-2:])).strip("-.")
     return replace(model, name=f"{place}-{model.key[:8]}")
 

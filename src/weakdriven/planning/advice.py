@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.planning.parts import Advice, Change, Cost, Part
+from weakdriven.planning.costs import Advice, Change, Cost, Workload
 
 SAME = "same result"
 OTHER = "other result"
@@ -14,18 +14,18 @@ Try = Callable[[list[str]], Cost]
 
 
 def candidates(
-    part: Part, recipe: Recipe, micro: int, *, on_cpu: bool, sharding: str = "none"
+    workload: Workload, recipe: Recipe, micro: int, *, on_cpu: bool, sharding: str = "none"
 ) -> list[tuple[list[str], str]]:
     """Overrides that may help, cheapest first: what costs nothing, then time, then another result.
 
     What a run does not support is left out: adapters under FSDP and after an M1 that is a whole model.
     """
-    if part.kind == "scan":
+    if workload.kind == "scan":
         size = recipe.selection.batch_tokens
         return [([f"selection.batch_tokens={size // share}"], SAME) for share in (2, 4, 8) if size // share]
-    if part.settings is None:
+    if workload.settings is None:
         return []
-    block, found = part.block, list[tuple[list[str], str]]()
+    block, found = workload.block, list[tuple[list[str], str]]()
     if recipe.fast_layers == "off" and not on_cpu:
         found.append((["fast_layers=auto"], SAME))
     smaller = micro // 2
@@ -76,7 +76,7 @@ def advise(now: Cost, room: float, choices: list[tuple[list[str], str]], attempt
                 sure = joined
                 together = sure if both.memory.total <= room else []
     kept = _without_needless(together, room, attempt)
-    return Advice(now.part.name, now.memory.total, room, changes, kept, largest)
+    return Advice(now.workload.name, now.memory.total, room, changes, kept, largest)
 
 
 def _joined(before: list[str], more: list[str]) -> list[str]:
@@ -98,13 +98,13 @@ def _without_needless(overrides: list[str], room: float, attempt: Try) -> list[s
     return overrides
 
 
-def largest_micro(part: Part, batch: int, room: float, cost_of: Callable[[Part], Cost]) -> int:
+def largest_micro(workload: Workload, batch: int, room: float, cost_of: Callable[[Workload], Cost]) -> int:
     """Largest micro_batch_size that divides the batch of one device and fits; 0 if not even one row does."""
-    assert part.settings is not None
+    assert workload.settings is not None
     found = 0
     for micro in (size for size in range(1, batch + 1) if batch % size == 0):
-        settings = part.settings.model_copy(update={"micro_batch_size": micro})
-        memory = cost_of(replace(part, settings=settings)).memory
+        settings = workload.settings.model_copy(update={"micro_batch_size": micro})
+        memory = cost_of(replace(workload, settings=settings)).memory
         if memory is None or memory.total > room:
             break
         found = micro

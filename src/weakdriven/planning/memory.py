@@ -7,15 +7,13 @@ the forward pass, the first and the last layer of the backward pass, and its end
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weakdriven.losses.tiles import CPU_TILE_BYTES, TILE_BYTES
 from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
 from weakdriven.planning.devices import GIB, Machine
 from weakdriven.planning.shape import Shape
 from weakdriven.training.optimizer import state_bytes
 
 Precision = Literal["bf16-mixed", "bf16", "fp32"]
-TILE = 0.73 * GIB
-CPU_TILE = 176 * 2**20
-"""Logits that are in memory at a time: losses/tiles.py."""
 RESERVE = 1.0 * GIB
 """CUDA's context and libraries; a guess."""
 FRAGMENTS = 0.02
@@ -191,7 +189,7 @@ def _gathered(step: Step) -> float:
 def loss_memory(step: Step) -> float:
     """Tiles of logits, fp32 sums of the heads' gradients, the rounded one beside them, gradients of hidden states."""
     shape, size = step.shape, step.numbers.compute
-    tile = CPU_TILE if step.on_cpu else TILE
+    tile = CPU_TILE_BYTES if step.on_cpu else TILE_BYTES
     tile = min(tile, step.tokens * shape.vocabulary * 4 * 3)
     hidden = step.trained * step.tokens * shape.hidden * size
     if step.adapted:
@@ -209,7 +207,7 @@ def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
     # the residual stream, a norm's result, and the widest of attention and MLP
     in_layer = step.tokens * numbers.compute * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
     cache = cache_tokens * 2 * shape.key * shape.layers * size
-    tile = min(CPU_TILE if step.on_cpu else TILE, step.tokens * shape.vocabulary * 4 * 3)
+    tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
     found = Memory(
         weights=base_weights(plain),
         activations=in_layer + cache,

@@ -13,16 +13,19 @@ import torch
 
 from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.liger import fast_layers
+from weakdriven.planning.costs import Advice, Change, Cost, disk_bytes
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.model_shape import read_config
-from weakdriven.planning.parts import Advice, Change, Cost, Part, disk_bytes
-from weakdriven.planning.planning import Planning, machine_at_hand, rows_of, tokenizer_bytes
-from weakdriven.planning.stage_listing import Outline
-from weakdriven.planning.stages import batch_is_known
-from weakdriven.runs.directory import WORK, Planned, Progress, Stage, work_folder
+from weakdriven.planning.plan import Planning, machine_at_hand, tokenizer_bytes
+from weakdriven.planning.rows import rows_of
+from weakdriven.planning.stage_costs import batch_is_known
+from weakdriven.runs.directory import WORK, Progress, work_folder
 from weakdriven.runs.disk import gib, held, shortage, unlinkable
 from weakdriven.runs.processes import led
-from weakdriven.stages.stages import Stages
+from weakdriven.runs.stage import Planned, Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.data import data_stage
+from weakdriven.stages.workload import Workload, list_workloads
 
 TOLERANCE = 0.1
 """How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
@@ -36,11 +39,10 @@ def will_run(planned: list[Planned]) -> set[str]:
 
 
 def check_room(
-    stages: Stages,
+    context: Context,
     data: Stage,
     planned: list[Planned],
-    work: Callable[[Stages], Any],
-    progress: Progress,
+    work: Callable[[Context], Any],
     *,
     force: bool = False,
 ) -> None:
@@ -51,21 +53,21 @@ def check_room(
         planned: Which stages will run.
         force: Tell what would be refused, and go on.
     """
-    names = will_run(planned)
-    parts = [part for part in Outline.beside(stages).listed(work) if part.name in names]
-    parts = [part for part in parts if part.kind in ("train", "scan") or part.name == "merged"]
+    progress, names = context.progress, will_run(planned)
+    workloads = [workload for workload in list_workloads(context, work) if workload.name in names]
+    workloads = [workload for workload in workloads if workload.kind in ("train", "scan") or workload.name == "merged"]
     costs: list[Cost] = []
-    if parts:
-        planning = planning_of(stages, data)
+    if workloads:
+        planning = planning_of(context, data)
         try:
-            costs = [planning.planner(stages.recipe).cost(part) for part in parts]
+            costs = [planning.planner(context.recipe).cost(workload) for workload in workloads]
         except UserError as error:  # an architecture that a plan does not know trains all the same
             progress.note(f"Whether what it trains fits in memory and on the disk is not known. {error}")
         else:
             check_memory(costs, planning, progress, force=force)
-    saved = [cost for cost in costs if cost.part.kind != "scan"]
+    saved = [cost for cost in costs if cost.workload.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
-    led(lambda: check_disk(saved, ahead, stages.run.root, progress, force=force))  # free space changes between looks
+    led(lambda: check_disk(saved, ahead, context.run.root, progress, force=force))  # free space changes between looks
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:
@@ -79,7 +81,7 @@ def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, f
             continue
         impossible = needs * (1 - TOLERANCE) > room
         sentence = told(cost, room, planning)
-        if not batch_is_known(cost.part, recipe, planning.rows.count):
+        if not batch_is_known(cost.workload, recipe, planning.rows.count):
             progress.note(f"{sentence} Its rows may be fewer, and its micro-batches smaller, so it is tried.")
         elif not impossible:
             progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
@@ -97,7 +99,7 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
     """
     names = [entry.name for entry in planned]
     sizes = {entry.name: unlinkable(entry.taken, root / WORK) for entry in planned if entry.taken}
-    written = {cost.part.name: still_to_write(cost, root) for cost in costs}
+    written = {cost.workload.name: still_to_write(cost, root) for cost in costs}
     copied = {name: still_to_copy(name, size, root) for name, size in sizes.items() if size}
     need, linked = (disk_bytes(some[name] for name in names if name in some)[1] for some in (written | copied, written))
     short = shortage(root, round(need), "The run")
@@ -106,7 +108,7 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
     sentence = short
     largest = max(costs, key=lambda cost: cost.work, default=None)
     if largest and largest.work:
-        most = f"checkpoints of {largest.part.name} are up to {gib(round(largest.work))} of it at once"
+        most = f"checkpoints of {largest.workload.name} are up to {gib(round(largest.work))} of it at once"
         sentence += f", or raise save_steps ({most})"
     sentence += "."
     if need > linked:
@@ -121,7 +123,7 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
 
 def still_to_write(cost: Cost, root: Path) -> Cost:
     """Beyond what is on the disk now: an older result and what an earlier try has begun go when the stage is done."""
-    older, begun = held(root / cost.part.name), held(work_folder(root, cost.part.name))
+    older, begun = held(root / cost.workload.name), held(work_folder(root, cost.workload.name))
     return replace(cost, kept=cost.kept - older - begun, work=cost.work + older)
 
 
@@ -129,35 +131,35 @@ def still_to_copy(name: str, size: int, root: Path) -> Cost:
     """The same for a copy: one that was begun goes first, and what a try at computing the stage has left goes last."""
     home = work_folder(root, name)
     older, begun, out = held(root / name), held(home), held(home / "out")
-    return Cost(Part(name, "small"), kept=size - older - begun, work=older + begun - out)
+    return Cost(Workload(name, "small"), kept=size - older - begun, work=older + begun - out)
 
 
-def planning_of(stages: Stages, data: Stage) -> Planning:
+def planning_of(context: Context, data: Stage) -> Planning:
     """With what is known once the rows are tokenised."""
-    recipe = stages.recipe
-    config = read_config(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+    recipe = context.recipe
+    config = read_config(context.base.folder, trust_remote_code=recipe.trust_remote_code)
     liger = fast_layers(recipe.fast_layers, config.model_type)
-    beside = tokenizer_bytes(stages.base.folder)
+    beside = tokenizer_bytes(context.base.folder)
     return Planning(recipe, machine_at_hand(), rows_of(data.path), config, fast=liger, tokenizer_bytes=beside)
 
 
 def told(cost: Cost, room: float, planning: Planning) -> str:
     """What a stage needs and why, in one sentence."""
-    memory, part = cost.memory, cost.part
+    memory, workload = cost.memory, cost.workload
     assert memory is not None
     sizes = {name: size for name, size in memory.parts().items() if size >= 0.05 * GIB and name != "reserve"}
     split = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items())
     where = "this computer" if planning.machine.device.is_cpu else "the GPU"
     return (
-        f"{part.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for {rows_in(part, cost, planning)}, and "
-        f"{where} has {room / GIB:.1f}."
+        f"{workload.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for "
+        f"{rows_in(workload, cost, planning)}, and {where} has {room / GIB:.1f}."
     )
 
 
-def rows_in(part: Part, cost: Cost, planning: Planning) -> str:
-    if part.kind == "scan":
+def rows_in(workload: Workload, cost: Cost, planning: Planning) -> str:
+    if workload.kind == "scan":
         return f"batches of {planning.recipe.selection.batch_tokens:,} tokens"
-    longest = planning.planner(planning.recipe).longest(part)
+    longest = planning.planner(planning.recipe).longest(workload)
     return f"micro-batches of {cost.micro_batch} with rows of up to {longest:,} tokens"
 
 
@@ -174,16 +176,16 @@ def remedies(advice: Advice) -> str:
     return f"{found} weakdriven run --force tries it all the same; a stage trained so is there for other commands too."
 
 
-def ran_out(stages: Stages, work: Callable[[Stages], Any], name: str, error: Exception) -> UserError | None:
+def ran_out(context: Context, work: Callable[[Context], Any], name: str, error: Exception) -> UserError | None:
     """The three cheapest remedies for a stage that has run out of memory, with what each frees; None: another error."""
     if not is_out_of_memory(error):
         return None
-    part = next((part for part in Outline.beside(stages).listed(work) if part.name == name), None)
+    workload = next((workload for workload in list_workloads(context, work) if workload.name == name), None)
     cheapest = dict[str, Change]()  # of each setting
-    if part and part.kind in ("train", "scan"):
+    if workload and workload.kind in ("train", "scan"):
         try:
-            planning = planning_of(stages, stages.data())
-            cost = planning.planner(stages.recipe).cost(part)
+            planning = planning_of(context, data_stage(context))
+            cost = planning.planner(context.recipe).cost(workload)
             for change in planning.advice(cost, planning.machine.device.memory, 0).changes:
                 cheapest.setdefault(change.override.partition("=")[0], change)
         except UserError:  # an architecture that a plan does not know

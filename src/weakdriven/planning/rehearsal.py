@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,19 @@ from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import stored, train_student
+from weakdriven.planning.costs import micro_batch
 from weakdriven.planning.devices import GIB
-from weakdriven.planning.parts import Part, micro_batch
 from weakdriven.planning.preflight import will_run
-from weakdriven.planning.stage_listing import Outline, Trained
-from weakdriven.planning.stages import batch_is_known, epoch_rows
-from weakdriven.runs.directory import TOKENS, WORK, Planned, Progress, Stage, work_folder
+from weakdriven.planning.stage_costs import batch_is_known, epoch_rows
+from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
+from weakdriven.runs.executor import Run
 from weakdriven.runs.files import read_json
 from weakdriven.runs.processes import size
 from weakdriven.runs.signals import Stopped
+from weakdriven.runs.stage import Planned, Stage
+from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
-from weakdriven.stages.stages import Stages
+from weakdriven.stages.workload import Workload, list_workloads
 from weakdriven.training.checkpoints import COMPLETE, checkpoints
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
@@ -62,47 +64,45 @@ class ShortPhase(Phase):
         return made | {"callbacks": [*made["callbacks"], NoCheckpoints()]}
 
 
-def rehearse(
-    stages: Stages, data: Stage, planned: list[Planned], work: Callable[[Stages], Any], progress: Progress
-) -> list[str]:
+def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any]) -> list[str]:
     """Rehearse what will be trained or scanned; returns the names of those stages.
 
     Of stages that differ by their rows or models alone, one is rehearsed. One that goes on from a checkpoint is not:
     it has run here before with the same settings.
     """
+    run = context.run
+    assert isinstance(run, Run)
+    progress = run.progress
     if size() > 1:
         progress.note("no rehearsal: it is made in one process, and there are several")
         return []
-    outline = Outline.beside(stages)
-    names, seen, done = will_run(planned), set[str](), list[str]()
+    names, seen, done = will_run(planned), set[tuple[str, bool]](), list[str]()
     keys = {entry.name: entry.key for entry in planned}
     count = len(load_tokens(data.path / TOKENS))
-    parts = [part for part in outline.listed(work) if part.name in names and part.kind in ("train", "scan")]
+    listed = [one for one in list_workloads(context, work) if one.name in names]
+    workloads = [one for one in listed if one.kind in ("train", "scan")]
     with same_random_numbers():
-        for part in parts:
-            trained = outline.trained.get(part.name)
-            like = repr(replace(part, name="", epochs=1, active=False, matched=False, budget=False, saves=1))
-            like += "" if trained is None else repr((trained.variant, trained.weak is None))
-            like += repr(batch_is_known(part, stages.recipe, count))
-            if like in seen or resumes(stages, part, keys[part.name]):
+        for workload in workloads:
+            like = (workload.alike(), batch_is_known(workload, context.recipe, count))
+            if like in seen or resumes(context, workload, keys[workload.name]):
                 continue
             seen.add(like)
             begin = time.monotonic()
-            with tempfile.TemporaryDirectory(dir=stages.run.root / WORK, prefix="rehearsal-") as folder:
+            with tempfile.TemporaryDirectory(dir=context.run.root / WORK, prefix="rehearsal-") as folder:
                 try:
-                    with stages.run.telling(part.name):
-                        Rehearsal(stages, data, Path(folder), names).of(part, trained)
+                    with run.explained(workload.name):
+                        Rehearsal(context, data, Path(folder), names).of(workload)
                 except Stopped as stop:
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
-            done.append(part.name)
-            progress.note(f"rehearsed {part.name} on the longest rows: {summary(time.monotonic() - begin)}")
+            done.append(workload.name)
+            progress.note(f"rehearsed {workload.name} on the longest rows: {summary(time.monotonic() - begin)}")
             tidy()
     return done
 
 
-def resumes(stages: Stages, part: Part, key: str) -> bool:
+def resumes(context: Context, workload: Workload, key: str) -> bool:
     """Whether there is a checkpoint of this key; whether it is whole is asked when it is read, which takes its time."""
-    home = work_folder(stages.run.root, part.name)
+    home = work_folder(context.run.root, workload.name)
     try:
         same = read_json(home / "state.json")["key"] == key
     except (UserError, KeyError, TypeError):  # as a run takes it: begun anew
@@ -143,7 +143,7 @@ def same_random_numbers() -> Iterator[None]:
 class Rehearsal:
     """One stage in a folder of its own."""
 
-    stages: Stages
+    context: Context
     data: Stage
     folder: Path
     running: set[str]
@@ -151,46 +151,47 @@ class Rehearsal:
 
     @property
     def recipe(self) -> Recipe:
-        return self.stages.recipe.model_copy(update={"report_to": []})  # trackers are for the real run
+        return self.context.recipe.model_copy(update={"report_to": []})  # trackers are for the real run
 
     @property
     def loader(self) -> Loader:
-        return self.stages.loader
+        return self.context.loader
 
-    def of(self, part: Part, trained: Trained | None) -> None:
-        if trained is None or part.settings is None:
+    def of(self, workload: Workload) -> None:
+        if workload.settings is None:
             return self.scan()
-        settings, rows = self.shortened(part, part.settings)
-        phase = ShortPhase(part.name, 0, STEPS, self.work(part), Progress())
-        tokenizer = self.stages.renderer.tokenizer
+        assert workload.start is not None
+        settings, rows = self.shortened(workload, workload.settings)
+        phase = ShortPhase(workload.name, 0, STEPS, self.work(workload), Progress())
+        tokenizer = self.context.renderer.tokenizer
         if isinstance(settings, SsbSettings):
-            self.student(settings, rows, phase, trained)
+            self.student(settings, rows, phase, workload.start)
         elif isinstance(settings, PreferenceSettings):
-            model, pairs = self.loader.load(self.present(trained.start)), as_pairs(rows)
+            model, pairs = self.loader.load(self.present(workload.start)), as_pairs(rows)
             train_preference(model, tokenizer, pairs, settings, self.recipe, phase, beta=settings.beta)
-        elif isinstance(settings, JointSettings) and trained.weak is not None:
-            strong, weak = self.loader.pair(self.present(trained.start, adapted=True), self.present(trained.weak))
+        elif isinstance(settings, JointSettings) and workload.weak is not None:
+            strong, weak = self.loader.pair(self.present(workload.start, adapted=True), self.present(workload.weak))
             train_joint(strong, weak, tokenizer, rows, settings, self.recipe, phase)
         else:
-            variant = trained.variant
-            teacher = trained.teacher and self.loader.load(self.present(trained.teacher), train=False, scan=True)
-            model = self.loader.load(self.present(trained.start))
-            train_supervised(model, tokenizer, rows, settings, self.recipe, phase, variant.noise, variant.loss, teacher)
+            variant = workload.variant
+            teacher = workload.teacher and self.loader.load(self.present(workload.teacher), train=False, scan=True)
+            model = self.loader.load(self.present(workload.start))
+            train_supervised(model, tokenizer, rows, settings, self.recipe, phase, variant, teacher)
         return None
 
-    def work(self, part: Part) -> Path:
-        folder = self.folder / part.name.replace("/", "--") / "work"
+    def work(self, workload: Workload) -> Path:
+        folder = self.folder / workload.name.replace("/", "--") / "work"
         folder.mkdir(parents=True)
         return folder
 
-    def shortened(self, part: Part, settings: TrainSettings) -> tuple[Any, Dataset]:
+    def shortened(self, workload: Workload, settings: TrainSettings) -> tuple[Any, Dataset]:
         """The stage's own micro-batches, two to a step where it has several, filled with the longest rows.
 
         Where their size is only known once its rows are drawn, they have one row: what fails so fails in any case.
         """
         tokens = load_tokens(self.data.path / TOKENS)
-        rows = epoch_rows(part, self.recipe, len(tokens))
-        largest = settings.micro_batch_size if batch_is_known(part, self.recipe, len(tokens)) else 1
+        rows = epoch_rows(workload, self.recipe, len(tokens))
+        largest = settings.micro_batch_size if batch_is_known(workload, self.recipe, len(tokens)) else 1
         micro, many = micro_batch(rows, settings.batch_size, largest)
         batch = micro * min(many, 2)
         order = np.argsort(-row_lengths(tokens), kind="stable")[:batch]
@@ -206,38 +207,38 @@ class Rehearsal:
         """
         if not self.will_change(model) and any(model.folder.glob("*.safetensors")):
             return model
-        base = self.stages.base
+        base = self.context.base
         if self.recipe.lora is None or not adapted:
             return base
         folder = self.folder / "adapter"
-        self.stages.save(self.loader.load(base), folder)
+        self.context.save(self.loader.load(base), folder)
         return Model("stand-in", folder, "stand-in")
 
     def will_change(self, model: Model) -> bool:
         """Whether a stage that will run writes the model: it lies in that stage's folder."""
-        root = self.stages.run.root
+        root = self.context.run.root
         if not model.folder.is_relative_to(root):
             return False
         place = model.folder.relative_to(root)
         return not self.running.isdisjoint(folder.as_posix() for folder in (place, *place.parents))
 
-    def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, trained: Trained) -> None:
+    def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, begin: Model) -> None:
         """SSB's student, with made-up logits of a teacher."""
         recipe, size = self.recipe, settings.model_dump(include={"rank", "alpha"})
         lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
-        adapted, start = recipe.model_copy(update={"lora": lora}), self.present(trained.start)
-        model = Loader(adapted, self.stages.base if recipe.lora else start).load(start)
+        adapted, start = recipe.model_copy(update={"lora": lora}), self.present(begin)
+        model = Loader(adapted, self.context.base if recipe.lora else start).load(start)
         tokens = (sum(label != IGNORE for label in labels[1:]) for labels in rows["labels"])
         found = [stored(made_up(count, settings.top_k)) for count in tokens]
         for name in found[0]:
             rows = rows.add_column(name, [one[name] for one in found])  # pyright: ignore
-        train_student(model, self.stages.renderer.tokenizer, rows, settings, adapted, phase)
+        train_student(model, self.context.renderer.tokenizer, rows, settings, adapted, phase)
 
     def scan(self) -> None:
         """The first batch of the entropy scan, which has the longest rows."""
         tokens = load_tokens(self.data.path / TOKENS)
         first = plan_batches(row_lengths(tokens), self.recipe.selection.batch_tokens)[:1]
-        for _ in scan(self.loader.load(self.stages.base, train=False, scan=True), tokens, first):
+        for _ in scan(self.loader.load(self.context.base, train=False, scan=True), tokens, first):
             pass
 
 
@@ -247,8 +248,8 @@ def as_pairs(rows: Dataset) -> Dataset:
     for row in rows:
         ids, labels = row["input_ids"], row["labels"]  # pyright: ignore
         begin = next(place for place, label in enumerate(labels) if label != IGNORE)
-        for name, part in zip(COLUMNS, (ids[:begin], ids[begin:], ids[begin:]), strict=True):
-            pairs[name].append(part)
+        for name, workload in zip(COLUMNS, (ids[:begin], ids[begin:], ids[begin:]), strict=True):
+            pairs[name].append(workload)
     return Dataset.from_dict(pairs)
 
 

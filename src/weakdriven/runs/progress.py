@@ -8,8 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from weakdriven.runs.directory import Planned, Progress
+from weakdriven.runs.directory import Progress
 from weakdriven.runs.signals import stop_here
+from weakdriven.runs.stage import Planned
 
 
 def choose_progress(console: Console, *, quiet: bool) -> Progress:

@@ -20,11 +20,11 @@ from weakdriven.models.load import (
     positions,
     refuse_different_tokenizers,
 )
-from weakdriven.runs.directory import Run
+from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import digest
 from weakdriven.runs.processes import launched, refuse_uneven
+from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.stages import Stages
 from weakdriven.training.fsdp import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
@@ -36,7 +36,7 @@ UNSHARDED = ("dpo", "spin")
 """Methods whose trainers need whole models in every process."""
 
 
-def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True) -> Stages:
+def bind(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
     """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
 
     Args:
@@ -65,17 +65,17 @@ def bind(recipe: Recipe, run: Run, *, processes: int = 1, evaluates: bool = True
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
-    stages = Stages(recipe, run, base, strong, renderer)
+    context = Context(recipe, run, base, strong, renderer)
     if reuse := recipe.selection.reuse:
-        refuse_other_tokens(reuse, tokenizer=stages.tokenizer_key, max_length=recipe.data.max_length)
+        refuse_other_tokens(reuse, tokenizer=context.tokenizer_key, max_length=recipe.data.max_length)
     if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         refuse_unservable(recipe)
     if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     if evaluates and recipe.eval.benchmarks:
         for benchmark in recipe.eval.benchmarks:
-            check_task(stages.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
-    return stages
+            check_task(context.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
+    return context
 
 
 def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:

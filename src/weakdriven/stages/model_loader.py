@@ -1,7 +1,8 @@
 """Models of a run, from disk to what trains or answers: whole ones, or adapters over one base."""
 
 import gc
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import load_model
 from weakdriven.runs.directory import SNAPSHOTS
 from weakdriven.runs.files import digest
+from weakdriven.runs.stage import called
 from weakdriven.training.lora import lora_config
 
 
@@ -25,13 +27,19 @@ class Model:
 
     name: str
     folder: Path
-    key: str
+    identity: str | Callable[[], str] = field(compare=False, repr=False)
+    """The key, or a function that computes it when it is first needed."""
     kept: tuple[int, ...] = ()
-    """Whole percents of its training after which it was kept too."""
+    """Whole percents of its training after which a snapshot was kept."""
+
+    @property
+    def key(self) -> str:
+        return called(self.identity)
 
     def at(self, percent: int) -> "Model":
         """The model that it was after so much of its training."""
-        return Model(f"{self.name}-at-{percent}", self.folder / SNAPSHOTS / str(percent), digest([self.key, percent]))
+        folder = self.folder / SNAPSHOTS / str(percent)
+        return Model(f"{self.name}-at-{percent}", folder, lambda: digest([self.key, percent]))
 
 
 @dataclass(frozen=True)

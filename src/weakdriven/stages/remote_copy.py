@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 
 from weakdriven.data.rows.remote import DRIVERS, cache_folder, open_system, reason
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import RUN_FILE, Planned, put_in_place, refuse_other_owner, work_folder
+from weakdriven.runs.directory import RUN_FILE, put_in_place, refuse_other_owner, work_folder
 from weakdriven.runs.disk import is_full
 from weakdriven.runs.files import PART, digest, file_digest, link, sync, sync_tree, write_json
 from weakdriven.runs.manifest import CARD, MANIFEST, Inventory, damage, files_of, key_and_files, refuse_damage
 from weakdriven.runs.redact import GONE, masked
 from weakdriven.runs.signals import stop_here
+from weakdriven.runs.stage import Planned
 
 WAITS = (1.0, 5.0, 25.0)
 """Seconds until what failed is tried again."""

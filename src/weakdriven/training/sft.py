@@ -13,13 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.methods.neftune import EmbeddingNoise, noisy_embeddings
-from weakdriven.methods.token_loss import TokenLoss, TokenLossTrainer
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.runs.directory import METRICS
-from weakdriven.training.fsdp import ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
+from weakdriven.training.variant import PLAIN, Variant
 
 
 def train_supervised(
@@ -29,19 +27,21 @@ def train_supervised(
     settings: TrainSettings,
     recipe: Recipe,
     phase: Phase,
-    noise: EmbeddingNoise | None = None,
-    loss: TokenLoss | None = None,
+    variant: Variant = PLAIN,
     teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place, perhaps with noise on the embeddings or with a loss of our own; returns counters."""
+    """Train in place; returns counters.
+
+    Args:
+        variant: What a method changes.
+        teacher: A frozen model, for a variant that needs one.
+    """
     if isinstance(settings.gradient_checkpointing, str):
         keep(causal_lm(model), settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
-    with noisy_embeddings(model, noise, seed=[recipe.seed, phase.number]) as callbacks:
+    with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
-        if loss is None:
-            return fit(ShardedCheckpoints(model=model, processing_class=tokenizer, **made))
-        return fit(TokenLossTrainer(model, processing_class=tokenizer, token_loss=loss, teacher=teacher, **made))
+        return fit(variant.trainer(teacher=teacher, model=model, processing_class=tokenizer, **made))
 
 
 def save_model(

@@ -168,7 +168,7 @@ def mix_rows(
     statistics: bool,
     gradients: int,
 ) -> Tensor:
-    """The same contract as `losses.mixed_ce.mix_rows`, in one kernel."""
+    """The same contract as `losses.mix_rows.mix_rows`, in one kernel."""
     rows, vocabulary = strong_RV.shape
     result_R9 = torch.full((rows, COLUMNS), float("nan"), dtype=torch.float32, device=strong_RV.device)
     block = min(BLOCK, max(16, triton.next_power_of_2(vocabulary)))

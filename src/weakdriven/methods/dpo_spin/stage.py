@@ -26,9 +26,13 @@ from weakdriven.methods.rollouts.preference_pairs import (
 )
 from weakdriven.methods.rollouts.stage import read_rollouts, rollout_stage
 from weakdriven.methods.wmss import first_strong
-from weakdriven.runs.directory import EXAMPLES, FUNNEL, Stage
+from weakdriven.runs.directory import EXAMPLES, FUNNEL
 from weakdriven.runs.files import append_jsonl, read_jsonl, write_json
-from weakdriven.stages.stages import Model, Stages, keys
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context, present
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model_stage import model_stage
+from weakdriven.stages.workload import Workload
 from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 
@@ -42,35 +46,43 @@ MakePairs = Callable[[Iterable[Asked], Tally], Iterator[Pair]]
 T = TypeVar("T")
 
 
-def dpo(stages: Stages, data: Stage) -> Model:
+def dpo(context: Context, data: Stage) -> Model:
     """M1's own completions, verified: the first right one of a prompt is preferred to the first wrong one."""
-    settings, start = stages.recipe.dpo, first_strong(stages, data)
-    rollouts = rollout_stage(stages, "dpo", start, data, settings.rollouts)
-    pairs = pair_stage(stages, "dpo", data, rollouts, dpo_pairs)
-    return preference(stages, "dpo", start, [pairs], settings, turn=1)
+    settings, start = context.recipe.dpo, first_strong(context, data)
+    rollouts = rollout_stage(context, "dpo", start, data, settings.rollouts)
+    pairs = pair_stage(context, "dpo", data, rollouts, dpo_pairs)
+    return preference(context, "dpo", start, [pairs], settings, round_number=1)
 
 
-def spin(stages: Stages, data: Stage) -> Model:
+def spin(context: Context, data: Stage) -> Model:
     """Iterations from M1: the data's completion is preferred to that of the model as the iteration found it."""
-    settings, model = stages.recipe.spin, first_strong(stages, data)
-    ends = stages.renderer.tokenizer.convert_ids_to_tokens(stages.renderer.stop_ids)
-    make, made = partial(spin_pairs, end_tokens=list(ends)), list[Stage]()
-    for turn in range(1, settings.iterations + 1):
-        name = "spin" if turn == 1 else f"spin-{turn}"  # so that one more iteration keeps those before it
-        rollouts = rollout_stage(stages, name, model, data, settings.rollouts, verified=False, turn=turn - 1)
-        made.append(pair_stage(stages, name, data, rollouts, make))
+    settings, model = context.recipe.spin, first_strong(context, data)
+    made = list[Stage]()
+    for round_number in range(1, settings.iterations + 1):
+        name = (
+            "spin" if round_number == 1 else f"spin-{round_number}"
+        )  # so that one more iteration keeps those before it
+        rollouts = rollout_stage(
+            context, name, model, data, settings.rollouts, verified=False, round_number=round_number - 1
+        )
+        made.append(pair_stage(context, name, data, rollouts, partial(own_pairs, context)))
         used = made[-2:] if settings.mix_previous else made[-1:]
-        model = preference(stages, name, model, used, settings, turn=turn)
+        model = preference(context, name, model, used, settings, round_number=round_number)
     return model
 
 
-def pair_stage(stages: Stages, name: str, data: Stage, rollouts: Stage, make: MakePairs) -> Stage:
+def own_pairs(context: Context, asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
+    ends = context.renderer.tokenizer.convert_ids_to_tokens(context.renderer.stop_ids)
+    return spin_pairs(asked, tally, end_tokens=list(ends))
+
+
+def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: MakePairs) -> Stage:
     """Rollouts -> pairs.jsonl, their tokens, and a funnel of what became of every prompt; no pair is an error."""
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting, counted = Tally(), Funnel(), Counter[str]()
         pairs = make(with_rollouts(examples_of(data), read_rollouts(rollouts)), tally)
-        rows = pair_rows(pairs, stages.renderer, fitting, max_length=stages.recipe.data.max_length)
+        rows = pair_rows(pairs, context.renderer, fitting, max_length=context.recipe.data.max_length)
         with pa.OSFile(str(out / PAIR_TOKENS), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
             for batch in batches(rows, BATCH):
                 append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
@@ -83,12 +95,12 @@ def pair_stage(stages: Stages, name: str, data: Stage, rollouts: Stage, make: Ma
         dropped = sum(funnel.dropped.values())
         return {"prompts": tally.prompts, **counted, "dropped": dropped, **tally.rollouts}
 
-    inputs = keys(data=data, rollouts=rollouts)
-    return stages.run.stage(f"pairs/{name}", compute, settings={"method": name.partition("-")[0]}, inputs=inputs)
+    settings, inputs = {"method": name.partition("-")[0]}, {"data": data, "rollouts": rollouts}
+    return context.run.stage(f"pairs/{name}", compute, settings=settings, inputs=inputs)
 
 
 def preference(
-    stages: Stages, name: str, start: Model, pairs: list[Stage], settings: PreferenceSettings, *, turn: int
+    context: Context, name: str, start: Model, pairs: list[Stage], settings: PreferenceSettings, *, round_number: int
 ) -> Model:
     """Training of `start` on pairs, held to what it is now.
 
@@ -98,16 +110,17 @@ def preference(
     stage = f"baselines/{name}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        model, tokenizer = stages.loader.load(start), stages.renderer.tokenizer
-        phase = Phase(stage, turn, settings.epochs, work, stages.run.progress, keep=partial(stages.save, model))
+        model, tokenizer = context.loader.load(start), context.renderer.tokenizer
+        phase = Phase(stage, round_number, settings.epochs, work, context.progress, keep=partial(context.save, model))
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])
-        counters = train_preference(model, tokenizer, rows, settings, stages.recipe, phase, beta=settings.beta)
-        stages.save(model, out, work)
+        counters = train_preference(model, tokenizer, rows, settings, context.recipe, phase, beta=settings.beta)
+        context.save(model, out, work)
         publish_snapshots(work, out, settings.snapshots)
         return counters
 
-    inputs = keys(start=start, pairs=pairs[-1], previous_pairs=pairs[0] if len(pairs) > 1 else None)
-    return stages.model_stage(stage, compute, settings, inputs=inputs, also={"beta": settings.beta})
+    inputs = present(start=start, pairs=pairs[-1], previous_pairs=pairs[0] if len(pairs) > 1 else None)
+    workload = Workload(stage, "train", settings, epochs=settings.epochs, start=start, pairs=True)
+    return model_stage(context, workload, compute, settings, inputs=inputs, also={"beta": settings.beta})
 
 
 def examples_of(stage: Stage) -> Iterator[Example]:

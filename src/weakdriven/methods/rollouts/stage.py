@@ -30,10 +30,13 @@ from weakdriven.eval.rollouts import (
     as_label,
 )
 from weakdriven.models.load import positions
-from weakdriven.runs.directory import EXAMPLES, Stage
+from weakdriven.runs.directory import EXAMPLES
 from weakdriven.runs.files import append_jsonl, digest, read_jsonl
 from weakdriven.runs.processes import leads, merged, share
-from weakdriven.stages.stages import Model, Stages, keys
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.workload import Workload
 
 logger = logging.getLogger(__name__)
 LABELS_VERSION = 1
@@ -42,7 +45,7 @@ COUNTS = ("prompts", "samples", "tokens", "right", "wrong", "undecided", "cut")
 
 
 def rollout_stage(
-    stages: Stages,
+    context: Context,
     name: str,
     model: Model,
     prompts: Stage,
@@ -50,7 +53,8 @@ def rollout_stage(
     *,
     verified: bool = True,
     max_prompt_tokens: int | None = None,
-    turn: int = 0,
+    round_number: int = 0,
+    at_most: int | None = None,
 ) -> Stage:
     """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
 
@@ -61,19 +65,20 @@ def rollout_stage(
         verified: Whether completions are compared with them; rows that have none are then left out.
         max_prompt_tokens: Of prompts that are not part of what is learned, so that a completion may fill
             `data.max_length` by itself.
-        turn: Another one draws other random numbers for the same rows.
+        round_number: Another one draws other random numbers for the same rows.
+        at_most: How many prompts there can be, for a plan; unset: as `settings` sample them.
     """
-    recipe = stages.recipe
-    seed = request_seed(recipe.seed, "turn", turn) if turn else recipe.seed
-    judging = grading_terms(stages) if verified else {}
+    recipe = context.recipe
+    seed = request_seed(recipe.seed, "turn", round_number) if round_number else recipe.seed
+    judging = grading_terms(context) if verified else {}
     spread = recipe.eval.engine != "vllm"  # one server answers, and the first process asks it
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        examples, unverifiable = chosen_prompts(stages, prompts, settings, verified=verified)
-        ask = partial(rendered, stages.renderer, stages.recipe.data.domain)
+        examples, unverifiable = chosen_prompts(context, prompts, settings, verified=verified)
+        ask = partial(rendered, context.renderer, context.recipe.data.domain)
         lengths = [len(ask(example)[0]) for example in examples]
-        whole = None if max_prompt_tokens else stages.recipe.data.max_length
-        sampling = sampling_of(stages, settings, lengths, whole)
+        whole = None if max_prompt_tokens else context.recipe.data.max_length
+        sampling = sampling_of(context, settings, lengths, whole)
         longest = max(lengths) + sampling.max_new_tokens
         counters: dict[str, int] = dict.fromkeys(COUNTS, 0)
         total = len(examples) * settings.samples
@@ -84,9 +89,9 @@ def rollout_stage(
                 rooms = {id: None if whole is None else whole - len(asked[id][0]) for id in block}
                 rollouts = Rollouts(
                     work / f"{begin // BLOCK:05d}",
-                    lambda: stages.engine(model, longest),
+                    lambda: context.engine(model, longest),
                     sampling,
-                    partial(judged, stages, block, rooms) if verified else not_judged,
+                    partial(judged, context, block, rooms) if verified else not_judged,
                     terms={id: digest([judging, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
                     seed=seed,
                 )
@@ -94,37 +99,45 @@ def rollout_stage(
                 before, mine = counters["samples"], share(asks) if spread else asks if leads() else []
                 times = len(asks) / max(len(mine), 1)  # all go as fast
                 found = rollouts.ask(
-                    mine, lambda done, at=before, by=times: stages.run.progress.update(at + int(done * by), total)
+                    mine, lambda done, at=before, by=times: context.progress.update(at + int(done * by), total)
                 )
                 found = merged(found) if spread else found
                 if leads():
                     keep(found, out)
                 count(found, counters)
         finally:
-            stages.engines.close()  # what comes next trains, and needs its memory
+            context.engines.close()  # what comes next trains, and needs its memory
         counters["prompts"] = len(examples)
         return counters | {"unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
 
     decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed, **judging}
     decisive |= {"max_prompt_tokens": max_prompt_tokens} if max_prompt_tokens else {}
-    return stages.run.stage(
-        f"rollouts/{model.name}/{name}",
+    stage = f"rollouts/{model.name}/{name}"
+    return context.run.stage(
+        stage,
         compute,
-        settings={**decisive, **stages.asking(), "engine": recipe.eval.engine},
-        inputs=keys(model=model, prompts=prompts),
+        settings={**decisive, **context.inference_settings(), "engine": recipe.eval.engine},
+        inputs={"model": model, "prompts": prompts},
         execution=recipe.eval.model_dump(mode="json", include={"batch_size", "batching"}),
         shared=True,
+        workload=Workload(
+            stage,
+            "generate",
+            prompts=at_most or settings.subsample,
+            samples=settings.samples,
+            new_tokens=settings.max_new_tokens or recipe.data.max_length,
+        ),
     )
 
 
-def grading_terms(stages: Stages) -> dict[str, Any]:
+def grading_terms(context: Context) -> dict[str, Any]:
     """What decides a verdict beside the answers; how programs are run only where that is not as usual."""
-    ways = {"code_python": stages.recipe.eval.code_python, "unsafe": stages.recipe.eval.unsafe}
+    ways = {"code_python": context.recipe.eval.code_python, "unsafe": context.recipe.eval.unsafe}
     return {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
 
 
 def chosen_prompts(
-    stages: Stages, prompts: Stage, settings: RolloutSettings, *, verified: bool
+    context: Context, prompts: Stage, settings: RolloutSettings, *, verified: bool
 ) -> tuple[list[Example], int]:
     """Those that can be verified, if they are to be, or a seeded draw of them in their order; and how many cannot.
 
@@ -134,7 +147,7 @@ def chosen_prompts(
     examples = [replace(Example.from_row(row), completion="") for row in rows]
     total = len(examples)
     if verified:
-        domain = stages.recipe.data.domain
+        domain = context.recipe.data.domain
         examples = [ready for example in examples if (ready := verifiable(example, domain)) is not None]
     if not examples:
         raise UserError(
@@ -143,7 +156,7 @@ def chosen_prompts(
         )
     unverifiable = total - len(examples)
     if settings.subsample and settings.subsample < len(examples):
-        draw = np.random.default_rng([stages.recipe.seed, len(examples)]).permutation(len(examples))
+        draw = np.random.default_rng([context.recipe.seed, len(examples)]).permutation(len(examples))
         examples = [examples[place] for place in np.sort(draw[: settings.subsample])]
     return examples, unverifiable
 
@@ -159,13 +172,13 @@ def verifiable(example: Example, domain: str) -> Example | None:
     return replace(example, meta=example.meta | {UNIT_TESTS: tests}) if tests else None
 
 
-def sampling_of(stages: Stages, settings: RolloutSettings, lengths: list[int], whole: int | None) -> Sampling:
+def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int], whole: int | None) -> Sampling:
     """How completions are drawn; their budget is what the shortest prompt leaves, unless the settings give one."""
-    recipe = stages.recipe
+    recipe = context.recipe
     budget = settings.max_new_tokens
     if budget is None:
         budget = recipe.data.max_length if whole is None else whole - min(lengths)
-        room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+        room = positions(context.base.folder, trust_remote_code=recipe.trust_remote_code)
         if room is not None and room - max(lengths) < budget:
             if whole is not None and room < whole:
                 logger.warning(
@@ -175,18 +188,18 @@ def sampling_of(stages: Stages, settings: RolloutSettings, lengths: list[int], w
                 )
             budget = max(1, room - max(lengths))
     draws = settings.model_dump(include={"temperature", "top_p", "top_k"})
-    return Sampling(budget, tuple(stages.renderer.stop_ids), **draws)
+    return Sampling(budget, tuple(context.renderer.stop_ids), **draws)
 
 
 def judged(
-    stages: Stages, examples: dict[str, Example], rooms: dict[str, int | None], rows: list[Row]
+    context: Context, examples: dict[str, Example], rooms: dict[str, int | None], rows: list[Row]
 ) -> list[Fault | None]:
     """The fault of each completion: its answer alone decides, in whatever form it is written.
 
     One that was cut, or is longer than what may be learned, is wrong if its answer is wrong or missing. If the answer
     is right it is neither: preferred it would teach not to end, rejected it would teach away from the answer.
     """
-    settings, style = stages.recipe.eval, stages.recipe.data.style
+    settings, style = context.recipe.eval, context.recipe.data.style
     candidates = []
     for row in rows:
         example = examples[row["id"]]

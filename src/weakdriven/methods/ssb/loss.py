@@ -10,11 +10,10 @@ from torch import Tensor
 
 from weakdriven.errors import UserError
 from weakdriven.losses.branch import Branch
-from weakdriven.losses.head import Head, as_head
+from weakdriven.losses.head import Head, as_head, refuse_shapes
 from weakdriven.losses.mix_rows import NO_GRADIENT, capped
-from weakdriven.losses.tiled_loss import refuse_negative, refuse_shapes, supervised, tiled_loss
-from weakdriven.losses.tiles import TiledImplementation, tile_rows, tiles_in_triton
-from weakdriven.methods.soft_rows import Shape, distilled_rows
+from weakdriven.losses.tiled_loss import finite, overwrite, refuse_negative, tiled_loss
+from weakdriven.losses.tiles import tile_rows
 
 Support = Literal["full", "topk"]
 
@@ -32,9 +31,8 @@ class TopLogits(NamedTuple):
 
 
 class DistilStatistics(NamedTuple):
-    """Sums over supervised tokens, for logging; they carry no gradient."""
+    """Sums over tokens, for logging; they carry no gradient."""
 
-    tokens: Tensor
     kd_loss: Tensor
     """KL divergence at the temperature, without its square."""
     true_loss: Tensor
@@ -53,9 +51,7 @@ def topk_distillation(
     hidden_TD: Tensor,
     head_VD: Tensor | Head,
     target_T: Tensor,
-    teacher_ids_TK: Tensor,
-    teacher_logits_TK: Tensor,
-    teacher_lse_T: Tensor,
+    teacher: tuple[Tensor, Tensor, Tensor],
     *,
     temperature: float = 1.5,
     kd_weight: float = 0.5,
@@ -63,60 +59,70 @@ def topk_distillation(
     renormalize: bool = True,
     support: Support = "full",
     scale: float | None = None,
-    ignored: bool = True,
-    implementation: TiledImplementation = "auto",
 ) -> tuple[Tensor, DistilStatistics]:
-    """Mean of kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE (SSB; METHODS 6).
+    """kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE, the loss of SSB.
 
-    Targets of -100 are left out before anything is computed. One pass over the logits of one tile of tokens at a time
-    gives both terms. The gradient can be taken once.
+    One pass over the logits of one tile of tokens at a time gives both terms. The gradient can be taken once.
 
     Args:
         head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
-        teacher_ids_TK: Of each token, all different.
-        teacher_lse_T: Log-sum-exp of all the teacher's logits over this same temperature.
+        target_T: Supervised targets only: none is -100.
+        teacher: The first three of `TopLogits`: ids (of each token all different), logits, and log-sum-exps at this
+            same temperature.
         renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
         support: `topk`: P is the softmax over the stored tokens alone.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
-        ignored: Whether targets may be -100; False: there are none, and no time goes into looking for them.
-        implementation: `triton` (CUDA) or `chunked` (plain torch).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
     >>> top = top_logits(teacher, torch.eye(4), k=2, temperature=1.5)
-    >>> round(topk_distillation(trained, torch.eye(4), torch.tensor([0]), *top[:3])[0].item(), 6)
+    >>> round(topk_distillation(trained, torch.eye(4), torch.tensor([0]), top[:3])[0].item(), 6)
     0.931709
     """
     refuse_negative(kd_weight=kd_weight, ce_weight=ce_weight)
-    triton = tiles_in_triton(implementation, hidden_TD)
     _refuse_temperature(temperature)
     if support not in get_args(Support):
         raise UserError(f"support is {support!r}; expected one of {', '.join(get_args(Support))}.")
-    head = as_head(head_VD)
+    head, whole_vocabulary = as_head(head_VD), support == "full"
     refuse_shapes(hidden_TD, head, target_T)
-    _refuse_stored(teacher_ids_TK, teacher_logits_TK, teacher_lse_T, len(target_T), len(head.weight_VD))
-    target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T = supervised(
-        target_T, hidden_TD, teacher_ids_TK, teacher_logits_TK, teacher_lse_T, ignored=ignored
-    )
+    _refuse_stored(*teacher, len(target_T), len(head.weight_VD))
+    ids_TK, logits_TK, lse_T = teacher
+    push = kd_weight * temperature  # temperature**2 of the loss, over the temperature that divides the logits
 
-    def fill(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
-        return distilled_rows(
-            raw_RV,
-            target_T[begin:end],
-            teacher_ids_TK[begin:end],
-            teacher_logits_TK[begin:end],
-            teacher_lse_T[begin:end],
-            temperature=temperature,
-            kd_weight=kd_weight,
-            ce_weight=ce_weight,
-            renormalize=renormalize,
-            whole_vocabulary=support == "full",
-            shape=Shape.of(head),
-            gradient=gradient,
-            triton=triton,
-        )
+    def rows(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
+        place_R1, ids_RK = target_T[begin:end, None], ids_TK[begin:end].long()
+        z_RV = capped(raw_RV, head.scale, head.cap or 0.0)
+        z_RK = z_RV.gather(1, ids_RK)
 
-    loss, sums_C = tiled_loss(hidden_TD, head, fill, columns=4, scale=scale, triton=triton)
-    return loss, DistilStatistics(sums_C.new_full((), len(target_T)), *sums_C[1:].unbind())
+        log_q_RK = logits_TK[begin:end].to(z_RK.dtype) / temperature
+        stored_R1 = log_q_RK.logsumexp(-1, keepdim=True)
+        teacher_lse_R1 = lse_T[begin:end, None].to(z_RK.dtype)
+        log_q_RK -= stored_R1 if renormalize else teacher_lse_R1
+        q_RK = log_q_RK.exp()
+        pushed_R1 = push * q_RK.sum(-1, keepdim=True)  # the sum is 1 unless q is a part of a distribution
+
+        lse_R1 = z_RV.logsumexp(-1, keepdim=True)
+        ce_R = (lse_R1 - z_RV.gather(1, place_R1))[:, 0]
+        tempered_lse_R1 = lse_R1
+        if whole_vocabulary and temperature != 1:
+            tempered_lse_R1 = (z_RV / temperature).logsumexp(-1, keepdim=True)
+        log_p_RK = z_RK / temperature
+        log_p_RK -= tempered_lse_R1 if whole_vocabulary else log_p_RK.logsumexp(-1, keepdim=True)
+        p_RK = log_p_RK.exp()
+        kl_R = (torch.xlogy(q_RK, q_RK) - q_RK * finite(log_p_RK)).sum(-1)
+        loss_R = kd_weight * temperature**2 * kl_R + ce_weight * ce_R
+        if gradient:
+            by_z_RV = (z_RV - lse_R1).exp_().mul_(ce_weight)
+            by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -ce_weight, dtype=by_z_RV.dtype))
+            if whole_vocabulary:
+                by_z_RV.addcmul_((z_RV / temperature).sub_(tempered_lse_R1).exp_(), pushed_R1)
+                by_z_RV.scatter_add_(1, ids_RK, -push * q_RK)
+            else:
+                by_z_RV.scatter_add_(1, ids_RK, pushed_R1 * p_RK - push * q_RK)
+            overwrite(raw_RV, by_z_RV, head)
+        return torch.stack([loss_R, kl_R, ce_R, (stored_R1 - teacher_lse_R1).exp()[:, 0]], 1)
+
+    loss, sums_4 = tiled_loss(hidden_TD, head, rows, columns=4, scale=scale)
+    return loss, DistilStatistics(*sums_4[1:].unbind())
 
 
 @torch.no_grad()
@@ -141,7 +147,8 @@ def top_logits(hidden_TD: Tensor, head_VD: Tensor | Head, *, k: int = 20, temper
     with torch.autocast(hidden_TD.device.type, enabled=False):
         for begin in range(0, tokens, tile):
             rows = slice(begin, begin + tile)
-            z_RV = capped(branch.logits(begin, min(begin + tile, tokens), buffer_RV), *Shape.of(head))
+            raw_RV = branch.logits(begin, min(begin + tile, tokens), buffer_RV)
+            z_RV = capped(raw_RV, head.scale, head.cap or 0.0)
             logits_TK[rows], ids_TK[rows] = z_RV.topk(k)
             coverage_T[rows] = (logits_TK[rows].logsumexp(-1) - z_RV.logsumexp(-1)).exp().clamp_max_(1)
             lse_T[rows] = (z_RV / temperature).logsumexp(-1)

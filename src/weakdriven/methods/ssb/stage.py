@@ -25,11 +25,14 @@ from weakdriven.methods.wmss import first_strong
 from weakdriven.models.adapters import load_merged
 from weakdriven.models.head import head, hidden_states
 from weakdriven.models.load import positions
-from weakdriven.runs.directory import EXAMPLES, FUNNEL, SNAPSHOTS, Stage
+from weakdriven.runs.directory import EXAMPLES, FUNNEL, SNAPSHOTS
 from weakdriven.runs.files import append_jsonl, read_json, write_json
 from weakdriven.runs.manifest import MANIFEST
-from weakdriven.stages.model_loader import Loader
-from weakdriven.stages.stages import Model, Stages, keys
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model_stage import model_stage
+from weakdriven.stages.workload import Workload
 from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.wmss.entropy import plan_batches
@@ -54,27 +57,34 @@ SCHEMA = pa.schema(
 Row = dict[str, Any]
 
 
-def ssb(stages: Stages, data: Stage) -> Model:
+def ssb(context: Context, data: Stage) -> Model:
     """Attempts of the start model -> hinted replies of the same weights -> their logits -> a student without hints."""
-    settings = stages.recipe.ssb
-    start = stages.base if settings.start == "base" else first_strong(stages, data)
-    attempts = rollout_stage(stages, "ssb", start, data, settings.rollouts)
-    hints = hint_stage(stages, data, attempts)
+    settings = context.recipe.ssb
+    start = context.base if settings.start == "base" else first_strong(context, data)
+    attempts = rollout_stage(context, "ssb", start, data, settings.rollouts)
+    hints = hint_stage(context, data, attempts)
     replies = rollout_stage(
-        stages, "ssb-hinted", start, hints, teacher_rollouts(stages), max_prompt_tokens=hint_limit(stages), turn=1
+        context,
+        "ssb-hinted",
+        start,
+        hints,
+        teacher_rollouts(context),
+        max_prompt_tokens=hint_limit(context),
+        round_number=1,
+        at_most=settings.rollouts.subsample,
     )
-    return student(stages, start, target_stage(stages, start, data, hints, replies))
+    return student(context, start, target_stage(context, start, data, hints, replies))
 
 
-def teacher_rollouts(stages: Stages) -> RolloutSettings:
-    asked = stages.recipe.ssb.teacher.model_dump(exclude={"max_prompt_tokens"})
+def teacher_rollouts(context: Context) -> RolloutSettings:
+    asked = context.recipe.ssb.teacher.model_dump(exclude={"max_prompt_tokens"})
     return RolloutSettings(samples=1, **asked)
 
 
-def hint_limit(stages: Stages) -> int:
+def hint_limit(context: Context) -> int:
     """Most tokens of a hinted prompt, so that the model has positions left for a reply."""
-    recipe, teacher = stages.recipe, stages.recipe.ssb.teacher
-    room = positions(stages.base.folder, trust_remote_code=recipe.trust_remote_code)
+    recipe, teacher = context.recipe, context.recipe.ssb.teacher
+    room = positions(context.base.folder, trust_remote_code=recipe.trust_remote_code)
     if room is None:
         return teacher.max_prompt_tokens
     reply = teacher.max_new_tokens or recipe.data.max_length
@@ -86,15 +96,15 @@ def hint_limit(stages: Stages) -> int:
     return min(teacher.max_prompt_tokens, room - reply)
 
 
-def hint_stage(stages: Stages, data: Stage, attempts: Stage) -> Stage:
+def hint_stage(context: Context, data: Stage, attempts: Stage) -> Stage:
     """The problems with a right and a wrong attempt in the question, for the teacher."""
-    domain, limit, template = stages.recipe.data.domain, hint_limit(stages), stages.recipe.ssb.hint
+    domain, limit, template = context.recipe.data.domain, hint_limit(context), context.recipe.ssb.hint
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting = Tally(), Funnel()
         hints = hinted_prompts(
             trace_pairs(with_rollouts(examples_of(data), read_rollouts(attempts)), tally),
-            lambda example: len(rendered(stages.renderer, domain, example)[0]),
+            lambda example: len(rendered(context.renderer, domain, example)[0]),
             fitting,
             domain=domain,
             max_prompt_tokens=limit,
@@ -109,25 +119,25 @@ def hint_stage(stages: Stages, data: Stage, attempts: Stage) -> Stage:
         return {**counted, **tally.rollouts}
 
     settings = {"max_prompt_tokens": limit} | ({"hint": template} if template else {})
-    return stages.run.stage("hints/ssb", compute, settings=settings, inputs=keys(data=data, attempts=attempts))
+    return context.run.stage("hints/ssb", compute, settings=settings, inputs={"data": data, "attempts": attempts})
 
 
-def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
+def target_stage(context: Context, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
     """The right replies as the student is to learn them, each with the largest logits that the hinted model had."""
-    recipe, settings = stages.recipe, stages.recipe.ssb
+    recipe, settings = context.recipe, context.recipe.ssb
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         funnel, network, tokens = Funnel(), None, 0
         right = read_json(replies.path / MANIFEST)["counters"]["right"]
-        for number, block in enumerate(batches(reply_rows(stages, data, hints, replies, funnel), BLOCK)):
+        for number, block in enumerate(batches(reply_rows(context, data, hints, replies, funnel), BLOCK)):
             part = work / f"{number:05d}.arrow"
             if not part.exists():
-                network = stages.loader.load(start, train=False, scan=True) if network is None else network
-                written = pa.RecordBatch.from_pylist(with_logits(network, block, stages), SCHEMA)
+                network = context.loader.load(start, train=False, scan=True) if network is None else network
+                written = pa.RecordBatch.from_pylist(with_logits(network, block, context), SCHEMA)
                 write_rows(part.with_suffix(".part"), [written])
                 part.with_suffix(".part").rename(part)
             tokens += sum(row["reply"] for row in block)
-            stages.run.progress.update(funnel.kept, right)
+            context.progress.update(funnel.kept, right)
         del network
         gc.collect()
         write_json(out / FUNNEL, funnel.to_json())
@@ -136,18 +146,18 @@ def target_stage(stages: Stages, start: Model, data: Stage, hints: Stage, replie
         coverage = {name: float(np.mean(whole[name])) for name in whole.column_names}
         return {"replies": funnel.seen, "right": right, "kept": funnel.kept, "tokens": tokens, **coverage}
 
-    return stages.run.stage(
+    return context.run.stage(
         "targets/ssb",
         compute,
-        settings={**settings.model_dump(include={"top_k", "temperature"}), **stages.asking()},
-        inputs=keys(model=start, data=data, hints=hints, replies=replies),
+        settings={**settings.model_dump(include={"top_k", "temperature"}), **context.inference_settings()},
+        inputs={"model": start, "data": data, "hints": hints, "replies": replies},
         execution={"batch_tokens": recipe.selection.batch_tokens},
     )
 
 
-def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage, funnel: Funnel) -> Iterator[Row]:
+def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funnel: Funnel) -> Iterator[Row]:
     """Tokens of each right reply after the plain prompt and after the hinted one; none is an error."""
-    tokenizer, recipe = stages.renderer.tokenizer, stages.recipe
+    tokenizer, recipe = context.renderer.tokenizer, context.recipe
     asked, plain = with_rollouts(examples_of(hints), read_rollouts(replies)), examples_of(data)
     for hinted, [rollout] in asked:
         id, fault = hinted.id, rollout.fault
@@ -155,8 +165,8 @@ def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage, funnel
             funnel.drop(fault.reason, id, fault.detail)
             continue
         example = next(one for one in plain if one.id == id)
-        prompt, hint = (rendered(stages.renderer, recipe.data.domain, one)[0] for one in (example, hinted))
-        reply: Any = tokenizer(rollout.row["text"] + stages.renderer.end_of_turn, add_special_tokens=False)
+        prompt, hint = (rendered(context.renderer, recipe.data.domain, one)[0] for one in (example, hinted))
+        reply: Any = tokenizer(rollout.row["text"] + context.renderer.end_of_turn, add_special_tokens=False)
         reply = list(reply["input_ids"])
         if (length := len(prompt) + len(reply)) > recipe.data.max_length:
             funnel.drop("reply too long", id, f"{length} tokens of {recipe.data.max_length}")
@@ -168,12 +178,12 @@ def reply_rows(stages: Stages, data: Stage, hints: Stage, replies: Stage, funnel
 
 
 @torch.no_grad()
-def with_logits(network: Any, rows: list[Row], stages: Stages) -> list[Row]:
+def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
     """The rows with what the model stores of its logits where it reads the hint; in their order."""
-    settings, done = stages.recipe.ssb, list[Row | None]([None] * len(rows))
+    settings, done = context.recipe.ssb, list[Row | None]([None] * len(rows))
     network.eval()
     lengths_N = np.array([len(row["hinted"]) for row in rows])
-    for numbers in plan_batches(lengths_N, stages.recipe.selection.batch_tokens):
+    for numbers in plan_batches(lengths_N, context.recipe.selection.batch_tokens):
         width = int(lengths_N[numbers].max())
         # on the right and without a mask: causal attention never looks there
         ids = [rows[number]["hinted"] + [0] * (width - lengths_N[number]) for number in numbers]
@@ -197,34 +207,36 @@ def coverage(top: TopLogits, temperature: float) -> dict[str, float]:
     return {"coverage": float(top.coverage_T.mean()), "coverage_at_temperature": float(tempered_T.mean())}
 
 
-def student(stages: Stages, start: Model, targets: Stage) -> Model:
+def student(context: Context, start: Model, targets: Stage) -> Model:
     """An adapter over the start model that learns the replies; an ordinary model comes of it unless `lora` is set."""
-    recipe, settings, name = stages.recipe, stages.recipe.ssb, "baselines/ssb"
+    recipe, settings, name = context.recipe, context.recipe.ssb, "baselines/ssb"
     size = settings.model_dump(include={"rank", "alpha"})
     lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
     adapted = recipe.model_copy(update={"lora": lora})
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        model = Loader(adapted, stages.base if recipe.lora else start).load(start)
-        keep = partial(stages.save, model) if recipe.lora else partial(save_adapter, model)
-        phase = Phase(name, 1, settings.epochs, work, stages.run.progress, keep=keep)
+        model = Loader(adapted, context.base if recipe.lora else start).load(start)
+        keep = partial(context.save, model) if recipe.lora else partial(save_adapter, model)
+        phase = Phase(name, 1, settings.epochs, work, context.progress, keep=keep)
         rows = load_tokens(targets.path / TARGETS)
-        counters = train_student(model, stages.renderer.tokenizer, rows, settings, adapted, phase)
+        counters = train_student(model, context.renderer.tokenizer, rows, settings, adapted, phase)
         if recipe.lora:
-            stages.save(model, out, work)
+            context.save(model, out, work)
             publish_snapshots(work, out, settings.snapshots)
             return counters
         precision = "fp32" if recipe.precision == "fp32" else "bf16"
         options = {"precision": precision, "trust_remote_code": recipe.trust_remote_code}
         save_adapter(model, work / "adapter")
-        stages.save(load_merged(work / "adapter", start.folder, **options), out, work)
+        context.save(load_merged(work / "adapter", start.folder, **options), out, work)
         for place, folder in snapshot_folders(work, settings.snapshots).items():
-            stages.save(load_merged(folder, start.folder, **options), out / SNAPSHOTS / place)
+            context.save(load_merged(folder, start.folder, **options), out / SNAPSHOTS / place)
         return counters
 
     losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
     also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
-    return stages.model_stage(name, compute, settings, inputs=keys(start=start, targets=targets), also=also)
+    workload = Workload(name, "train", settings, epochs=settings.epochs, start=start, adapter=settings.rank)
+    inputs = {"start": start, "targets": targets}
+    return model_stage(context, workload, compute, settings, inputs=inputs, also=also)
 
 
 def save_adapter(model: Any, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""SSB's student: TRL's SFTTrainer, whose rows bring the largest logits that a teacher had for each of their tokens.
+"""SSB's student: SFT on rows that bring the largest logits that a teacher had for each of their tokens.
 
-T = supervised tokens of a batch, B = rows, L = width of the batch, K = stored logits of a token, D = width.
+T = supervised tokens of a batch, K = stored logits of a token, N = T * K.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,10 @@ from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import Recipe
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
-from weakdriven.methods.token_loss import SummingTrainer
-from weakdriven.models.head import causal_lm, head, hidden_states, refuse_other_logits
+from weakdriven.methods.token_loss import TokenLossTrainer, Tokens
+from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.training.phase import Phase, fit
-from weakdriven.wmss.pair import targets
 
 STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
 """Of each row: token ids (int32) and logits (the bits of bfloat16) of all its reply tokens in one list, and the
@@ -74,43 +73,27 @@ class Collator:
         }
 
 
-class SsbTrainer(SummingTrainer):
-    """TRL's SFTTrainer with SSB's loss; in one process."""
+@dataclass(frozen=True)
+class StoredLogits:
+    """SSB's loss, on the logits that a batch brings along."""
 
-    def __init__(self, *args: Any, settings: SsbSettings, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.settings = settings
-        self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
-        refuse_other_logits(self.model, "model")  # pyright: ignore
+    settings: SsbSettings
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        network, settings = self.accelerator.unwrap_model(model), self.settings
-        target_BL = targets(inputs["labels"])
-        # both wait for the GPU, so they stand before the model is asked and it has something to do
-        place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
-        scale = None if num_items_in_batch is None else 1 / max(float(num_items_in_batch), 1.0)
-        asked = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        with self.accelerator.autocast():  # else only a call of the whole model would get it
-            hidden_BLD = hidden_states(network, {**asked, "use_cache": False})[:, :-1]
-            loss, sums = topk_distillation(
-                hidden_BLD.flatten(0, 1).index_select(0, place),
-                head(network),
-                target_BL.flatten().index_select(0, place),
-                *(inputs[name] for name in STORED),
-                temperature=settings.temperature,
-                kd_weight=settings.kd_weight,
-                ce_weight=settings.ce_weight,
-                renormalize=settings.renormalize,
-                support=settings.student_support,
-                scale=scale,
-                ignored=False,
-            )
-        found = {name: value.detach() for name, value in sums._asdict().items()}
-        found["num_tokens"] = inputs["attention_mask"].sum()
-        self._sums = {name: value + self._sums.get(name, 0) for name, value in found.items()}
-        return (loss, {"loss": loss}) if return_outputs else loss
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, (ids_TK, logits_TK, lse_T) = self.settings, (tokens.batch[name] for name in STORED)
+        loss, sums = topk_distillation(
+            tokens.hidden_TD,
+            tokens.head,
+            tokens.target_T,
+            (ids_TK, logits_TK, lse_T),
+            temperature=settings.temperature,
+            kd_weight=settings.kd_weight,
+            ce_weight=settings.ce_weight,
+            renormalize=settings.renormalize,
+            support=settings.student_support,
+            scale=tokens.scale,
+        )
+        return loss, sums._asdict()
 
 
 def train_student(
@@ -127,4 +110,5 @@ def train_student(
     made = phase.prepare(dataset.with_format("numpy"), settings, recipe, ("input_ids", "labels", *STORED))
     made["args"].remove_unused_columns = False
     collate = Collator(tokenizer.pad_token_id or 0)  # pyright: ignore
-    return fit(SsbTrainer(model, processing_class=tokenizer, data_collator=collate, settings=settings, **made))
+    made |= {"data_collator": collate, "token_loss": StoredLogits(settings)}
+    return fit(TokenLossTrainer(model, processing_class=tokenizer, **made))

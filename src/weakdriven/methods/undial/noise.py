@@ -1,15 +1,135 @@
-"""Gaussian noise that depends on a seed, a token's key and a place, and on nothing else: not on chunks or batches.
+"""What the WMSS paper calls UNDIAL: cross-entropy of logits with noise of size sigma / sqrt(length).
 
-R = rows of a tile, V = places in a row. A hash of 32-bit words (in int64, where no product overflows) stands in for a
-generator, which would draw one stream whose order follows the chunks.
+The noise depends on a seed, a token's key and a place, and on nothing else: not on tiles or batches. So a hash of
+32-bit words (in int64, where no product overflows) takes the place of a generator, whose one stream would follow them.
+
+T = tokens, R = rows of a tile, D = width, V = vocabulary, or places in a row.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from weakdriven.errors import UserError
+from weakdriven.losses.head import Head, as_head, refuse_shapes
+from weakdriven.losses.mix_rows import capped
+from weakdriven.losses.tiled_loss import log_softmax_, overwrite, refuse_negative, tiled_loss
+from weakdriven.methods.token_loss import Tokens
+
+Site = Literal["target_logit", "logits"]
+Sign = Literal["signed", "abs"]
+NOISE_ROWS = 16
+"""Rows whose noise is held at a time: making it takes four times the memory of float32 logits."""
 WORD = 2**32 - 1
+
+
+class NoiseStatistics(NamedTuple):
+    """Sums over tokens, for logging; they carry no gradient."""
+
+    noised_loss: Tensor
+    clean_loss: Tensor
+    """Cross-entropy of the same logits without noise."""
+
+
+def noised_cross_entropy(
+    hidden_TD: Tensor,
+    head_VD: Tensor | Head,
+    target_T: Tensor,
+    length_T: Tensor,
+    *,
+    sigma: float = 1.0,
+    site: Site = "target_logit",
+    sign: Sign = "signed",
+    seed: int = 0,
+    key_T: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, NoiseStatistics]:
+    """Cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (the paper's description of UNDIAL).
+
+    A token's noise follows from `seed` and its key alone, so it does not change with the size of tiles or batches. The
+    gradient can be taken once.
+
+    Args:
+        target_T: Supervised targets only: none is -100.
+        length_T: Length of each token's sequence, without padding.
+        site: `logits`: noise on every logit, each of its own.
+        sign: `abs`: the noise only ever lowers a logit, a true penalty.
+        seed: Give each step another one, or each token another key.
+        key_T: An integer that no other token with this seed has; None: its place among those given here.
+        scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+
+    >>> logits, first = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([0])
+    >>> round(noised_cross_entropy(logits, torch.eye(4), first, torch.tensor([4]), sigma=0)[0].item(), 5)
+    0.07217
+    """
+    refuse_negative(sigma=sigma)
+    for name, value, known in (("site", site, get_args(Site)), ("sign", sign, get_args(Sign))):
+        if value not in known:
+            raise UserError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
+    head = as_head(head_VD)
+    refuse_shapes(hidden_TD, head, target_T)
+    keys_T = torch.arange(len(target_T), device=target_T.device) if key_T is None else key_T
+    if len(length_T) != len(target_T) or len(keys_T) != len(target_T):
+        raise UserError(
+            f"There are {len(target_T)} targets, {len(length_T)} lengths and {len(keys_T)} keys; expected one of each "
+            "for every token."
+        )
+    deviation_T = sigma / length_T.float().sqrt()
+
+    def noise(begin: int, end: int, places: int) -> Tensor:
+        normal_RP = standard_normal(seed, keys_T[begin:end], places)
+        return (normal_RP.abs_() if sign == "abs" else normal_RP).mul_(-deviation_T[begin:end, None])
+
+    def rows(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
+        place_R1 = target_T[begin:end, None]
+        z_RV = capped(raw_RV, head.scale, head.cap or 0.0)
+        clean_R = z_RV.logsumexp(-1) - z_RV.gather(1, place_R1)[:, 0]
+        if site == "logits":
+            for first in range(begin, end, NOISE_ROWS):
+                last = min(first + NOISE_ROWS, end)
+                z_RV[first - begin : last - begin] += noise(first, last, z_RV.shape[1])
+        else:
+            z_RV.scatter_add_(1, place_R1, noise(begin, end, 1).to(z_RV.dtype))
+        log_p_RV = log_softmax_(z_RV)
+        results = -log_p_RV.gather(1, place_R1)[:, 0], clean_R
+        if gradient:
+            by_z_RV = log_p_RV.exp_()
+            by_z_RV.scatter_add_(1, place_R1, torch.full_like(place_R1, -1, dtype=by_z_RV.dtype))
+            overwrite(raw_RV, by_z_RV, head)
+        return torch.stack(results, 1)
+
+    loss, sums_2 = tiled_loss(hidden_TD, head, rows, columns=2, scale=scale)
+    return loss, NoiseStatistics(*sums_2.unbind())
+
+
+@dataclass(frozen=True)
+class NoisedLogits:
+    """The loss in training: each step has noise of its own."""
+
+    sigma: float
+    site: Site
+    sign: Sign
+    seed: tuple[int, ...]
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
+        loss, sums = noised_cross_entropy(
+            tokens.hidden_TD,
+            tokens.head,
+            tokens.target_T,
+            tokens.length_T,
+            sigma=self.sigma,
+            site=self.site,
+            sign=self.sign,
+            seed=int(drawn[0] >> 1),
+            key_T=tokens.key_T,
+            scale=tokens.scale,
+        )
+        return loss, sums._asdict()
 
 
 def standard_normal(seed: int, key_R: Tensor, places: int) -> Tensor:

@@ -9,8 +9,10 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import RUN_FILE, Run, runs_in
+from weakdriven.runs.directory import RUN_FILE, runs_in
+from weakdriven.runs.executor import Run
 from weakdriven.runs.files import write_text
+from weakdriven.runs.take_over import Siblings
 
 SETTINGS, INPUTS = {"rate": 0.1}, {"rows": "r1"}
 
@@ -33,7 +35,7 @@ def manifest(root: Path) -> dict:
 
 def beside(root: Path, work: Work, *siblings: Path, settings=SETTINGS) -> Recorder:
     recorder = Recorder()
-    Run(root, progress=recorder, siblings=siblings).stage("part/one", work, settings=settings, inputs=INPUTS)
+    Run(root, progress=recorder, siblings=Siblings(siblings)).stage("part/one", work, settings=settings, inputs=INPUTS)
     return recorder
 
 
@@ -63,7 +65,7 @@ def test_of_two_runs_at_once_one_computes_and_the_other_waits_and_takes_it_over(
         return work(*folders)
 
     def run(name, other, compute, progress):
-        one = Run(tmp_path / name, progress=progress, siblings=[tmp_path / other], locks=tmp_path / "locks")
+        one = Run(tmp_path / name, progress=progress, siblings=Siblings([tmp_path / other], tmp_path / "locks"))
         one.stage("part/one", compute, settings=SETTINGS, inputs=INPUTS)
 
     first = threading.Thread(target=run, args=("first", "second", slow, Recorder()))

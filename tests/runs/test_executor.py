@@ -13,8 +13,12 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import Planned, Run, Stage, claimed, hardware, library_versions
+from weakdriven.runs.directory import claimed
+from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import append_jsonl, file_digest, read_jsonl, salvage_jsonl, write_text
+from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.runs.stage import Planned
+from weakdriven.runs.take_over import Siblings
 
 SETTINGS, INPUTS = {"a": {"b": 1}, "betas": (0.9, 0.99)}, {"rows": "r1"}
 
@@ -85,11 +89,11 @@ def test_execution_settings_do_not_change_the_key(tmp_path):
 
 def test_a_dry_run_computes_nothing_and_lists_names_keys_and_reasons(tmp_path):
     stage(tmp_path, Work(), name="done")
-    before, run, work = contents(tmp_path), Run(tmp_path, dry=True), Work()
+    before, run, work = contents(tmp_path), DryRun(tmp_path), Work()
     done = run.stage("done", work, settings=SETTINGS, inputs=INPUTS)
     to_do = run.stage("to-do", work, settings={}, inputs={"done": done.key})
     assert run.planned == [Planned("done", done.key, ""), Planned("to-do", to_do.key, "not run yet")]
-    assert to_do == Stage("to-do", tmp_path / "to-do", to_do.key) and to_do.key != done.key
+    assert to_do.path == tmp_path / "to-do" and to_do.key != done.key
     assert work.found == [] and contents(tmp_path) == before
 
 
@@ -333,7 +337,7 @@ class Together:
             return said
 
         recorder = Recorder()
-        run = Run(self.root, progress=recorder, leads=leads, agree=agree)
+        run = Run(self.root, progress=recorder, is_main=leads, agree=agree)
         for name, shared in (("data", False), ("entropy/base", True), ("entropy/sft", True), ("active", False)):
             run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)
             run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)  # asked again
@@ -389,7 +393,7 @@ def test_a_helper_alone_publishes_nothing(tmp_path):
         met.append(value)
         return value
 
-    run = Run(tmp_path, leads=False, agree=agree)
+    run = Run(tmp_path, is_main=False, agree=agree)
     work = Work()
     run.stage("part/one", work, settings=SETTINGS, inputs=INPUTS)
     assert work.found == [] and len(met) == 4
@@ -405,7 +409,7 @@ def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_pat
         return (value[0], "", False, None) if value else value
 
     recorder = Recorder()
-    run = Run(tmp_path, leads=False, agree=agree, progress=recorder)
+    run = Run(tmp_path, is_main=False, agree=agree, progress=recorder)
     run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS, shared=True)
     assert seen[0][1] == "not run yet" and recorder.skipped == ["part/one"]
 
@@ -417,13 +421,13 @@ def test_a_helper_takes_over_what_the_leader_found_in_another_run(tmp_path):
         met.append(value)
         return theirs if len(met) == 2 else value
 
-    run = Run(tmp_path / "mine", leads=False, siblings=[theirs], agree=agree, progress=recorder)
+    run = Run(tmp_path / "mine", is_main=False, siblings=Siblings([theirs]), agree=agree, progress=recorder)
     run.stage("part/one", work, settings=SETTINGS, inputs=INPUTS, shared=True)
     assert met[1:] == [None] * 3, "itself it does not see it yet"
     assert recorder.ran == {"part/one": "taken over from theirs"} and work.found == []
 
 
 def test_a_helper_with_other_inputs_stops(tmp_path):
-    run = Run(tmp_path, leads=False, agree=lambda value: ("another key", "not run yet", False, None))
+    run = Run(tmp_path, is_main=False, agree=lambda value: ("another key", "not run yet", False, None))
     with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)

@@ -4,18 +4,19 @@ import math
 from dataclasses import dataclass, replace
 
 from weakdriven.config.recipe import Recipe
-from weakdriven.planning.devices import Machine
-from weakdriven.planning.memory import Step, forward_memory, training_memory
-from weakdriven.planning.parts import (
+from weakdriven.methods.control_stages import TokenCosts
+from weakdriven.planning.costs import (
     ANSWER_HIGH,
     ANSWER_LOW,
     ANSWER_SHARE,
     Cost,
-    Part,
-    Rows,
+    Workload,
     active_rows,
     micro_batch,
 )
+from weakdriven.planning.devices import Machine
+from weakdriven.planning.memory import Step, forward_memory, training_memory
+from weakdriven.planning.rows import Rows
 from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
 from weakdriven.runs.disk import CHECKPOINTS
@@ -29,30 +30,30 @@ ANSWER_BYTES = 5
 """Of a token of a completion, as text with what is kept beside it."""
 
 
-def epoch_rows(part: Part, recipe: Recipe, count: int) -> int:
+def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
     """Rows of an epoch of a training stage; of one whose rows are drawn or sampled, the most there can be.
 
     Args:
         count: Rows of the training data.
     """
-    if part.budget:
+    if workload.budget:
         return _budget_rows(recipe, count)
-    if part.pairs or part.adapter is not None:
-        return most_pairs(part.block, recipe, count)
-    if part.active and not part.matched:
+    if workload.pairs or workload.adapter is not None:
+        return most_pairs(workload.block, recipe, count)
+    if workload.active and not workload.matched:
         return active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
     return count
 
 
-def batch_is_known(part: Part, recipe: Recipe, count: int) -> bool:
+def batch_is_known(workload: Workload, recipe: Recipe, count: int) -> bool:
     """Whether a step's rows are known before the stage's own: fewer than a batch are one batch, however many.
 
     Micro-batches divide it, so that one row more or less makes them larger or smaller.
     """
-    if part.settings is None:
+    if workload.settings is None:
         return True
-    drawn = part.pairs or part.adapter is not None or (part.active and not part.matched)
-    return not drawn or epoch_rows(part, recipe, count) >= part.settings.batch_size
+    drawn = workload.pairs or workload.adapter is not None or (workload.active and not workload.matched)
+    return not drawn or epoch_rows(workload, recipe, count) >= workload.settings.batch_size
 
 
 def sampled_prompts(block: str, recipe: Recipe, count: int) -> int:
@@ -66,15 +67,12 @@ def most_pairs(block: str, recipe: Recipe, count: int) -> int:
 
 
 def _budget_rows(recipe: Recipe, count: int) -> int:
-    """As pipeline/controls.py: a token costs 1 forward and 2 backward, 1 with adapters."""
-    learns = 2 if recipe.lora else 3
-    pair = learns + (0 if not recipe.joint.mixes else learns if recipe.joint.weak == "joint" else 1)
-    scans = recipe.joint.rounds + 1 if recipe.selection.enabled else 0
+    """What WMSS costs in rows of SFT, if all rows were of average length."""
+    costs, joint = TokenCosts.of(recipe), recipe.joint
     drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
     rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
-    first = 0 if recipe.sft.model else learns * recipe.sft.epochs * count
-    spent = first + scans * count + pair * recipe.joint.rounds * recipe.joint.epochs * rows
-    return max(round(spent / learns), 1)
+    first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
+    return costs.in_sft_rows(first + costs.scans * count + costs.pair * joint.rounds * joint.epochs * rows, 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,92 +89,92 @@ class Planner:
     adapters: dict[int, Adapter] | None = None
     """By rank, of stages that have one of their own."""
 
-    def cost(self, part: Part) -> Cost:
-        if part.kind == "train":
-            return self._train(part)
-        if part.kind == "scan":
-            return self._scan(part)
-        if part.kind == "generate":
-            return self._generate(part)
-        if part.kind == "data":
+    def cost(self, workload: Workload) -> Cost:
+        if workload.kind == "train":
+            return self._train(workload)
+        if workload.kind == "scan":
+            return self._scan(workload)
+        if workload.kind == "generate":
+            return self._generate(workload)
+        if workload.kind == "data":
             kept = self.rows.count * (TOKEN_BYTES * self.rows.mean + self.rows.text_bytes)
-            return Cost(part, tokens=self.rows.count * self.rows.mean, kept=kept)
-        if part.name == "merged":
-            return Cost(part, self.shape.parameters, kept=self.model_bytes(replace(self.shape, adapter=None)))
-        if part.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
+            return Cost(workload, tokens=self.rows.count * self.rows.mean, kept=kept)
+        if workload.name == "merged":
+            return Cost(workload, self.shape.parameters, kept=self.model_bytes(replace(self.shape, adapter=None)))
+        if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
             count = sampled_prompts("ssb", self.recipe, self.rows.count)
             asked = getattr(self.recipe.ssb, "top_k", 20)
-            found = replace(self, rows=replace(self.rows, count=count))._scan(part)
+            found = replace(self, rows=replace(self.rows, count=count))._scan(workload)
             return replace(found, kept=count * self.rows.mean * (TOKEN_BYTES + 6 * asked + 4))
-        if part.name.startswith(("pairs/", "hints/")):
-            block = part.name.partition("/")[2].partition("-")[0]
+        if workload.name.startswith(("pairs/", "hints/")):
+            block = workload.name.partition("/")[2].partition("-")[0]
             texts = most_pairs(block, self.recipe, self.rows.count)
-            return Cost(part, kept=texts * ANSWER_BYTES * 2 * self.rows.mean)
-        return Cost(part, kept=self.rows.count * SCORE_BYTES)
+            return Cost(workload, kept=texts * ANSWER_BYTES * 2 * self.rows.mean)
+        return Cost(workload, kept=self.rows.count * SCORE_BYTES)
 
-    def shape_for(self, part: Part) -> Shape:
-        if part.adapter is None:
+    def shape_for(self, workload: Workload) -> Shape:
+        if workload.adapter is None:
             return self.shape
-        return self.shape.with_adapter((self.adapters or {}).get(part.adapter))
+        return self.shape.with_adapter((self.adapters or {}).get(workload.adapter))
 
-    def part_rows(self, part: Part) -> int:
-        return epoch_rows(part, self.recipe, self.rows.count)
+    def part_rows(self, workload: Workload) -> int:
+        return epoch_rows(workload, self.recipe, self.rows.count)
 
-    def step(self, part: Part, *, length: float, micro: int, accumulates: bool = True) -> Step:
-        recipe, settings = self.recipe, part.settings
+    def step(self, workload: Workload, *, length: float, micro: int, accumulates: bool = True) -> Step:
+        recipe, settings = self.recipe, workload.settings
         assert settings is not None
         return Step(
-            shape=self.shape_for(part),
-            tokens=micro * length * (2 if part.pairs else 1),
+            shape=self.shape_for(workload),
+            tokens=micro * length * (2 if workload.pairs else 1),
             length=length,
-            models=part.models,
-            trained=part.trained,
-            teacher=part.teacher,
+            models=workload.models,
+            trained=workload.trained,
+            teacher=workload.teacher is not None,
             precision=recipe.precision,
             optimizer=settings.optimizer,
             checkpointing=settings.gradient_checkpointing,
             offloading=settings.activation_offloading,
             fast=self.fast,
-            masked=micro > 1 or part.pairs,
+            masked=micro > 1 or workload.pairs,
             eager=recipe.attention == "eager",
             accumulates=accumulates,
             on_cpu=self.machine.device.is_cpu,
         )
 
-    def longest(self, part: Part) -> int:
-        return self.rows.likely_longest if part.active or part.pairs else self.rows.longest
+    def longest(self, workload: Workload) -> int:
+        return self.rows.likely_longest if workload.active or workload.pairs else self.rows.longest
 
-    def _train(self, part: Part) -> Cost:
-        settings, shape = part.settings, self.shape_for(part)
+    def _train(self, workload: Workload) -> Cost:
+        settings, shape = workload.settings, self.shape_for(workload)
         assert settings is not None
-        rows, devices = self.part_rows(part), self.machine.count
+        rows, devices = self.part_rows(workload), self.machine.count
         micro, many = micro_batch(rows, settings.batch_size, settings.micro_batch_size, devices)
         memory = training_memory(
-            self.step(part, length=self.longest(part), micro=micro, accumulates=many > 1), self.machine
+            self.step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1), self.machine
         )
-        mean = self.step(part, length=self.rows.mean, micro=micro)
-        steps = settings.steps(rows, part.epochs)
+        mean = self.step(workload, length=self.rows.mean, micro=micro)
+        steps = settings.steps(rows, workload.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
-        asked = 2 * rows * self.rows.mean if part.pairs else 0.0  # the reference's pass over both sides, once
+        asked = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference's pass over both sides, once
         seconds += scan_seconds(self._asked(self.rows.mean), self.machine.device, asked) / devices
-        checkpoint = self.checkpoint_bytes(part, shape)
+        checkpoint = self.checkpoint_bytes(workload, shape)
         writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
         snapshots = len(settings.snapshots)
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
         return Cost(
-            part,
-            parameters=part.models * shape.parameters if shape.adapter is None else shape.parameters,
-            trained=part.trained * shape.trained,
+            workload,
+            parameters=workload.models * shape.parameters if shape.adapter is None else shape.parameters,
+            trained=workload.trained * shape.trained,
             memory=memory,
             micro_batch=micro,
             steps=steps,
-            tokens=part.trained * mean.tokens * many * devices * steps,
+            tokens=workload.trained * mean.tokens * many * devices * steps,
             flops=work.flops * many * devices * steps + self._scan_flops(asked),
             seconds=seconds,
             low=seconds * (1 - SPREAD),
             high=seconds * (1 + SPREAD),
-            kept=(part.saves + snapshots) * self.model_bytes(saved),
+            kept=(workload.saves + snapshots) * self.model_bytes(saved),
             work=writes * checkpoint,
         )
 
@@ -186,14 +184,14 @@ class Planner:
             return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
         return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes
 
-    def checkpoint_bytes(self, part: Part, shape: Shape) -> float:
+    def checkpoint_bytes(self, workload: Workload, shape: Shape) -> float:
         """Weights of every model as they are trained, and the optimizer's state of those that learn."""
-        settings = part.settings
+        settings = workload.settings
         assert settings is not None
         size = 4 if shape.adapter else (2 if self.recipe.precision == "bf16" else 4)
         weights = shape.adapter.parameters if shape.adapter else shape.parameters
         state = state_bytes(settings.optimizer, size)
-        return part.models * weights * size + part.trained * weights * state + self.tokenizer_bytes
+        return workload.models * weights * size + workload.trained * weights * state + self.tokenizer_bytes
 
     def _asked(self, tokens: float) -> Step:
         """A forward pass over rows of the mean length."""
@@ -210,14 +208,14 @@ class Planner:
     def _scan_flops(self, tokens: float) -> float:
         return tokens * (2.0 * self.shape.products + self.shape.attention_flops(self.rows.mean))
 
-    def _scan(self, part: Part) -> Cost:
+    def _scan(self, workload: Workload) -> Cost:
         recipe, rows = self.recipe, self.rows
         batch = max(recipe.selection.batch_tokens, rows.longest)
         asked = self._asked(batch)
         tokens = rows.count * rows.mean
         seconds = scan_seconds(asked, self.machine.device, tokens) / self.machine.count
         return Cost(
-            part,
+            workload,
             parameters=self.shape.parameters,
             memory=forward_memory(replace(asked, tokens=min(batch, tokens))),
             tokens=tokens,
@@ -228,26 +226,26 @@ class Planner:
             kept=rows.count * SCORE_BYTES,
         )
 
-    def _generate(self, part: Part) -> Cost:
+    def _generate(self, workload: Workload) -> Cost:
         recipe, device, shape = self.recipe, self.machine.device, replace(self.shape, adapter=None)
-        prompts = part.prompts if part.prompts is not None else self.rows.count
-        answers, size = prompts * part.samples, 4 if recipe.precision == "fp32" else 2
+        prompts = workload.prompts if workload.prompts is not None else self.rows.count
+        answers, size = prompts * workload.samples, 4 if recipe.precision == "fp32" else 2
         prompt = min(self.rows.mean / 2, 512)
         batch = recipe.eval.batch_size or (64 if device.is_cpu else 512)
-        longest = prompt + part.new_tokens
+        longest = prompt + workload.new_tokens
         cache = 2 * shape.key * shape.layers * size * longest
         free = max(0.6 * device.memory - shape.parameters * size, cache)
         batch = max(min(batch, int(free / cache)), 1)
         shared = {"answers": answers / self.machine.count, "prompt": prompt, "batch": batch, "size": size}
         middle, low, high = (
-            generation_seconds(shape, device, tokens=max(share * part.new_tokens, 1.0), **shared)
+            generation_seconds(shape, device, tokens=max(share * workload.new_tokens, 1.0), **shared)
             for share in (ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH)
         )
-        tokens = answers * ANSWER_SHARE * part.new_tokens
+        tokens = answers * ANSWER_SHARE * workload.new_tokens
         asked = Step(self.shape, tokens=min(batch, answers) * prompt, length=longest, precision=recipe.precision)
         asked = replace(asked, on_cpu=device.is_cpu)
         return Cost(
-            part,
+            workload,
             parameters=shape.parameters,
             memory=forward_memory(asked, cache_tokens=min(batch, answers) * longest),
             tokens=tokens,

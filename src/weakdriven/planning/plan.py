@@ -1,10 +1,8 @@
 """`weakdriven plan`: what a recipe takes on a machine, from its configuration alone."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,15 @@ import torch
 
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import LoraSettings, Recipe
-from weakdriven.data.prompts import Renderer, give_chat_template
-from weakdriven.data.rows.files import EMBEDDED
-from weakdriven.data.rows.sources import open_source
-from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
-from weakdriven.errors import UserError
-from weakdriven.models.load import load_tokenizer
 from weakdriven.planning.advice import advise, candidates, largest_micro
+from weakdriven.planning.costs import (
+    ANSWER_HIGH,
+    ANSWER_LOW,
+    ANSWER_SHARE,
+    Advice,
+    Cost,
+    disk_bytes,
+)
 from weakdriven.planning.devices import (
     DEVICES,
     MEASURED,
@@ -31,32 +31,17 @@ from weakdriven.planning.devices import (
     this_much,
 )
 from weakdriven.planning.model_shape import config_folder, read_config, shape_of
-from weakdriven.planning.parts import (
-    ANSWER_HIGH,
-    ANSWER_LOW,
-    ANSWER_SHARE,
-    CHARACTERS,
-    MEAN_SHARE,
-    ROWS,
-    Advice,
-    Cost,
-    Part,
-    Rows,
-    disk_bytes,
-)
+from weakdriven.planning.rows import Rows, known_rows, sampled_rows
 from weakdriven.planning.shape import Adapter, Shape
-from weakdriven.planning.stage_listing import Outline, with_settings
-from weakdriven.planning.stages import Planner
-from weakdriven.runs.directory import EXAMPLES, TOKENS
-from weakdriven.runs.files import read_json
-from weakdriven.runs.manifest import MANIFEST
+from weakdriven.planning.stage_costs import Planner
+from weakdriven.runs.executor import Listing
 from weakdriven.runs.processes import size
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
-from weakdriven.stages.stages import Stages
+from weakdriven.stages.context import Context
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.workload import Workload, list_workloads
 from weakdriven.training.fsdp import fsdp_is_asked_for
 
-SAMPLED = 512
-"""Rows that are looked at where the data is here and not tokenised."""
 LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
 """Model types that Liger has layers for, for machines that are not this one."""
 
@@ -100,7 +85,7 @@ class Plan:
                 "memory_bytes": round(self.machine.device.memory),
             },
             "stages": [
-                cost.to_json() | {"largest_micro_batch_size": self.micro.get(cost.part.name)} for cost in self.costs
+                cost.to_json() | {"largest_micro_batch_size": self.micro.get(cost.workload.name)} for cost in self.costs
             ],
             "fits": self.fits,
             "advice": [
@@ -174,51 +159,53 @@ class Planning:
             apply_override(tree, override)
         return parse_recipe(tree, self.recipe.name)
 
-    def plan(self, parts: list[Part]) -> Plan:
+    def plan(self, workloads: list[Workload]) -> Plan:
         planner, advice, micro = self.planner(self.recipe), list[Advice](), dict[str, int]()
-        costs = [planner.cost(part) for part in parts]
+        costs = [planner.cost(workload) for workload in workloads]
         room = self.machine.device.memory
         for cost in costs:
-            part, largest = cost.part, 0
-            if part.kind == "train":
-                largest = micro[part.name] = self._largest(planner, part, room)
+            workload, largest = cost.workload, 0
+            if workload.kind == "train":
+                largest = micro[workload.name] = self._largest(planner, workload, room)
             if cost.memory and cost.memory.total > room:
                 advice.append(self.advice(cost, room, largest))
-        return Plan(self.recipe, self.machine, costs, advice, micro, self.assumptions(parts), self.guesses(parts))
+        return Plan(
+            self.recipe, self.machine, costs, advice, micro, self.assumptions(workloads), self.guesses(workloads)
+        )
 
-    def _largest(self, planner: Planner, part: Part, room: float) -> int:
-        assert part.settings is not None
-        rows = planner.part_rows(part)
-        own = max(min(part.settings.batch_size, rows) // self.machine.count, 1)
-        return largest_micro(part, own, room, planner.cost)
+    def _largest(self, planner: Planner, workload: Workload, room: float) -> int:
+        assert workload.settings is not None
+        rows = planner.part_rows(workload)
+        own = max(min(workload.settings.batch_size, rows) // self.machine.count, 1)
+        return largest_micro(workload, own, room, planner.cost)
 
     def advice(self, cost: Cost, room: float, largest: int) -> Advice:
-        part, on_cpu = cost.part, self.machine.device.is_cpu
+        workload, on_cpu = cost.workload, self.machine.device.is_cpu
 
         def attempt(overrides: list[str]) -> Cost:
             recipe = self.changed(overrides)
-            return self.planner(recipe).cost(with_settings(part, recipe))
+            return self.planner(recipe).cost(workload.under(recipe))
 
-        choices = candidates(part, self.recipe, cost.micro_batch, on_cpu=on_cpu, sharding=self.machine.sharding)
+        choices = candidates(workload, self.recipe, cost.micro_batch, on_cpu=on_cpu, sharding=self.machine.sharding)
         return advise(cost, room, choices, attempt, largest)
 
-    def assumptions(self, parts: list[Part]) -> list[str]:
+    def assumptions(self, workloads: list[Workload]) -> list[str]:
         """What is not known and stands in the numbers all the same."""
         found = list(self.rows.assumptions)
         recipe = self.recipe
-        if any(part.active and not part.matched for part in parts) and recipe.selection.dedup:
+        if any(workload.active and not workload.matched for workload in workloads) and recipe.selection.dedup:
             share = f"{100 * -np.expm1(-recipe.selection.multiplier):.0f}%"
             found.append(f"An active set has {share} of the rows, which is the most that drawing can leave.")
-        if any(part.pairs or part.adapter for part in parts):
+        if any(workload.pairs or workload.adapter for workload in workloads):
             found.append("Every prompt gives a pair or a reply to learn from, which is the most there can be.")
-        if any(part.kind == "generate" for part in parts):
+        if any(workload.kind == "generate" for workload in workloads):
             found.append(
                 f"A completion has {ANSWER_SHARE:.0%} of the tokens that it may have; the range is {ANSWER_LOW:.0%} to "
                 f"{ANSWER_HIGH:.0%}."
             )
         if self.fast is None and self.uses_liger(recipe):
             found.append("liger-kernel is installed there, so that fast_layers: auto is on.")
-        if self.machine.count > NODE and any(part.kind == "train" for part in parts):
+        if self.machine.count > NODE and any(workload.kind == "train" for workload in workloads):
             found.append(
                 f"More than {NODE} devices are several computers: a device sends {self.machine.link:.0f} GB/s, at most "
                 f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s."
@@ -227,10 +214,10 @@ class Planning:
             found.append("Weights, gradients and optimizer state are split over all devices (FSDP2).")
         return found
 
-    def guesses(self, parts: list[Part]) -> list[str]:
+    def guesses(self, workloads: list[Workload]) -> list[str]:
         """What no measurement of ours stands behind."""
         recipe, device, found = self.recipe, self.machine.device, list[str]()
-        trains = any(part.kind == "train" for part in parts)
+        trains = any(workload.kind == "train" for workload in workloads)
         if device.is_cpu:
             found.append("Time on a CPU: two cores of a small server, whatever this one is.")
         elif device.name != MEASURED:
@@ -243,9 +230,9 @@ class Planning:
             found.append(f"LoRA under {recipe.precision}: measured was precision bf16.")
         if trains and self.machine.count > 1:
             found.append("Several devices: counted from what is sent and the links' published rates, not measured.")
-        if any(part.settings and part.settings.activation_offloading for part in parts):
+        if any(workload.settings and workload.settings.activation_offloading for workload in workloads):
             found.append("activation_offloading: its memory is counted, the time of its copies is not.")
-        if any(part.kind == "generate" for part in parts) and not device.is_cpu:
+        if any(workload.kind == "generate" for workload in workloads) and not device.is_cpu:
             engine = "vLLM's speed is not known" if recipe.eval.engine == "vllm" else "measured was a model of 0.5B"
             found.append(f"Time of completions: {engine}.")
         found.append("The reserve: CUDA's context and what torch's allocator cannot use, or Python on a CPU.")
@@ -255,7 +242,7 @@ class Planning:
 def plan_recipe(
     recipe: Recipe,
     root: Path,
-    work: Callable[[Stages], Any],
+    work: Callable[[Context], Any],
     *,
     gpus: str | None = None,
     sharding: str | None = None,
@@ -276,7 +263,10 @@ def plan_recipe(
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
     facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
     planning = Planning(recipe, machine, facts, config, tokenizer_bytes=tokenizer_bytes(folder))
-    return planning.plan(Outline.of(recipe, root, folder).listed(work))
+    given = Model("sft", folder, "given") if recipe.sft.model else None
+    # a listing renders nothing and reads no key, so neither a tokenizer nor weights are needed
+    context = Context(recipe, Listing(root), Model("base", folder, "base"), given, renderer=None)  # pyright: ignore
+    return planning.plan(list_workloads(context, work))
 
 
 def tokenizer_bytes(folder: Path) -> float:
@@ -305,65 +295,3 @@ def main_memory() -> float:
         if text.isdigit():
             total = min(total, int(text))
     return float(total)
-
-
-def known_rows(recipe: Recipe, root: Path) -> Rows | None:
-    """Lengths of the rows that a run there has tokenised from the same data; None if it has not."""
-    folder = root / "data"
-    if not (folder / MANIFEST).is_file():
-        return None
-    manifest = read_json(folder / MANIFEST)
-    settings, source = manifest["settings"], manifest["execution"]
-    wanted = recipe.data.model_dump(mode="json")
-    same = all(settings.get(name) == wanted[name] for name in ("max_length", "limit", "domain", "style"))
-    if not same or any(source.get(name) != wanted[name] for name in ("path", "split")):
-        return None
-    return rows_of(folder)
-
-
-def rows_of(folder: Path) -> Rows:
-    """Of a finished data stage."""
-    length_N = np.sort(row_lengths(load_tokens(folder / TOKENS)))
-    return Rows(
-        count=len(length_N),
-        mean=float(length_N.mean()),
-        longest=int(length_N[-1]),
-        likely_longest=int(length_N[max(len(length_N) - 10, 0)]),
-        known=True,
-        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N) if (folder / EXAMPLES).is_file() else 0.0,
-    )
-
-
-def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
-    """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
-    settings, limit = recipe.data, recipe.data.max_length
-    here = settings.path == EMBEDDED or Path(settings.path).expanduser().is_file()
-    longest = f"The longest row has data.max_length tokens ({limit:,})."
-    if not here:
-        count = rows or settings.limit or ROWS
-        said = () if rows else (f"{settings.path} is not here: {count:,} rows (--rows says otherwise).",)
-        mean = MEAN_SHARE * limit
-        assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
-        return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
-    source = open_source(
-        settings.path, settings.split, settings.limit, domain=settings.domain, empty_completions="drop"
-    )
-    sample = list(islice(source, SAMPLED))
-    if not sample:
-        raise UserError(f"{settings.path} has no rows; give a file that has some.")
-    text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
-    count = rows or source.count()
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer(folder, trust_remote_code=recipe.trust_remote_code)
-        give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-        renderer = Renderer(tokenizer, settings.domain, settings.style)
-        found = [len(tokenize(example, renderer, limit)["input_ids"]) for example in sample]
-        how = f"Row lengths are those of the first {len(sample):,} rows, {np.mean(found):,.0f} tokens on average."
-    else:
-        texts = (sum(len(turn["content"]) for turn in one.prompt) + len(one.completion) for one in sample)
-        found = [min(characters / CHARACTERS, limit) for characters in texts]
-        how = (
-            f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
-            f"row in the first {len(sample):,}."
-        )
-    return Rows(count, float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))

@@ -3,76 +3,21 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from weakdriven.config.settings import TrainSettings
 from weakdriven.planning.memory import Memory
 from weakdriven.runs.processes import divide
+from weakdriven.stages.workload import Workload
 
-Kind = Literal["data", "train", "scan", "generate", "small"]
-ROWS = 100_000
-"""Assumed where the data is not here; --rows says otherwise."""
-MEAN_SHARE = 0.5
-"""Assumed mean length of a row, as a share of data.max_length, where it is not known."""
-CHARACTERS = 3.5
-"""Assumed characters of a token where there is no tokenizer here."""
 ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH = 0.25, 0.1, 1.0
 """Assumed mean length of a completion, as a share of what it may have, and the range that is told."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of the training data, and how long they are in tokens."""
-
-    count: int
-    mean: float
-    longest: int
-    likely_longest: int
-    """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
-    known: bool = False
-    """Tokenised, so that the longest row is a fact and no assumption."""
-    text_bytes: float = 0.0
-    """Of a row as it is kept beside its tokens."""
-    assumptions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """One stage of a recipe, as the pipeline asks for it."""
-
-    name: str
-    kind: Kind
-    settings: TrainSettings | None = None
-    block: str = ""
-    """Key of the recipe that the settings stand under."""
-    epochs: int = 1
-    active: bool = False
-    """Trains on a drawn set."""
-    matched: bool = False
-    """For as many steps as all rows have."""
-    budget: bool = False
-    """For as much compute as the whole method."""
-    models: int = 1
-    trained: int = 1
-    teacher: bool = False
-    pairs: bool = False
-    """Rows are pairs of completions."""
-    adapter: int | None = None
-    """Rank of an adapter that this stage trains whatever the recipe says (SSB)."""
-    saves: int = 1
-    """Models that stay on the disk."""
-    prompts: int | None = None
-    """Prompts of a generating stage; None: as many as rows."""
-    samples: int = 1
-    new_tokens: int = 0
-    """Most tokens of a completion."""
 
 
 @dataclass(frozen=True)
 class Cost:
     """What one stage takes."""
 
-    part: Part
+    workload: Workload
     parameters: int = 0
     trained: int = 0
     memory: Memory | None = None
@@ -91,8 +36,8 @@ class Cost:
     def to_json(self) -> dict[str, Any]:
         memory = {name: round(size) for name, size in self.memory.parts().items()} if self.memory else None
         return {
-            "stage": self.part.name,
-            "kind": self.part.kind,
+            "stage": self.workload.name,
+            "kind": self.workload.kind,
             "parameters": self.parameters,
             "trained": self.trained,
             "memory_bytes": memory,

@@ -1,0 +1,106 @@
+"""How many training examples there are and how long they are: known from a finished data stage, sampled, or assumed."""
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from weakdriven.config.recipe import Recipe
+from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.rows.files import EMBEDDED
+from weakdriven.data.rows.sources import open_source
+from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
+from weakdriven.errors import UserError
+from weakdriven.models.load import load_tokenizer
+from weakdriven.runs.directory import EXAMPLES, TOKENS
+from weakdriven.runs.files import read_json
+from weakdriven.runs.manifest import MANIFEST
+
+SAMPLED = 512
+"""Examples that are looked at where the data is here and not tokenised."""
+ASSUMED = 100_000
+"""Examples where the data is not here; --rows says otherwise."""
+MEAN_SHARE = 0.5
+"""Assumed mean length of an example, as a share of data.max_length."""
+CHARACTERS = 3.5
+"""Assumed characters of a token where there is no tokenizer here."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the training data, and how long they are in tokens."""
+
+    count: int
+    mean: float
+    longest: int
+    likely_longest: int
+    """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
+    known: bool = False
+    """Tokenised, so that the longest row is a fact and no assumption."""
+    text_bytes: float = 0.0
+    """Of a row as it is kept beside its tokens."""
+    assumptions: tuple[str, ...] = ()
+
+
+def known_rows(recipe: Recipe, root: Path) -> Rows | None:
+    """Lengths of the rows that a run there has tokenised from the same data; None if it has not."""
+    folder = root / "data"
+    if not (folder / MANIFEST).is_file():
+        return None
+    manifest = read_json(folder / MANIFEST)
+    settings, source = manifest["settings"], manifest["execution"]
+    wanted = recipe.data.model_dump(mode="json")
+    same = all(settings.get(name) == wanted[name] for name in ("max_length", "limit", "domain", "style"))
+    if not same or any(source.get(name) != wanted[name] for name in ("path", "split")):
+        return None
+    return rows_of(folder)
+
+
+def rows_of(folder: Path) -> Rows:
+    """Of a finished data stage."""
+    length_N = np.sort(row_lengths(load_tokens(folder / TOKENS)))
+    return Rows(
+        count=len(length_N),
+        mean=float(length_N.mean()),
+        longest=int(length_N[-1]),
+        likely_longest=int(length_N[max(len(length_N) - 10, 0)]),
+        known=True,
+        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N) if (folder / EXAMPLES).is_file() else 0.0,
+    )
+
+
+def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
+    """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
+    settings, limit = recipe.data, recipe.data.max_length
+    here = settings.path == EMBEDDED or Path(settings.path).expanduser().is_file()
+    longest = f"The longest row has data.max_length tokens ({limit:,})."
+    if not here:
+        count = rows or settings.limit or ASSUMED
+        said = () if rows else (f"{settings.path} is not here: {count:,} rows (--rows says otherwise).",)
+        mean = MEAN_SHARE * limit
+        assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
+        return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
+    source = open_source(
+        settings.path, settings.split, settings.limit, domain=settings.domain, empty_completions="drop"
+    )
+    sample = list(islice(source, SAMPLED))
+    if not sample:
+        raise UserError(f"{settings.path} has no rows; give a file that has some.")
+    text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
+    count = rows or source.count()
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(folder, trust_remote_code=recipe.trust_remote_code)
+        give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+        renderer = Renderer(tokenizer, settings.domain, settings.style)
+        found = [len(tokenize(example, renderer, limit)["input_ids"]) for example in sample]
+        how = f"Row lengths are those of the first {len(sample):,} rows, {np.mean(found):,.0f} tokens on average."
+    else:
+        texts = (sum(len(turn["content"]) for turn in one.prompt) + len(one.completion) for one in sample)
+        found = [min(characters / CHARACTERS, limit) for characters in texts]
+        how = (
+            f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
+            f"row in the first {len(sample):,}."
+        )
+    return Rows(count, float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))

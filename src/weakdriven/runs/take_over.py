@@ -1,0 +1,78 @@
+"""Finished stages of other runs: found, taken over by hard links, and never computed by two runs at once."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from weakdriven.errors import UserError
+from weakdriven.runs.directory import finished_key
+from weakdriven.runs.files import link, read_json, sync_tree, write_json
+from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
+from weakdriven.runs.stage import Stage
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Other runs whose finished stages are reused under the same key."""
+
+    runs: Sequence[Path] = ()
+    locks: Path | None = None
+    """Folder of locks by key: of several runs at once that need the same stage, one computes it and the others wait."""
+
+    def find(self, stage: Stage) -> Path | None:
+        """The run that has finished this stage, unless this one has."""
+        if is_finished(stage.path, stage):
+            return None
+        for run in self.runs:
+            folder = run / stage.name
+            if is_finished(folder, stage) and not damage(folder, files_of(folder), contents=False):
+                return run
+        return None
+
+    @contextmanager
+    def alone(self, stage: Stage, note: Callable[[str], None]) -> Iterator[None]:
+        """No other run with the same locks computes this stage meanwhile."""
+        if self.locks is None:
+            yield
+            return
+        self.locks.mkdir(parents=True, exist_ok=True)
+        with (self.locks / stage.key).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                note(f"{stage.name}: another run is computing it; this one waits for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may still hold the file open
+
+
+def is_finished(folder: Path, stage: Stage) -> bool:
+    return finished_key(folder) == stage.key and not lost(folder, stage)
+
+
+def lost(folder: Path, stage: Stage) -> list[str]:
+    """What the finished stage must contain and no longer does."""
+    return [name for name in stage.holds if not (folder / name).exists()]
+
+
+def reason_taken(sibling: Path, root: Path) -> str:
+    return f"taken over from {os.path.relpath(sibling, root.parent)}"
+
+
+def take_over(finished: Path, out: Path) -> None:
+    """Link the finished stage of another run into `out`; copy where the disk cannot link.
+
+    Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
+    """
+    if found := damage(finished, files_of(finished), contents=True):
+        raise UserError(f"{found}. {remedy(finished)} If it came by --take-from, leave that run out instead.")
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
+    sync_tree(out)  # the manifest vouches for the rest, so it comes last
+    write_json(out / MANIFEST, read_json(finished / MANIFEST) | {"taken_from": str(finished)})

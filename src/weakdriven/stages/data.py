@@ -1,0 +1,90 @@
+"""Examples -> tokens, once, for training and entropy alike; questions of the benchmarks are kept out."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from weakdriven.data.example import Example
+from weakdriven.data.overlap.held_out import Hit, keep_out
+from weakdriven.data.rows.source_key import data_key
+from weakdriven.data.rows.sources import open_source
+from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
+from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
+from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
+from weakdriven.runs.manifest import MANIFEST, refuse_damage
+from weakdriven.runs.processes import leads
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+
+def data_stage(context: Context) -> Stage:
+    """The tokenised examples of a recipe."""
+    settings = context.recipe.data
+    drop = settings.held_out == "drop"
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        held, found, progress = context.held_out, list[Hit](), context.progress
+        examples = open_source(
+            settings.path,
+            settings.split,
+            settings.limit,
+            domain=settings.domain,
+            empty_completions=settings.empty_completions,
+        )
+        total = examples.count()
+        layout = examples.layout
+        progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        counters = write_tokens(
+            keep_out(examples, held, found, drop=drop) if held else examples,
+            context.renderer,
+            out / TOKENS,
+            max_length=settings.max_length,
+            long_prompts=settings.long_prompts,
+            on_row=lambda done: progress.update(done, total),
+            on_kept=lambda kept: append_jsonl(out / EXAMPLES, (example.as_row() for example in kept)),
+        )
+        for warning in filter(None, (context.renderer.warning, unlearned_warning(counters))):
+            logger.warning(warning)
+        file = Path(settings.path).expanduser()
+        if file.name == TRAIN and (funnel := file.with_name(FUNNEL)).is_file():  # from weakdriven data build
+            shutil.copyfile(funnel, out / FUNNEL)
+        compared = {"held_out": held.key} if held else {}
+        compared |= {"dropped_held_out": len(found)} if drop else {}
+        return {**counters, **compared, "rows_read": total, "layout": layout.name}
+
+    def decisive() -> dict[str, Any]:
+        settled = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
+        settled["version"] = VERSION
+        if settings.empty_completions == "drop":  # else there is no such row, and older runs stay valid
+            settled["empty_completions"] = "drop"
+        if drop and (held := context.held_out):  # else the questions decide only whether there is an error
+            settled["held_out"] = held.key
+        return settled
+
+    inputs = {
+        "rows": lambda: data_key(settings.path, settings.split),
+        "tokenizer": lambda: digest([context.base.key, context.renderer.tokenizer.chat_template]),
+    }
+    source = settings.model_dump(mode="json", include={"path", "split"})
+    workload = Workload("data", "data")
+    stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
+    if context.run.computes:
+        compare_again(context, stage)
+    return stage
+
+
+def compare_again(context: Context, data: Stage) -> None:
+    """Rows that were tokenised for other benchmarks, or none, are compared with the questions of today."""
+    held, manifest = context.held_out, read_json(data.path / MANIFEST)
+    if held and manifest["counters"].get("held_out") != held.key:
+        refuse_damage(data.path)
+        rows = (Example.from_row(row) for row in read_jsonl(data.path / EXAMPLES))
+        for _ in keep_out(rows, held, [], drop=False):
+            pass
+        manifest["counters"]["held_out"] = held.key
+        if leads():
+            write_json(data.path / MANIFEST, manifest)

@@ -1,0 +1,46 @@
+"""One model on one benchmark, as a stage."""
+
+from pathlib import Path
+from typing import Any
+
+from weakdriven.eval.benchmarks import BENCHMARKS
+from weakdriven.eval.run import evaluate, refresh
+from weakdriven.runs.processes import led
+from weakdriven.runs.stage import Stage
+from weakdriven.stages.context import Context
+from weakdriven.stages.model_loader import Model
+from weakdriven.stages.workload import Workload
+
+
+def evaluation_stage(context: Context, model: Model, benchmark: str) -> Stage:
+    """Generated, graded and scored; where only the grader has changed, saved samples are graded again."""
+    settings, entry = context.recipe.eval, BENCHMARKS[benchmark]
+    name = f"eval/{model.name}/{benchmark}"
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        shared = {"model": model.key, "work": work, "out": out, "progress": context.progress}
+        task = context.task(benchmark)
+        return evaluate(task, lambda: context.engine(model), spread=settings.engine != "vllm", **shared)
+
+    stage = context.run.stage(
+        name,
+        compute,
+        settings=lambda: {
+            **context.task(benchmark).key(),
+            **context.inference_settings(),
+            "engine": settings.engine,
+        },
+        inputs={"model": model, "prompts": lambda: context.task(benchmark).prompts_key()},
+        execution=settings.model_dump(mode="json", include={"batch_size", "batching", "data_dir"}),
+        shared=True,
+        workload=Workload(
+            name,
+            "generate",
+            prompts=min(settings.limit or entry.rows, entry.rows),
+            samples=settings.asking()["samples"],
+            new_tokens=settings.max_new_tokens or entry.max_new_tokens,
+        ),
+    )
+    if context.run.computes:
+        led(lambda: refresh(stage.path, context.task(benchmark), context.progress))
+    return stage
