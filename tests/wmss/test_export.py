@@ -302,7 +302,7 @@ def test_a_folder_that_is_not_there(refused, tmp_path):
 
 
 def test_a_checkpoint_without_a_place_for_its_mixture(run, refused):
-    assert "needs a place; add a new folder as OUT" in refused(run / "round-1/strong")
+    assert "is no run or round, so there is no default folder; add a new one as OUT" in refused(run / "round-1/strong")
 
 
 def test_a_folder_that_holds_files(pair, refused, tmp_path):

@@ -127,7 +127,7 @@ def frozen():
         (frozen, {}, "No weight of the"),
         (lambda: experts(1), {}, "mixture of experts"),
         (lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is one process"),
+        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is the only process"),
     ],
     ids=["frozen", "experts", "heads", "fsdp"],
 )
