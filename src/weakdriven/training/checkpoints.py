@@ -112,7 +112,7 @@ def usable_checkpoint(folder: Path, progress: Progress) -> Path | None:
             progress.note(f"{path.name} is damaged and not used: {wrong}")
         shutil.rmtree(path)
     if damaged:
-        progress.note(f"training resumes from {found.name}" if found else "no checkpoint is left; training starts again")
+        progress.note(f"training resumes from {found.name}" if found else "no checkpoint is left; training starts over")
     return found
 
 
