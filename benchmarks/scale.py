@@ -72,7 +72,7 @@ COUNTS = [8, 64, 512]
 
 
 def measured_step(variant: str = "pair, all recomputed", shape: str = "qwen3-4b 4x4096") -> float:
-    """Seconds of a measured step on one H200; of the 4B pair unless told: four rows of 4096 tokens."""
+    """Seconds of a measured step on one H200; of the 4B pair by default: four rows of 4096 tokens."""
     with (HERE / "results.csv").open(encoding="utf-8") as file:
         rows = [
             row

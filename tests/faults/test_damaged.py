@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(case: Case, 
     HARM[case.fault.removeprefix("checkpoint ")](checkpoints / f"checkpoint-{last}/optimizer.pt")
     output = goes_on(tmp_path / "run")
     assert f"checkpoint-{last} is damaged and not used" in output
-    assert ("goes on from checkpoint-2" if last == 3 else "training starts anew") in output
+    assert ("resumes from checkpoint-2" if last == 3 else "training starts over") in output
     record(case)
 
 
@@ -116,7 +116,7 @@ def test_without_a_whole_checkpoint_training_starts_anew(tmp_path):
     flip(checkpoints / "checkpoint-3/model.safetensors")
     truncate(checkpoints / "checkpoint-2/complete")
     output = goes_on(tmp_path / "run")
-    assert "no checkpoint is left; training starts anew" in output
+    assert "no checkpoint is left; training starts over" in output
     record(*cases("every checkpoint damaged"))
 
 

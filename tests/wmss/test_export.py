@@ -302,7 +302,7 @@ def test_a_folder_that_is_not_there(refused, tmp_path):
 
 
 def test_a_checkpoint_without_a_place_for_its_mixture(run, refused):
-    assert "needs a place; add a new folder as OUT" in refused(run / "round-1/strong")
+    assert "is no run or round, so there is no default folder; add a new one as OUT" in refused(run / "round-1/strong")
 
 
 def test_a_folder_that_holds_files(pair, refused, tmp_path):
@@ -351,7 +351,7 @@ def test_an_adapter_whose_model_is_not_here(pair, refused, tmp_path):
     config = tmp_path / "lora/adapter_config.json"
     values = json.loads(config.read_text())
     config.write_text(json.dumps(values | {"base_model_name_or_path": "./gone"}))
-    assert "is an adapter on a model that is not here. There is no model folder ./gone" in refused(
+    assert "is an adapter over a model that is not here. There is no model folder ./gone" in refused(
         tmp_path / "lora", pair[1], tmp_path / "mix"
     )
     config.write_text(json.dumps(values | {"base_model_name_or_path": None}))

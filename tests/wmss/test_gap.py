@@ -27,7 +27,7 @@ def test_a_watch_that_has_spoken_keeps_nothing_more():
     watch = GapWatch()
     for step in range(1000):
         watch.grows(step / 100)
-    assert watch.told and not watch.state()["current"]
+    assert watch.reported and not watch.state()["current"]
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def own_optimizer(*models):
 def test_an_optimizer_of_the_caller_must_hold_both_models(plain, tmp_path):
     strong, weak = tiny_model(seed=1), tiny_model(seed=2)
     models = {"model": strong, "weak_model": weak}
-    with pytest.raises(UserError, match=r"lacks \d+ weights .*first: weak\..*optimizer_cls_and_kwargs"):
+    with pytest.raises(UserError, match=r"lacks \d+ trainable weights .*first: weak\..*optimizer_cls_and_kwargs"):
         make(tmp_path, **models, trainer={"optimizers": (own_optimizer(strong), None)})
     both = {"optimizers": (own_optimizer(strong, weak), None)}
     with pytest.raises(UserError, match="has rates of its own"):

@@ -103,7 +103,7 @@ def test_several_gpus_in_one_process_are_refused(monkeypatch, tmp_path):
     monkeypatch.undo()
     weak = tiny_model(seed=2)
     weak.hf_device_map = {"model": 0, "lm_head": 1}
-    with pytest.raises(UserError, match="The weak model lies on 2 GPUs"):
+    with pytest.raises(UserError, match="The weak model is on 2 GPUs"):
         make(tmp_path, weak_model=weak)
 
 
@@ -127,7 +127,7 @@ def frozen():
         (frozen, {}, "No weight of the"),
         (lambda: experts(1), {}, "mixture of experts"),
         (lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is one process"),
+        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is the only process"),
     ],
     ids=["frozen", "experts", "heads", "fsdp"],
 )

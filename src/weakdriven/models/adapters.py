@@ -22,15 +22,15 @@ from weakdriven.runs.manifest import refuse_damaged_model
 ADAPTER = "default"
 """The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""
 ADAPTER_FILE = "adapter_config.json"
-"""Tells the folder of an adapter from that of a model."""
+"""Only the folder of an adapter has this file."""
 IN_FORWARD = {PeftType.XLORA, PeftType.ADALORA}
-"""Adapters that do part of their work in PeftModel.forward, which a pair does not call."""
+"""Adapters that act in PeftModel.forward, which a pair does not call."""
 KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
-"""Ways to start LoRA that leave the base weights as they are; the others take what they put into the adapter away."""
+"""Ways to initialise LoRA that leave the base weights unchanged; the others subtract from the base."""
 
 
 def refuse_adapter(config: Any, name: str) -> None:
-    """Adapters that the mixed loss would pass by."""
+    """Raise an error for adapters that the mixed loss would ignore."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     if config.is_prompt_learning or config.peft_type in IN_FORWARD or getattr(config, "alora_invocation_tokens", None):
         raise UserError(
@@ -46,7 +46,7 @@ def refuse_adapter(config: Any, name: str) -> None:
 
 
 def adapter_config(model: Any, name: str) -> Any:
-    """Configuration of a model's one adapter, or None where it has none."""
+    """Configuration of a model's one adapter, or None if it has none."""
     if not isinstance(model, PeftModel):
         return None
     if list(model.peft_config) != [ADAPTER]:
@@ -58,7 +58,7 @@ def adapter_config(model: Any, name: str) -> Any:
 
 
 def twin(base: PreTrainedModel) -> PreTrainedModel:
-    """A second tree of modules over the same parameters; not for models that something else already patched."""
+    """A second tree of modules over the same parameters; not for models that are already patched."""
     memo: dict[int, Any] = {id(weight): weight for weight in base.parameters()}
     for weight in base.parameters():
         if (state := getattr(weight, "quant_state", None)) is not None:
@@ -71,12 +71,12 @@ def keeps_base(config: Any) -> bool:
 
 
 def has_adapter(model: torch.nn.Module) -> bool:
-    """Whether it, or a model of a pair, is an adapter over a base."""
+    """Whether the model, or one of a pair, has an adapter."""
     return any(isinstance(part, PeftModel) for part in model.modules())
 
 
 def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> PeftModel:
-    """A fresh adapter like another model's; with a seed of its own, or two fresh ones would stay the same."""
+    """A fresh adapter like another model's; it needs its own seed, or two fresh ones would stay equal."""
     config = copy.deepcopy(config)
     config.inference_mode = False
     devices = list(range(torch.cuda.device_count()))  # a seed is set on all of them
@@ -91,17 +91,17 @@ def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> Pef
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with the adapter of a folder, ready to train; a folder that lacks some of it is refused."""
+    """The model with the adapter of a folder, ready to train; an incomplete folder raises an error."""
     refuse_damaged_model(folder)
     config = PeftConfig.from_pretrained(str(folder))
-    config.base_model_name_or_path = None  # else PEFT warns where the folder calls the same base by another name
+    config.base_model_name_or_path = None  # else PEFT warns if the folder names the same base differently
     adapted = add_adapter(model, config, seed=0)
     load_adapter_weights(adapted, folder)
     return adapted
 
 
 def share_frozen(strong: nn.Module, weak: nn.Module) -> int:
-    """Let the weak model hold the strong one's tensor wherever both are frozen and equal; returns the bytes shared.
+    """Let the weak model use the strong one's tensor wherever both are frozen and equal; returns the bytes shared.
 
     A trainable tensor that both hold becomes the weak model's own copy. Buffers are small and stay apart.
     """
@@ -174,7 +174,7 @@ def _merge(model: Any) -> PreTrainedModel:
 
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
-    """Read what `PeftModel.save_pretrained` wrote back into the same adapter; anything missing is an error."""
+    """Load what `PeftModel.save_pretrained` wrote into the same adapter; anything missing is an error."""
     refuse_pickles(folder)
     weights = load_peft_weights(str(folder), device="cpu")
     needed = get_peft_model_state_dict(model, save_embedding_layers=False).keys()

@@ -26,12 +26,12 @@ class ModelFolder:
 
     @property
     def tokenizer(self) -> Path | None:
-        """Where its tokenizer lies; the weak half of a training checkpoint has none of its own."""
+        """Folder of its tokenizer; the weak half of a training checkpoint has none."""
         folders = (self.folder, self.model)
         return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
 
     def load(self, precision: str, *, attention: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
-        """The model to ask; an adapter is merged into its base."""
+        """The model, to be evaluated; an adapter is merged into its base."""
         if self.base is None:
             model = load_model(
                 self.folder, precision=precision, attention=attention, trust_remote_code=trust_remote_code
@@ -45,7 +45,7 @@ class ModelFolder:
 
 
 def open_model(source: str) -> ModelFolder:
-    """A model folder, a Hub id, or a folder with a PEFT adapter."""
+    """Find a model folder, a Hub id, or a folder with a PEFT adapter."""
     folder = Path(source).expanduser()
     config = folder / ADAPTER_FILE
     if not config.is_file():
@@ -59,4 +59,4 @@ def open_model(source: str) -> ModelFolder:
     try:
         return ModelFolder(folder, locate_model(base))
     except UserError as error:
-        raise UserError(f"{folder} is an adapter on a model that is not here. {error}") from error
+        raise UserError(f"{folder} is an adapter over a model that is not here. {error}") from error

@@ -1,4 +1,4 @@
-"""What a causal LM's head reads and does, found through transformers' public interfaces."""
+"""A causal LM's head and the hidden states that it reads, through transformers' public interfaces."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def causal_lm(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 
 def head(model: PreTrainedModel | PeftModel) -> Head:
-    """The layer that turns hidden states into logits, and what the model does to them afterwards."""
+    """The layer that turns hidden states into logits, and how the model scales or caps them."""
     inner = causal_lm(model)
     if getattr(inner.config, "is_encoder_decoder", False):
         raise UserError(f"{type(inner).__name__} is an encoder-decoder model; weak-driven training needs a causal LM.")
@@ -46,12 +46,12 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
 
 
 def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) -> Tensor:
-    """What the model's head reads, in the precision that its product is to run in."""
+    """The input of the model's head, in the precision of its matrix product."""
     output = causal_lm(model).base_model(**inputs)
     if not hasattr(output, "last_hidden_state"):
         raise UserError(
-            f"{type(causal_lm(model)).__name__} keeps its decoder where transformers does not name it, so its hidden "
-            "states cannot be read; this version does not know that architecture."
+            f"{type(causal_lm(model)).__name__} has no decoder that transformers names, so its hidden states cannot be "
+            "read; this version does not know that architecture."
         )
     hidden = output.last_hidden_state
     kind = hidden.device.type
@@ -61,12 +61,12 @@ def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) ->
 
 @torch.no_grad()
 def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
-    """Mixed loss and entropy read hidden states and head of a causal LM; a model that does otherwise is refused."""
+    """Raise an error if a model's logits are not its head applied to causal hidden states: the losses assume that."""
     inner = causal_lm(model)
     was_training = model.training
     model.eval()
     own: Any = inner.config._attn_implementation
-    if own not in ("eager", "sdpa"):  # flash attention runs neither on the CPU, where we may be, nor in float32
+    if own not in ("eager", "sdpa"):  # flash attention does not run on the CPU or in float32
         inner.set_attn_implementation("eager")  # the one that every model has
     try:
         ids = torch.arange(8, device=inner.device)[None]
@@ -94,7 +94,7 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
 
 
 def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:
-    """Heads of one vocabulary may be padded to different lengths; without a tokenizer's word they must be equal."""
+    """Heads of one vocabulary may be padded to different lengths; with an unknown vocabulary they must be equal."""
     rows = [len(head(model).weight_VD) for model in (weak, strong)]
     if rows[0] != rows[1] and (vocabulary is None or vocabulary > min(rows)):
         known = "" if vocabulary is None else f" for a tokenizer of {vocabulary} tokens"

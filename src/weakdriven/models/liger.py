@@ -1,4 +1,4 @@
-"""Faster layers: Liger's fused norm, rotary embedding and MLP activation, given to one model and to no other."""
+"""Faster layers: Liger's fused norm, rotary embedding and MLP activation, for one model only."""
 
 import json
 import logging
@@ -19,11 +19,11 @@ from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
 
 ROTARY = "apply_rotary_pos_emb"
 FRESH_QUERIES = {"qwen3", "gemma3_text"}
-"""Model types whose queries and keys come out of a norm, so that writing over them spoils no product's result."""
+"""Model types whose queries and keys come from a norm, so that overwriting them spoils no kept product."""
 
 
 def fast_layers(choice: str, model_type: str) -> bool:
-    """Whether models of this type train with Liger's layers here; an error where they are demanded and cannot be."""
+    """Whether models of this type train with Liger's layers here; an error if they are required and unavailable."""
     if choice == "off":
         return False
     missing = _missing(model_type)
@@ -33,7 +33,7 @@ def fast_layers(choice: str, model_type: str) -> bool:
 
 
 def model_type(folder: Path) -> str:
-    """What the configuration calls the architecture of the model that is trained."""
+    """Model type of the model that is trained, from its configuration."""
     if is_multimodal(folder):
         return text_config(folder).model_type
     return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
@@ -52,10 +52,10 @@ def _missing(model_type: str) -> str | None:
 def use_liger(model: PreTrainedModel) -> None:
     """Replace the layers of this model in place; its parameters stay the same objects under the same names.
 
-    Liger also changes the module that the model's classes stand in, so that every later model of the type would get
-    its layers, on the CPU too where they cannot run. That is undone; only the rotary function is taken from there.
+    Liger also changes the module of the model's classes, so every later model of the type would get its layers, even on
+    the CPU where they cannot run. That is undone; only the rotary function is taken from there.
     """
-    logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)  # it tells of each rare backend not installed
+    logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)  # it logs each backend that is not installed
     namespace = vars(sys.modules[type(model).__module__])
     before = dict(namespace)
     try:
@@ -70,7 +70,7 @@ def use_liger(model: PreTrainedModel) -> None:
 
 
 def _out_of_place(rotary: Callable[..., Any]) -> Callable[..., Any]:
-    """Liger rotates in place. Over a kept product (recompute.py) that would be done again in the backward pass."""
+    """Liger rotates in place. A kept product (recompute.py) would be rotated again in the backward pass."""
 
     def rotate(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
         return rotary(query.clone(), key.clone(), *args, **kwargs)
@@ -79,7 +79,7 @@ def _out_of_place(rotary: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _give_rotary(module: nn.Module, rotary: Callable[..., Any]) -> None:
-    """Bind the module's own forward again, with another function under the name that it looks up in its file."""
+    """Rebind the module's forward with another rotary function in its globals."""
     forward: Any = type(module).forward
     if ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):
         return

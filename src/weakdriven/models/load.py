@@ -74,13 +74,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of what decides the tokens of a text and of a conversation."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     rules: Any = json.loads(backend.to_str()) if backend else sorted(tokenizer.get_vocab().items())
-    if isinstance(rules, dict):  # how the last caller padded is no property of the tokens
+    if isinstance(rules, dict):  # the last caller's padding does not change the tokens
         rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     return digest([rules, tokenizer.chat_template])
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows that a head needs; more than there are tokens where some ids are left out."""
+    """Rows that a head needs; more than there are tokens if some ids are unused."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -92,12 +92,12 @@ def load_model(
     trust_remote_code: bool = False,
     quantize: str | None = None,
 ) -> PreTrainedModel:
-    """A causal LM with all of its weights; a checkpoint that leaves some to chance is refused.
+    """A causal LM with all of its weights; a checkpoint that lacks some raises an error.
 
-    Of a multimodal Gemma-3 it is the language model alone.
+    Of a multimodal Gemma-3, the language model alone.
 
     Args:
-        quantize: `4bit` holds linear layers but the head in NF4, on the GPU.
+        quantize: `4bit` holds linear layers except the head in NF4, on the GPU.
     """
     refuse_damaged_model(folder)
     refuse_pickles(folder)
@@ -112,7 +112,7 @@ def load_model(
     if attention:
         options["attn_implementation"] = attention
     loading = logging.getLogger("transformers.modeling_utils")
-    loading.disabled = True  # its table of missing weights is told below in one sentence
+    loading.disabled = True  # its table of missing weights is one sentence below
     try:
         if is_multimodal(folder):
             loaded: Any = load_text_model(folder, **options)
@@ -140,13 +140,13 @@ def is_mixture(folder: Path) -> bool:
 
 
 def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
-    """Most tokens that a model was made for, if its configuration says so."""
+    """Largest number of tokens that the configuration allows, if it names one."""
     config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse, before anything is computed, what this version cannot train or would mix wrongly."""
+    """Raise an error for models that this version cannot train or would mix wrongly, before anything is computed."""
     if trust_remote_code:
         warn_of_code(folder)
     try:
@@ -174,7 +174,7 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
 
 
 def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
-    """Mixing logits only makes sense where token k is the same text for both models."""
+    """Mixing logits only makes sense if token k is the same text for both models."""
     refuse_different_vocabularies(weak, strong, trust_remote_code=trust_remote_code)
     rows = [vocabulary_rows(folder) for folder in (weak, strong)]
     if rows[0] != rows[1]:
@@ -185,7 +185,7 @@ def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: 
 
 
 def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
-    """Of the tokenizers alone; the heads may still be padded to different lengths."""
+    """Compare the tokenizers alone; the heads may still be padded to different lengths."""
     folders = (weak, strong)
     vocabularies = [load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab() for folder in folders]
     if vocabularies[0] != vocabularies[1]:

@@ -1,4 +1,4 @@
-"""Selective recomputation: keep what matrix products and attention gave, compute the cheap rest again."""
+"""Selective recomputation: keep the results of matrix products and attention, recompute the cheap rest."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,10 +24,10 @@ NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
 def keep(model: PreTrainedModel, kept: Kept) -> None:
-    """Make gradient checkpointing of this model spare what attention gave, or that and what every product gave.
+    """Make gradient checkpointing of this model keep attention's results, or those and every matrix product's.
 
-    Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, where a function cannot
-    stand, so the model's own `gradient_checkpointing_enable` adds it. Bound like a method, it goes with a deep copy.
+    Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, which cannot hold a function,
+    so the model's own `gradient_checkpointing_enable` adds it. Bound like a method, it survives a deep copy.
     """
     model._kept_in_checkpoints = kept  # pyright: ignore
     model.gradient_checkpointing_enable = MethodType(_enable, model)
@@ -40,10 +40,10 @@ def _enable(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = N
 
 
 def policy(model: PreTrainedModel, kept: Kept) -> Callable[..., CheckpointPolicy]:
-    """What of a layer of `model` is kept; a wrong answer would cost time or memory, never a wrong gradient.
+    """Which operations of a layer are kept; a wrong choice costs time or memory, never a wrong gradient.
 
-    The MLP's last product is the one to leave out: the layer's backward needs only its input, and recomputation stops
-    there. This does not hold where a norm follows, nor for a frozen weight (LoRA), whose product is not the last.
+    The MLP's last product need not be kept: the layer's backward needs only its input, and recomputation stops there.
+    This does not hold if a norm follows, nor for a frozen weight (LoRA), whose product is not the last.
     """
     config = model.config.get_text_config()
     ends_in_mlp = not any(name.endswith(NORM_AFTER_MLP) for name, _ in model.named_modules())

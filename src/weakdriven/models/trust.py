@@ -1,7 +1,7 @@
-"""What a downloaded folder may do when it is opened: be read. It runs code only where `trust_remote_code` asks for it.
+"""A downloaded folder is only read; its code runs only with `trust_remote_code`.
 
-Weights in pickles (.bin, .pt, .pth) can run anything when they are loaded, so only safetensors are; a folder that has
-nothing else is refused in a sentence.
+Weights in pickles (.bin, .pt, .pth) can run code when they are loaded, so only safetensors are read; a folder that has
+nothing else raises an error.
 """
 
 import logging
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SAFE: dict[str, Any] = {"use_safetensors": True}
 """For every `from_pretrained` that reads weights."""
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def refuse_pickles(folder: Path) -> None:
-    """A folder of weights, of a model or an adapter, has to have them as safetensors."""
+    """The weights of a model or adapter have to be safetensors."""
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return
     found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -30,10 +30,10 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def warn_of_code(source: str | Path) -> None:
-    """Name what may run code, once; for callers that were asked to trust it."""
-    if str(source) in _told:
+    """Log once which code may run; for callers with trust_remote_code."""
+    if str(source) in _warned:
         return
-    _told.add(str(source))
+    _warned.add(str(source))
     brought = ", ".join(sorted(path.name for path in Path(source).glob("*.py"))) or "no .py file now"
     logger.warning(
         "trust_remote_code is on: code that comes with %s (%s) runs here and may do all that you may do.",

@@ -1,4 +1,4 @@
-"""Stage settings -> SFTConfig, and the order in which a phase sees its rows."""
+"""Stage settings -> SFTConfig, and the order of a phase's rows."""
 
 import math
 from pathlib import Path
@@ -17,13 +17,13 @@ def training_order(
 ) -> np.ndarray:
     """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
-    Fixing the order here makes the number of steps exact (floor(rows / batch) an epoch, at least 1) and lets
-    a killed run go on by skipping what it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of
-    a run see the rows in the same order.
+    Fixing the order here makes the number of steps exact, floor(rows / batch) per epoch and at least 1, and a resumed
+    run skips the rows it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of a run share an
+    order.
 
     Args:
-        epoch_rows: Train as many batches as an epoch over this many rows has; the rows there are come round again, in
-            a fresh shuffle each time.
+        epoch_rows: If set, an epoch takes as many steps as this many rows would; the rows are repeated, shuffled anew
+            each time.
 
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
     16
@@ -40,9 +40,9 @@ def training_order(
 
 
 def alike_together(order: np.ndarray, length_N: np.ndarray, batch_size: int) -> np.ndarray:
-    """The rows of each step with the longest first, so that micro-batches hold rows of like length and little padding.
+    """The rows of each step, longest first, so that a micro-batch holds rows of similar length and little padding.
 
-    A step sees the same rows as before, and its loss is a mean over all of them, so only rounding changes.
+    A step has the same rows as before, and its loss is a mean over all of them, so only rounding changes.
 
     >>> alike_together(np.array([0, 1, 2, 3]), np.array([5, 9, 7, 8]), batch_size=2).tolist()
     [1, 0, 3, 2]
@@ -54,9 +54,9 @@ def alike_together(order: np.ndarray, length_N: np.ndarray, batch_size: int) -> 
 def training_arguments(
     settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
 ) -> SFTConfig:
-    """Arguments for `epochs` epochs over `rows` rows that come in order; fewer rows than a batch are one batch.
+    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
 
-    Of several processes each takes every n-th micro-batch, so that a step sees the rows that one process would.
+    With several processes each takes every n-th micro-batch, so a step has the rows it would have with one process.
     """
     batch = min(settings.batch_size, rows)
     processes = size()
@@ -87,7 +87,7 @@ def training_arguments(
         seed=recipe.seed,
         save_strategy="steps",
         save_steps=settings.save_steps,
-        save_total_limit=None,  # it would make room before the new one is read back; see checkpoints.py
+        save_total_limit=None,  # it would delete before the new one is verified; see checkpoints.py
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,
         report_to=list(recipe.report_to),

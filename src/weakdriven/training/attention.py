@@ -1,4 +1,4 @@
-"""How PyTorch's attention runs in training: by kernels that are right, and by the fused causal one where it can."""
+"""Which of PyTorch's attention kernels training uses: none with a wrong gradient, the fused causal one if possible."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def trained_attention(model: nn.Module) -> Iterator[None]:
-    """What a training runs in. On the CPU padding stays masked, where leaving the mask out gains nothing."""
+    """Every training runs in this context. On the CPU padding stays masked: dropping the mask gains nothing there."""
     with ExitStack() as entered:
         entered.enter_context(without_cudnn_attention())
         if torch.cuda.is_available():
@@ -21,7 +21,7 @@ def trained_attention(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Within it PyTorch's attention leaves cuDNN out, whatever it chose before.
+    """In this context PyTorch's attention does not use cuDNN.
 
     Its backward pass gives NaN where rows are padded to 64 more than a multiple of 128 tokens and a head's scores are
     all far below 0, as some of Qwen2.5's are (pytorch#196678, trl#7181).
@@ -36,9 +36,9 @@ def without_cudnn_attention() -> Iterator[None]:
 
 @contextmanager
 def without_padding_masks(model: nn.Module) -> Iterator[None]:
-    """Within it causal LMs inside `model` are not told of padding on the right, which causal attention never sees.
+    """In this context causal LMs inside `model` get no mask for padding on the right: causal attention never sees it.
 
-    A mask of any kind keeps PyTorch from its fused causal kernel. Hidden states of padding change; no loss reads them.
+    Any mask keeps PyTorch from its fused causal kernel. Hidden states of padding change; no loss reads them.
     """
     inner = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one.base_model is not one]
     hooks = [one.base_model.register_forward_pre_hook(_drop_padding_mask, with_kwargs=True) for one in inner]

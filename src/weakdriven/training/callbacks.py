@@ -1,4 +1,4 @@
-"""What every training phase does at its steps: metrics, progress, sealed checkpoints, a stop on NaN or a signal."""
+"""The callback of every training phase: metrics, progress, verified checkpoints, a stop on NaN or a signal."""
 
 import math
 from pathlib import Path
@@ -22,11 +22,11 @@ REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
 
 
 class PhaseCallback(TrainerCallback):
-    """Also tells `fit` which phase it trains.
+    """Follows a phase; `fit` also reads from it which phase it trains.
 
     Args:
         folder: For metrics.jsonl.
-        stage, settings, recipe: Of the phase, for what is said when it cannot go on.
+        stage, settings, recipe: Of the phase, for the check of the disk and for error messages.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class PhaseCallback(TrainerCallback):
             self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (name := signalled()) and state.global_step < state.max_steps:  # at the last step the stage is all but done
+        if (
+            name := signalled()
+        ) and state.global_step < state.max_steps:  # after the last step the stage is finished instead
             self.stopped = name
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps and size() == 1 and not has_adapter(kwargs["model"]):
@@ -74,13 +76,13 @@ class PhaseCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
-        wait_for_all()  # each may have written a part of it
+        wait_for_all()  # each may have written a part
         if state.is_world_process_zero:
             seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def signalled() -> str | None:
-    """The signal that any process of this training has got; all have to end at the same step."""
+    """The signal that any process of this training has received; all have to end at the same step."""
     return next((name for name in gathered([stop_requested()]) if name), None)
 
 

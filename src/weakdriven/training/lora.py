@@ -1,4 +1,4 @@
-"""A recipe's `lora`: checked before anything is computed, and in the words of PEFT."""
+"""A recipe's `lora`: checked before anything is computed, and translated to PEFT."""
 
 import difflib
 import os
@@ -30,7 +30,7 @@ def lora_config(lora: LoraSettings) -> LoraConfig:
 
 
 def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse what this machine cannot quantize, and targets that the base does not have or may not adapt."""
+    """Raise an error if this machine cannot quantize, or if a target is missing in the base or cannot be adapted."""
     if lora.quantize and find_spec("bitsandbytes") is None:
         raise UserError(
             f"lora.quantize: {lora.quantize} needs bitsandbytes, which is not installed; pip install bitsandbytes."
@@ -49,7 +49,7 @@ def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = Fals
 
 
 def refuse_targets(model: Any, targets: list[str]) -> None:
-    """Names that PEFT would pass over in silence, the head, and layers whose update cannot be merged."""
+    """Raise an error for names that PEFT would silently ignore, the head, and layers whose update cannot be merged."""
     head = model.get_output_embeddings()
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
     names = sorted({name.rsplit(".", 1)[-1] for name, layer in layers.items() if layer is not head})
@@ -72,7 +72,7 @@ def refuse_targets(model: Any, targets: list[str]) -> None:
 
 
 def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_code: bool = False) -> Path:
-    """Folder of an M1 that was trained elsewhere; it has to be an adapter over the recipe's model."""
+    """Folder of an M1 that was trained elsewhere; it must be an adapter over the recipe's model."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = locate_model(source)
@@ -107,9 +107,9 @@ def _same_model(one: Path, other: Path) -> bool:
 
 
 def name_base(model: PeftModel, source: str, folder: Path) -> None:
-    """Write down what the adapter belongs to, so that its folder loads by itself from anywhere on this machine.
+    """Record the adapter's base in its configuration, so that its folder loads from anywhere on this machine.
 
-    A Hub id stays one, with the commit that was used; a folder is named by its whole path.
+    A Hub id is kept, with the commit that was used; a folder is recorded by its absolute path.
     """
     config: Any = model.peft_config[ADAPTER]
     on_hub = folder.parent.name == "snapshots" and not Path(source).expanduser().is_dir()

@@ -1,4 +1,4 @@
-"""The AdamWs that transformers has no name for, and whether the chosen one can run here."""
+"""Optimizers: those that transformers has no name for, whether the chosen one can run here, and its memory."""
 
 import os
 import shutil
@@ -21,13 +21,13 @@ def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer
     # _AdamW is private by its name, though torchao.optim exports it: AdamW8bit without the 8 bits
     from torchao.optim import AdamWFp8, _AdamW
 
-    # only weights in bf16 are rounded by chance
+    # only bf16 weights are rounded stochastically
     options = {"lr": settings.learning_rate, "betas": settings.adam_betas, "eps": 1e-8, "bf16_stochastic_round": True}
     return (_AdamW if settings.optimizer == "adamw_bf16" else AdamWFp8), options
 
 
 def check_optimizer(key: str, optimizer: str) -> None:
-    """Refuse an optimizer that lacks its package, its kind of GPU or, since torchao compiles its step, a compiler."""
+    """Raise an error if an optimizer's package, GPU or compiler is missing (torchao compiles its step)."""
     if optimizer in ("adamw", "rmsprop"):
         return
     if find_spec("torchao") is None:

@@ -43,12 +43,12 @@ class Phase:
     """0 for SFT and controls, t for round t."""
     epochs: int
     work: Path
-    """What a killed try left here is used."""
+    """Working folder; training resumes from what an interrupted attempt left here."""
     progress: Progress
     epoch_rows: int | None = None
-    """Rows whose steps an epoch has, if not those of its own rows."""
+    """If set, an epoch takes as many steps as this many rows would."""
     keep: Keep | None = None
-    """Writes the model into a folder; needed where the settings ask for snapshots."""
+    """Writes the model into a folder; needed if the settings ask for snapshots."""
 
     def prepare(
         self,
@@ -57,7 +57,7 @@ class Phase:
         recipe: Recipe,
         columns: Sequence[str] = ("input_ids", "labels"),
     ) -> dict[str, Any]:
-        """What every trainer takes: the rows in order, the arguments, our callback."""
+        """What every trainer takes: the rows in order, the arguments, our callbacks."""
         rows, epochs = len(dataset), self.epochs
         order = training_order(
             rows,
@@ -74,7 +74,7 @@ class Phase:
         if settings.snapshots and self.keep:
             kept = snapshot_steps(settings.snapshots, settings.steps(rows, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
-        # its default is a folder in the checkpoints, which go away with the finished stage
+        # the default is inside the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
             "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
@@ -85,10 +85,10 @@ class Phase:
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
-    """Train to the end from the last checkpoint that is whole, if there is one; returns counters.
+    """Train to the end, from the last intact checkpoint if there is one; returns counters.
 
     Args:
-        rows: What is trained on, where the trainer holds it in another form.
+        rows: The training rows, if the trainer holds them in another form.
     """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
@@ -97,7 +97,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     if phase:
         check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
-        trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL begins anew at 0
+        trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:
         with trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -115,7 +115,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
-    """Compare what the phase will write with what its disk has left, less what an earlier try has written."""
+    """Compare what the phase will still write with the free space on its disk."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
     if settings is None or recipe is None:
         return
@@ -138,19 +138,19 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
 
 
 def disk_is_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError:
-    """Removes the checkpoint that was not written to its end."""
+    """The error to raise; also removes the incomplete checkpoint."""
     remove_unmarked(folder)
     good = last_complete_checkpoint(folder)
     kept = f"its checkpoint of step {step_of(good)} is kept and" if good else "it has no checkpoint yet, so"
     return UserError(
         f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
-        f"{trainer.state.global_step}; {kept} a new run goes on from {'there' if good else 'its start'}. Free some "
+        f"{trainer.state.global_step}; {kept} the next run resumes from {'there' if good else 'its start'}. Free some "
         "space and run the same command again."
     )
 
 
 def padded_lengths(rows: Dataset) -> np.ndarray:
-    """Tokens by which a row is long in a micro-batch; of a pair, those of its longer side."""
+    """Padded length of each row; for preference pairs, of the longer side."""
     if "input_ids" in rows.column_names:
         return row_lengths(rows)
     prompt_N, chosen_N, rejected_N = (row_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
@@ -158,6 +158,6 @@ def padded_lengths(rows: Dataset) -> np.ndarray:
 
 
 def trained_tokens(rows: Dataset) -> int:
-    """Tokens that were read in training; a pair's prompt counts twice, because each of its completions follows it."""
+    """Tokens read in training; a preference pair's prompt counts twice, once for each completion."""
     times = {"input_ids": 1, "prompt_ids": 2, "chosen_ids": 1, "rejected_ids": 1}
     return sum(times[name] * int(row_lengths(rows, name).sum()) for name in rows.column_names if name in times)

@@ -55,7 +55,7 @@ def save_model(
 ) -> None:
     """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; metrics of `work`.
 
-    Of an adapted model the adapter, as it was trained, stands in for the weights. The model may go on training.
+    Of a model with an adapter, the adapter alone. The model can be trained further.
     """
     network: Any = causal_lm(model)
     generation, cached = network.generation_config, getattr(network.config, "use_cache", False)
@@ -78,7 +78,7 @@ def save_model(
 
 @contextmanager
 def in_bf16(network: Any) -> Iterator[None]:
-    """Within it the weights are bf16 copies in main memory; afterwards they are the very tensors that they were."""
+    """In this context the weights are bf16 copies in main memory; afterwards they are the original tensors again."""
     weights = [weight for weight in (*network.parameters(), *network.buffers()) if weight.is_floating_point()]
     masters, dtype = [weight.data for weight in weights], network.config.dtype
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Models that a phase keeps on its way: at given shares of its steps, each a whole folder."""
+"""Snapshots of a phase: the model after given shares of its steps, each a whole folder."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ Keep = Callable[[Path], None]
 
 
 def percent(share: float) -> int:
-    """How a snapshot is named.
+    """Name of a snapshot.
 
     >>> percent(0.29)
     29
@@ -28,7 +28,7 @@ def percent(share: float) -> int:
 
 
 def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int, str]:
-    """Optimizer step to the name of its snapshot; an error where two of them would be the same model.
+    """Optimizer step to the name of its snapshot; two snapshots of one model are an error.
 
     >>> snapshot_steps([0.25, 0.5], 10, "sft")
     {2: '25', 5: '50'}
@@ -47,10 +47,10 @@ def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int,
 
 
 class SnapshotCallback(TrainerCallback):
-    """Keeps the model after some steps.
+    """Saves the model after some steps.
 
-    A snapshot is on disk before the checkpoint of its step, so a resumed run has every one that lies behind it. Those
-    that lie before it are written again, because they have to belong to the training that goes on.
+    A snapshot is on disk before the checkpoint of its step, so a resumed run has every earlier one. Later ones are
+    written again, because they have to come from the resumed training.
     """
 
     def __init__(self, work: Path, steps: dict[int, str], keep: Keep):
@@ -75,7 +75,7 @@ class SnapshotCallback(TrainerCallback):
 
 
 def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
-    """Where the finished training of a phase has left its snapshots, by name."""
+    """The snapshots of a finished phase, by name."""
     folders = {str(percent(share)): work / SNAPSHOTS / str(percent(share)) for share in shares}
     for folder in folders.values():
         if not folder.is_dir():
@@ -84,7 +84,7 @@ def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
 
 
 def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
-    """Snapshots beside the finished model; `work` keeps its own, so that a kill before the end loses none."""
+    """Put snapshots next to the finished model; `work` keeps its own, so that a kill before the end loses none."""
     if not is_main():
         return
     for name, folder in snapshot_folders(work, shares).items():

@@ -1,4 +1,4 @@
-"""From what the caller of `WDJTTrainer` hands over to two models that can be mixed; what cannot be is refused here."""
+"""From the arguments of `WDJTTrainer` to two models that can be mixed; what is not supported raises an error here."""
 
 import logging
 import os
@@ -29,14 +29,13 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 
 
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
-    """What SFTTrainer takes and the mixed loss, or this machine, cannot serve."""
+    """Options of SFTTrainer that the mixed loss, or this machine, does not support."""
     if args.deepspeed:
         refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
     if args.fsdp and args.world_size == 1:
         raise UserError(
-            "fsdp is set, and this is one process, which has nobody to share weights with; start the script with "
-            "`accelerate launch`, or leave fsdp out."
+            "fsdp is set, and this is the only process; start the script with `accelerate launch`, or leave fsdp out."
         )
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
@@ -46,7 +45,7 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
         if options.get(name) is not None:
             raise UserError(
                 f"{name} is set, but WDJTTrainer never builds the logits that it would read; leave it out. Losses, "
-                "probabilities and entropies of both models are logged by themselves."
+                "probabilities and entropies of both models are logged anyway."
             )
     processor = options.get("processing_class")
     if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
@@ -57,7 +56,7 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
 
 
 def refuse_sharding(trainer: Any) -> None:
-    """What accelerate was set up to do with the models, that the mixed loss or its checkpoints cannot."""
+    """Settings of accelerate that the mixed loss or its checkpoints do not support."""
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
     parallel = trainer.accelerator.parallelism_config
@@ -81,9 +80,9 @@ def _refuse_several_gpus(found: str) -> None:
 def load_branches(
     model: Any, weak_model: Any, args: WDJTConfig, *, peft_config: Any = None, quantization_config: Any = None
 ) -> tuple[Any, Any]:
-    """Strong and weak model, loaded where a path was given.
+    """Strong and weak model, loaded if a path was given.
 
-    Two paths that lead to one base give two trees of modules over one copy of it, if the base will be frozen.
+    Two paths to one base give two trees of modules over one copy of it, if the base is frozen.
     """
     if peft_config is not None:
         refuse_adapter(peft_config, "strong")
@@ -124,7 +123,7 @@ def load_branches(
 
 
 def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model; an adapter may have one of its own, or its base's."""
+    """The tokenizer of a model; an adapter may have one of its own, or its base's."""
     base = causal_lm(strong).config._name_or_path
     source = model if isinstance(model, str) else base
     load: Any = args.model_init_kwargs if isinstance(model, str) else None
@@ -132,7 +131,7 @@ def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTo
         options = {"revision": (load or {}).get("revision"), "trust_remote_code": args.trust_remote_code}
         if (found := _tokenizer(place, **options)) is not None:
             return found
-    raise UserError(f"No tokenizer stands beside {source or 'the strong model'}; give one as processing_class.")
+    raise UserError(f"There is no tokenizer next to {source or 'the strong model'}; give one as processing_class.")
 
 
 def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
@@ -146,7 +145,7 @@ def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
 
 
 def _base_of(source: str) -> str:
-    """Where the base of an adapter's folder or Hub id is; a model is its own base."""
+    """The base of an adapter's folder or Hub id; a model is its own base."""
     try:
         found = find_adapter_config_file(source)
     except OSError:  # neither here nor on the Hub: loading it will say so
@@ -184,7 +183,7 @@ def _refuse_model(model: Any, name: str) -> None:
 
 
 def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> None:
-    """What these two models and arguments cannot do together, as known before any data is read."""
+    """Combinations of models and arguments that are not supported, before any data is read."""
     adapter = peft_config or adapter_config(strong, "strong")
     if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
         raise UserError(
@@ -197,7 +196,7 @@ def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> N
         _refuse_router_loss(model, name, args.router_aux_loss_coef)
         devices = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
         if len(devices) > 1:
-            _refuse_several_gpus(f"The {name} model lies on {len(devices)} GPUs")
+            _refuse_several_gpus(f"The {name} model is on {len(devices)} GPUs")
         if learns[name] and not fresh[name]:
             _refuse_nothing_to_learn(model, name)
 
@@ -225,13 +224,13 @@ def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
 
 
 def refuse_partial_optimizer(optimizer: Any, pair: WeakStrongPair, weak_learning_rate: float | None) -> None:
-    """An optimizer that the caller made must hold every weight that is to learn."""
+    """An optimizer of the caller must hold every trainable weight."""
     if optimizer is None:
         return
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     left = [name for name, weight in pair.named_parameters() if weight.requires_grad and id(weight) not in held]
     if left or weak_learning_rate is not None:
-        found = f"lacks {len(left)} weights that are to learn (first: {left[0]})" if left else "has rates of its own"
+        found = f"lacks {len(left)} trainable weights (first: {left[0]})" if left else "has rates of its own"
         raise UserError(
             f"optimizers is set, and that optimizer {found}; give the parameters of both models to it and leave "
             "weak_learning_rate out, or give optimizer_cls_and_kwargs, from which one is made for both."
@@ -239,7 +238,7 @@ def refuse_partial_optimizer(optimizer: Any, pair: WeakStrongPair, weak_learning
 
 
 def refuse_no_targets(dataset: Any) -> None:
-    """A dataset in which no token is supervised; found at the first row that has one."""
+    """Raise an error for a dataset without supervised tokens; the search ends at the first one."""
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
         return
     if len(dataset) == 0:
@@ -251,19 +250,19 @@ def refuse_no_targets(dataset: Any) -> None:
         rows: Any = dataset.select_columns(["labels"])
         if not any(label != IGNORE for row in rows for label in row["labels"][1:]):
             raise UserError(
-                f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE}. Check which "
-                "tokens the labels leave out (completion_only_loss, assistant_only_loss, max_length)."
+                f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE}. Check why "
+                "the labels leave all tokens out (completion_only_loss, assistant_only_loss, max_length)."
             )
 
 
 def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak: Any) -> int | None:
-    """Tokens of the tokenizer that serves both models, or None where the weak one's cannot be found.
+    """Size of the vocabulary of both models, or None if the weak model's tokenizer cannot be found.
 
-    Mixing logits only makes sense where token k is the same text for both. A padding token that only the strong one's
-    has is never predicted.
+    Mixing logits only makes sense if token k is the same text for both. A padding token that only the strong model's
+    tokenizer has is never predicted.
     """
     base = causal_lm(weak).config._name_or_path
-    by_path = isinstance(weak_model, str)  # then the Hub may be asked, as it was for the model
+    by_path = isinstance(weak_model, str)  # then the Hub may be used, as for the model
     places = [weak_model, base] if by_path else [base]
     found = (_tokenizer(place, local_files_only=not by_path) for place in places)
     other = next((tokenizer for tokenizer in found if tokenizer is not None), None)
@@ -282,7 +281,7 @@ def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak:
 
 
 def _tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase | None:
-    """What stands beside a model; AutoTokenizer alone would make an empty one up from the model's configuration."""
+    """The tokenizer next to a model; AutoTokenizer alone would make an empty one from the model's configuration."""
     where = {name: value for name, value in options.items() if name != "trust_remote_code"}
     try:
         if not place or cached_file(place, "tokenizer_config.json", **where) is None:

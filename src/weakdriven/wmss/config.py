@@ -14,7 +14,7 @@ from weakdriven.losses.tiles import Implementation
 Schedule = Literal["linear", "cosine"]
 METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]
 METRICS.remove("margin_tokens")
-"""What evaluation gives, each after `eval_`."""
+"""Names of what evaluation returns, each with the prefix `eval_`."""
 
 
 @dataclass
@@ -73,13 +73,13 @@ class WDJTConfig(SFTConfig):
                 raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(known))}.")
         _refuse_other_losses(self)
         _refuse_metrics_of_logits(self.metric_for_best_model or "")
-        # eval_loss is of the mixture, and of another one at each step of a schedule; the strong model is what is kept
+        # eval_loss is that of the mixture, which a schedule changes at each step; the strong model is what is kept
         if self.load_best_model_at_end and not metric_given and (self.strong_weight or self.strong_anchor):
             self.metric_for_best_model = "strong_loss"
 
     @classmethod
     def of(cls, args: TrainingArguments, **changes: Any) -> "WDJTConfig":
-        """Any training arguments as ours, with defaults for what they lack."""
+        """Any training arguments as a WDJTConfig, with defaults for what they lack."""
         if isinstance(args, cls) and not changes:
             return args
         given = {item.name: getattr(args, item.name) for item in fields(args) if item.init}
@@ -88,7 +88,7 @@ class WDJTConfig(SFTConfig):
         return cls(**given | changes)
 
     def strong_weight_at(self, done: float) -> float:
-        """Lambda once the share `done` of the optimizer steps is taken."""
+        """Lambda after the share `done` of the optimizer steps."""
         if self.strong_weight_end is None:
             return self.strong_weight
         moved = done if self.strong_weight_schedule == "linear" else (1 - math.cos(math.pi * done)) / 2

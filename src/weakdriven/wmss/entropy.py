@@ -30,17 +30,17 @@ SCHEMA = pa.schema(
 )
 """Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
 PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
-"""With the place of each example in the dataset."""
+"""With the row number of each example in the dataset."""
 MEANS = ("entropy", "nll", "target_probability")
 ATTENTION = {"full_attention", "sliding_attention"}
-"""Layers that tell packed rows apart; others, such as convolutions, would carry one into the next."""
+"""Layers that keep packed rows apart; others, such as convolutions, would leak one row into the next."""
 
 
 def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Row numbers in groups of similar length, longest first so that memory trouble shows at once.
+    """Row numbers in groups of similar length, longest first so that a lack of memory shows at once.
 
-    Groups depend on nothing else: products in half precision may be rounded differently in another shape, and neither
-    a kill nor the number of processes should show in the scores.
+    Groups depend on nothing else: half-precision products may be rounded differently in another shape, and neither a
+    resumed scan nor the number of processes should change the scores.
 
     >>> [rows.tolist() for rows in plan_batches(np.array([3, 9, 4, 2]), batch_tokens=10)]
     [[1], [2, 0], [3]]
@@ -55,7 +55,7 @@ def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
 
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """As Arrow holds it: a million lists of tokens would not fit as Python's."""
+    """As an Arrow column: a million lists of tokens would not fit in memory as Python lists."""
     return dataset.select_columns(name).with_format("arrow")[:][name]
 
 
@@ -90,7 +90,7 @@ class _Batch(NamedTuple):
 
 
 class States(NamedTuple):
-    """What a model's head reads before each supervised token of a batch, row after row."""
+    """Hidden states that predict the supervised tokens of a batch, row after row."""
 
     numbers: np.ndarray
     count_B: np.ndarray
@@ -113,7 +113,7 @@ def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]
     for batch in _prepared(model, dataset, batches):
         hidden_TD, target_T = _states(model, batch)
         launched = batch, _to_host(token_scores(hidden_TD, head(model), target_T))
-        if waiting:  # read only now, so that the device never waits for us
+        if waiting:  # read one batch late, so that the device never waits
             yield _collect(*waiting)
         waiting = launched
     if waiting:
@@ -132,7 +132,7 @@ def _prepared(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.nda
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether attention, by its own starts of rows, keeps examples apart in one long row: flash attention does."""
+    """Whether examples can be packed into one long row: flash attention keeps them apart by their positions."""
     config: Any = causal_lm(model).config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ATTENTION)
     stateful = getattr(causal_lm(model), "_is_stateful", False)
@@ -141,13 +141,13 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def _rotary_kinds(model: PreTrainedModel) -> set[str]:
-    """Of the rotary embeddings, which stand in the configuration once for all layers or once for each type."""
+    """Kinds of rotary embedding; the configuration has one for all layers or one for each type of layer."""
     rope = getattr(causal_lm(model).config.get_text_config(), "rope_parameters", None) or {}
     return {one.get("rope_type", "") for one in (rope, *rope.values()) if isinstance(one, dict)}
 
 
 def _within(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Beyond its context a dynamic rotary embedding depends on what the model has read before, so it is refused."""
+    """Raise an error for rows beyond the context: there a dynamic rotary embedding depends on earlier rows."""
     limit = causal_lm(model).config.get_text_config().max_position_embeddings
     for numbers in batches:
         if (longest := row_lengths(dataset.select(numbers)).max()) > limit:
@@ -159,15 +159,15 @@ def _within(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarr
 
 
 def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
-    """Groups of equal length: `longrope` takes other frequencies for all rows of a batch if one is long."""
+    """Groups of equal length: `longrope` changes the frequencies of all rows of a batch if one is long."""
     length_B = row_lengths(dataset.select(numbers))
     return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
 
 
 def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary: int) -> _Batch:
-    """One long row of all examples where attention tells them apart by position, else one padded row each.
+    """One long row of all examples if they can be packed, else one padded row each.
 
-    Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch takes its
+    Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch uses its
     fused causal kernel.
     """
     rows = [dataset[int(number)] for number in numbers]
@@ -224,7 +224,7 @@ def _states(model: PreTrainedModel, batch: _Batch) -> tuple[Tensor, Tensor]:
 
 
 def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Begin to copy; what came is whole once the event has passed."""
+    """Start copying to the host; the copy is complete once the event has passed."""
     both_2T = torch.stack(scores)
     if not both_2T.is_cuda:
         return both_2T, None

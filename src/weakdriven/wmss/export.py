@@ -34,7 +34,7 @@ DEFAULT_WEIGHT = 0.5
 
 @dataclass(frozen=True)
 class Mix:
-    """What is to be saved, and where."""
+    """The mixture to save, and where."""
 
     strong: ModelFolder
     weak: ModelFolder
@@ -48,8 +48,8 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
 
     Args:
         paths: STRONG WEAK OUT; or SOURCE OUT, where SOURCE is a run directory, a round of it or a training checkpoint;
-            or a run directory or round alone, to save beside its models.
-        strong_weight: Share of the strong logits; by default what the pair was trained with, where that is known.
+            or a run directory or round alone, to save next to its models.
+        strong_weight: Share of the strong logits; by default the pair's own, if it is known.
         dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
     """
     mix = find_mix(paths, strong_weight)
@@ -88,7 +88,7 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
 
 
 def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
-    """Read the command's words, and refuse what can be refused before a model is loaded."""
+    """Read the command's arguments; errors come before a model is loaded."""
     if strong_weight is not None and not 0 <= strong_weight <= 1:
         raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
     if len(paths) == 3:
@@ -98,7 +98,7 @@ def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
         strong, weak = open_model(str(folder)), open_model(str(folder / WEAK_FOLDER))
         out = paths[1] if len(paths) == 2 else default_out
     if out is None:
-        raise UserError(f"{paths[0]} is no run or round, so its mixture needs a place; add a new folder as OUT.")
+        raise UserError(f"{paths[0]} is no run or round, so there is no default folder; add a new one as OUT.")
     target = refuse_used(Path(out).expanduser().resolve())
     if strong_weight is not None:
         return Mix(strong, weak, strong_weight, "--strong-weight", target)
@@ -110,7 +110,7 @@ def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
 
 
 def find_pair(source: Path) -> tuple[Path, Path | None]:
-    """Folder of a strong model with the weak one inside, and where its mixture goes if nothing is said."""
+    """Folder of a strong model with the weak one inside, and the default folder of its mixture."""
     if not source.is_dir():
         raise UserError(f"There is no folder {source}; give a run directory or a training checkpoint.")
     if (source / RUN_FILE).is_file():
@@ -140,7 +140,7 @@ def find_pair(source: Path) -> tuple[Path, Path | None]:
 
 
 def last_round(run: Path) -> int:
-    """The last finished round that belongs to the run's recipe as it is now."""
+    """The last finished round of the run's current recipe."""
     done = []
     for stage, key in read_json(run / PLAN_FILE).items():
         number = re.fullmatch(r"round-(\d+)/strong", stage)
@@ -167,7 +167,7 @@ def trained_weight(strong: Path) -> tuple[float, str]:
 
 
 def common_precision(mix: Mix) -> str:
-    """What loses nothing: bf16 if both are saved so."""
+    """The lossless choice: bf16 if both are saved in it."""
     dtypes = [
         AutoConfig.from_pretrained(branch.model, trust_remote_code=False).dtype for branch in (mix.strong, mix.weak)
     ]
@@ -176,7 +176,7 @@ def common_precision(mix: Mix) -> str:
 
 @torch.no_grad()
 def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tensor, strong_weight: float) -> Any:
-    """The mixture by its definition, each model asked alone."""
+    """The mixture by its definition, each model evaluated alone."""
     logits = [model(input_ids=ids, use_cache=False).logits.float() for model in (strong, weak)]  # pyright: ignore
     rows = min(one.shape[-1] for one in logits)
     return strong_weight * logits[0][..., :rows] + (1 - strong_weight) * logits[1][..., :rows]
@@ -195,7 +195,7 @@ def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The values in a file; none if it is missing or cannot be read."""
+    """The values in a file; empty if it is missing or cannot be read."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The numbers of both branches: what is logged of them, when they are not numbers, when they drift apart."""
+"""The losses of both models: what is logged, when training diverged, when the strong model falls behind."""
 
 import math
 from collections import deque
@@ -11,13 +11,13 @@ from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.training.callbacks import REMEDY
 
 SUMS = ("num_tokens", "tokens", *MixStatistics._fields)
-"""What is added up over micro-batches and ranks: all tokens, supervised tokens, statistics of the latter."""
+"""Summed over micro-batches and ranks: all tokens, supervised tokens, statistics of the latter."""
 MEAN_LOGITS = ("strong_mean_logit", "weak_mean_logit")
-"""What follows them at steps that are logged: mean over the vocabulary of each model's logits."""
+"""After them, at steps that are logged: mean over the vocabulary of each model's logits."""
 
 
 def means(sums: list[float]) -> dict[str, float]:
-    """Per-token means of `SUMS`, without those of a branch that did not run.
+    """Per-token means of `SUMS`, without those of a model that did not run.
 
     >>> means([9, 4, 2.0, 3.0, math.nan, 1, 1, math.nan, 2, 2, math.nan])["strong_gap"]
     0.25
@@ -30,7 +30,7 @@ def means(sums: list[float]) -> dict[str, float]:
 
 
 def mean_logits(sums: list[float]) -> dict[str, float]:
-    """Per-token means of `MEAN_LOGITS`, of those that are known.
+    """Per-token means of `MEAN_LOGITS`, where they are known.
 
     >>> mean_logits([9, 4, *[0.0] * 9, -8.0, math.nan])
     {'strong_mean_logit': -2.0}
@@ -40,11 +40,11 @@ def mean_logits(sums: list[float]) -> dict[str, float]:
 
 
 def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:
-    """Stop before the optimizer moves.
+    """Raise an error on a loss or gradient that is not finite, before the optimizer moves.
 
     Args:
-        losses: Cross-entropy of `mixed` and of each branch that ran.
-        norms: Gradient norm of each branch that has gradients.
+        losses: Cross-entropy of `mixed` and of each model that ran.
+        norms: Gradient norm of each model that has gradients.
     """
     bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
     bad = [name for name in bad if name != "mixed"] or bad
@@ -65,15 +65,15 @@ def _subject(name: str) -> str:
 
 
 class GapWatch:
-    """Tells once when the strong model alone falls ever further behind the mixture.
+    """Reports once that the strong model alone falls further and further behind the mixture.
 
-    The gap is strong-alone minus mixed cross-entropy. It is averaged over windows of steps, and grows if each of the
-    last windows lies above the one before, the last above `least` and above the first by more than noise.
+    The gap is strong-alone minus mixed cross-entropy. It is averaged over windows of steps. It grows if each of the
+    last windows is above the one before, and the last is above `least` and above the first by more than noise.
     """
 
     WARNING = (
         "The strong model alone falls behind the mixture: its cross-entropy is {gap:.3f} above the mixed one and "
-        "rising, so what it learns is to lean on the weak model, which is thrown away. Let the mixture end in the "
+        "rising, so it learns to rely on the weak model, which is discarded. Let the mixture end in the "
         "strong model (strong_weight_end=1.0), or add its own loss (strong_anchor=0.5)."
     )
 
@@ -81,19 +81,19 @@ class GapWatch:
         self.window, self.least = window, least
         self.current: list[float] = []
         self.means: deque[float] = deque(maxlen=rises + 1)
-        self.told = False
+        self.reported = False
 
     def state(self) -> dict[str, Any]:
         """As JSON, for `restore` in a resumed run."""
-        return {"current": self.current, "means": list(self.means), "told": self.told}
+        return {"current": self.current, "means": list(self.means), "told": self.reported}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.current, self.told = list(state["current"]), state["told"]
+        self.current, self.reported = list(state["current"]), state["told"]
         self.means.extend(state["means"])
 
     def grows(self, gap: float) -> bool:
         """Take the gap of one optimizer step; True the first time that it has kept growing."""
-        if self.told:
+        if self.reported:
             return False
         self.current.append(gap)
         if len(self.current) < self.window:
@@ -103,5 +103,5 @@ class GapWatch:
         self.current = []
         means = list(self.means)
         rising = len(means) == self.means.maxlen and all(a < b for a, b in pairwise(means))
-        self.told = rising and means[-1] > self.least and means[-1] - means[0] > noise
-        return self.told
+        self.reported = rising and means[-1] > self.least and means[-1] - means[0] > noise
+        return self.reported

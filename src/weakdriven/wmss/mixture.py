@@ -1,6 +1,6 @@
-"""The mixture that joint training trains, as one model of transformers: two causal LMs whose logits are mixed.
+"""The mixture that joint training trains, as one transformers model: two causal LMs whose logits are mixed.
 
-Importing this module makes `AutoModelForCausalLM.from_pretrained` know the folders that `weakdriven export mix` writes.
+Importing this module lets `AutoModelForCausalLM.from_pretrained` load the folders that `weakdriven export mix` writes.
 """
 
 import inspect
@@ -46,7 +46,7 @@ class MixtureConfig(Config):
 
     @property
     def vocab_size(self) -> int:
-        """Rows that both heads have; what lies beyond is padding of one of them."""
+        """Rows that both heads have; the rest is padding of one of them."""
         return self._smaller("vocab_size")
 
     @property
@@ -55,7 +55,7 @@ class MixtureConfig(Config):
 
 
 class MixtureCache(Cache):
-    """The caches of the models side by side; their layers are listed together, so reorder or crop acts on all."""
+    """One cache for each model; their layers are listed together, so reorder or crop acts on all."""
 
     def __init__(self, branches: list[DynamicCache]):
         super().__init__(layers=[layer for branch in branches for layer in branch.layers])
@@ -67,9 +67,9 @@ class MixtureCache(Cache):
 
 
 class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
-    """Answers with `strong_weight * strong + (1 - strong_weight) * weak`, the logits that joint training trains.
+    """Its logits are `strong_weight * strong + (1 - strong_weight) * weak`, as in joint training.
 
-    A model whose share is 0 is not run.
+    A model with share 0 does not run.
 
     Args:
         strong, weak: Ready models (`from_pair` builds the configuration too); made from the configuration if unset.
@@ -105,7 +105,7 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
         """Mix two loaded models, which are used as they are.
 
         Args:
-            vocabulary: Tokens of the one tokenizer that serves both; needed where the heads are padded differently.
+            vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
         """
         refuse_different_heads(strong, weak, vocabulary)
         config = MixtureConfig(
@@ -141,8 +141,8 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = self._new_cache()
         if past_key_values is not None and not isinstance(past_key_values, MixtureCache):
             raise UserError(
-                f"The mixture got a {type(past_key_values).__name__} as past_key_values; it keeps a cache of each "
-                "model. Pass what it returned before, or none."
+                f"The mixture got a {type(past_key_values).__name__} as past_key_values; it keeps one cache for each "
+                "model. Pass the one it returned, or none."
             )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         mixed: Any = 0.0

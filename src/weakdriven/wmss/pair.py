@@ -20,7 +20,7 @@ from weakdriven.models.sharded import checkpoint_weights, whole
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
-"""Beside a saved pair: how it was mixed at that step, and what else its training has to remember."""
+"""Next to a saved pair: how it was mixed at that step, and the rest of its training state."""
 
 
 class PairOutput(NamedTuple):
@@ -29,8 +29,8 @@ class PairOutput(NamedTuple):
     """Supervised tokens of this batch."""
     statistics: MixStatistics
     mean_logits: tuple[Tensor, Tensor]
-    """Of the strong and of the weak model: mean over the vocabulary, summed over supervised tokens. NaN where it was
-    not asked for, the model did not run, or its logits are capped."""
+    """Of the strong and of the weak model: mean over the vocabulary, summed over supervised tokens. NaN if it was not
+    requested, the model did not run, or its logits are capped."""
 
 
 class WeakStrongPair(nn.Module):
@@ -38,10 +38,10 @@ class WeakStrongPair(nn.Module):
 
     Args:
         strong_weight: Share of the strong logits, in [0, 1]; may be changed between steps. Paper: lambda. A model whose
-            share is 0 for the whole training is not run.
+            share is 0 for the whole training does not run.
         weak_trainable: False freezes the weak model: forward only, no gradient, no optimizer state.
         strong_anchor: Weight of the strong model's own cross-entropy, added to the mixed one.
-        vocabulary: Tokens of the one tokenizer that serves both; needed where the heads are padded differently.
+        vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
         implementation: Of the loss: `auto`, `triton`, `chunked` or `reference`.
     """
 
@@ -81,11 +81,11 @@ class WeakStrongPair(nn.Module):
     @strong_weight.setter
     def strong_weight(self, value: float) -> None:
         self._strong_weight = value
-        # all that a compiled forward reads of the weight, so that a schedule does not compile it again at each step
+        # a compiled forward reads these and not the weight, so a schedule does not recompile it at each step
         self.strong_runs, self.weak_runs = value > 0 or self.strong_anchor > 0, value < 1
 
     def measure_mean_logits(self, on: bool) -> None:
-        """Whether the following forwards give mean logits; to be called again once a head has moved."""
+        """Whether the next forward passes return mean logits; call it again after each optimizer step."""
         self._mean_rows = (_whole_row(self.strong), _whole_row(self.weak)) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
@@ -105,7 +105,7 @@ class WeakStrongPair(nn.Module):
     ) -> PairOutput:
         """Mixed loss summed over supervised tokens, divided by `num_items_in_batch` (by their number if unset).
 
-        Sequences packed into one row are told apart by `position_ids` that start again, with no `attention_mask`.
+        Sequences packed into one row are separated by `position_ids` that restart, with no `attention_mask`.
         """
         if labels is None:
             raise UserError(
@@ -115,7 +115,7 @@ class WeakStrongPair(nn.Module):
         if position_ids is not None:
             inputs["position_ids"] = position_ids
         target = targets(labels, position_ids, attention_mask)
-        # positions by number, so that the one wait for the GPU is here and not once more for each model
+        # indices, not a mask: this waits for the GPU once, and not again for each model
         place = (target != IGNORE).flatten().nonzero()[:, 0]
 
         def supervised(model: Any) -> Tensor:
@@ -174,7 +174,7 @@ class WeakStrongPair(nn.Module):
 
 
 def _whole_row(model: Any) -> MeanRow | None:
-    """Of all of the head; between two forwards each process may hold a part of it."""
+    """Of the whole head; between two forward passes each process may hold a part of it."""
     row = mean_row(head(model))
     return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
 
@@ -196,10 +196,10 @@ def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
 
 
 def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
-    """An ordinary strong checkpoint, with the weak one in a folder inside; of adapted models the adapters only.
+    """An ordinary strong checkpoint with the weak one in a folder inside; of models with adapters, the adapters only.
 
     Args:
-        more: JSON values to keep beside the mixture; `read_pair` gives them back.
+        more: JSON values to keep with it; `read_pair` returns them.
     """
     pair.strong.save_pretrained(str(folder))
     if not _weak_is_bare_base(pair):
@@ -208,19 +208,19 @@ def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
 
 
 def write_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
-    """The file that stands beside a pair's weights."""
+    """Write the file next to a pair's weights."""
     kept = {"strong_weight": pair.strong_weight, "strong_anchor": pair.strong_anchor, **more}
     (folder / PAIR_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def read_pair(folder: Path) -> dict[str, Any]:
-    """What stands in a saved pair's `PAIR_FILE`; nothing in a folder that an older version wrote."""
+    """Content of a saved pair's `PAIR_FILE`; empty for a folder that an older version wrote."""
     file = folder / PAIR_FILE
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
-    """Read what `save_pair` wrote back into the same architecture; anything missing or left over is an error."""
+    """Load what `save_pair` wrote into the same architecture; anything missing or left over is an error."""
     branches = [(pair.strong, folder), (pair.weak, folder / WEAK_FOLDER)]
     for model, place in branches[: 1 if _weak_is_bare_base(pair) else 2]:
         if isinstance(model, PeftModel):
@@ -230,5 +230,5 @@ def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
 
 
 def _weak_is_bare_base(pair: WeakStrongPair) -> bool:
-    """A frozen weak model beside an adapter is not written, as the frozen base of the strong one is not."""
+    """The weak model is then not written, like the frozen base of the strong model's adapter."""
     return isinstance(pair.strong, PeftModel) and not isinstance(pair.weak, PeftModel) and not pair.weak_trainable

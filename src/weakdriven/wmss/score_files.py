@@ -1,6 +1,6 @@
-"""Score files: what a model makes of each example, streamed in parts that survive a kill and merged into one file.
+"""Score files: a model's scores of each example, streamed in parts that survive a kill and merged into one file.
 
-A score file carries what it was computed from (`ScoreFacts`) in its metadata, so that another run can use it.
+The metadata of a score file says what it was computed from (`ScoreFacts`), so that another run can use it.
 """
 
 import json
@@ -22,17 +22,17 @@ from weakdriven.wmss.entropy import PART_SCHEMA, SCHEMA
 
 METADATA = b"weakdriven.scores"
 VERSION = 2
-"""Of what a scan computes and how it is stored; raised where scores of an older version must not be used."""
+"""Of what a scan computes and how it is stored; raised if scores of an older version must not be used."""
 FLUSH_SECONDS = 30.0
-"""A kill loses at most this much work, and the batches under way."""
+"""A kill loses at most this much work, and the batches in progress."""
 
 HASHED = 16
-"""Digits of a part's hash that stand in its name."""
+"""Digits of a part's hash that are in its name."""
 
 
 @dataclass(frozen=True)
 class ScoreFacts:
-    """What decides scores; two files with the same facts hold the same numbers, up to rounding."""
+    """What determines scores; two files with the same facts hold the same numbers, up to rounding."""
 
     model: str
     """Fingerprint of the weights."""
@@ -48,7 +48,7 @@ class ScoreFacts:
 
 @contextmanager
 def part_writer(folder: Path, *, every_seconds: float | None = None) -> Iterator["Parts"]:
-    """Where a scan streams to; what was added last is written even if the scan fails."""
+    """Target of a scan; what was added last is written even if the scan fails."""
     parts = Parts(folder, FLUSH_SECONDS if every_seconds is None else every_seconds)
     try:
         yield parts
@@ -57,7 +57,7 @@ def part_writer(folder: Path, *, every_seconds: float | None = None) -> Iterator
 
 
 class Parts:
-    """Whole batches of one process, written every so often as a small Parquet file each."""
+    """Batches of one process, written at intervals as small Parquet files."""
 
     def __init__(self, folder: Path, every_seconds: float):
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class Parts:
             self.flush()
 
     def flush(self) -> None:
-        """A part is named after its first row, which no other part holds, and its content; it is there whole or not."""
+        """A part is named after its first row, which no other part holds, and its hash; it is written atomically."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting, PART_SCHEMA)
             name = f"rows-{table['row'][0].as_py():010d}"
@@ -86,14 +86,14 @@ class Parts:
 
 
 def wait_for(folder: Path, names: list[str], seconds: float = 60.0) -> None:
-    """Until this process sees what others have written; a network file system may show it late."""
+    """Wait until this process sees files that others have written; a network file system may show them late."""
     end = time.monotonic() + seconds
     while not all((folder / name).exists() for name in names) and time.monotonic() < end:
         time.sleep(0.2)
 
 
 def read_parts(folder: Path) -> pa.Table:
-    """All that was written so far; a part that is not what its name says is removed and its rows are scored again."""
+    """All parts written so far; a part whose hash does not match its name is removed, so its rows are scored again."""
     tables = []
     for path in sorted(folder.glob("rows-*.parquet")):
         named = path.stem.split("-")[2:]  # those of older versions are named after their first row alone
@@ -135,7 +135,7 @@ def read_scores(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def read_facts(path: Path) -> ScoreFacts:
-    """Of a file that someone points to, and that may be anything."""
+    """Of a file that a recipe points to; it may be any file."""
     try:
         facts = json.loads(pq.read_schema(path).metadata[METADATA])
         if facts.get("version") == VERSION:
@@ -160,7 +160,7 @@ def score_files(place: str) -> list[Path]:
 
 
 def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -> None:
-    """Before anything is computed: scores of other tokens cannot be used, and whoever points to them expects that."""
+    """Raise an error for scores of other tokens, which cannot be used, before anything is computed."""
     for path in (path for place in places for path in score_files(place)):
         facts = read_facts(path)
         if facts.tokenizer != tokenizer:
@@ -176,7 +176,7 @@ def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -
 
 
 def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
-    """The score file with these facts; one of the same model on other rows is an error, other models are no concern."""
+    """The score file with these facts, or None; scores of the same model on other rows are an error."""
     others = []
     for path in (path for place in places for path in score_files(place)):
         found = read_facts(path)

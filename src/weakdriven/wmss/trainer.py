@@ -1,4 +1,4 @@
-"""WDJTTrainer: TRL's SFTTrainer with a weak model beside the strong one, and all that it overrides of it."""
+"""WDJTTrainer: TRL's SFTTrainer with a weak model next to the strong one, and everything that it overrides."""
 
 import copy
 import inspect
@@ -30,11 +30,11 @@ from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model, gradient_norm
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
-from weakdriven.wmss import checks as branches
+from weakdriven.wmss import checks
 from weakdriven.wmss.config import WDJTConfig
+from weakdriven.wmss.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
 from weakdriven.wmss.pair import (
     WEAK_FOLDER,
@@ -56,10 +56,10 @@ class WDJTTrainer(ShardedCheckpoints):
 
     Args:
         model: The strong model: a path or Hub id (of a model or of an adapter), a model, or a PeftModel.
-        weak_model: Likewise. What a path loads to has the strong model's precision unless `model_init_kwargs` say more.
+        weak_model: Likewise. A path is loaded in the strong model's precision unless `model_init_kwargs` names one.
         args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
-        peft_config: Gives both models an adapter of this kind. A strong model that comes with one gives its kind to a
-            weak model that has none. Frozen tensors that are equal in both are held once.
+        peft_config: Gives both models an adapter of this kind. If the strong model already has one, a weak model
+            without gets the same kind. Frozen tensors that are equal in both are held once.
         more, kwargs: As for SFTTrainer, in its order.
     """
 
@@ -84,28 +84,28 @@ class WDJTTrainer(ShardedCheckpoints):
             name = model if isinstance(model, str) else model.config._name_or_path
             args = WDJTConfig(f"{Path(name).name}-WDJT")
         config = copy.copy(WDJTConfig.of(args))
-        branches.refuse_options(config, options)
+        checks.refuse_options(config, options)
         load = {"quantization_config": options.pop("quantization_config", None)}
-        strong, weak = branches.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
-        branches.refuse_pair(strong, weak, config, options.get("peft_config"))
-        tokenizer = options.get("processing_class") or branches.load_tokenizer_of(model, strong, config)
-        vocabulary = branches.common_vocabulary(tokenizer, weak_model, weak)
+        strong, weak = checks.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
+        checks.refuse_pair(strong, weak, config, options.get("peft_config"))
+        tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, config)
+        vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak)
         refuse_different_heads(strong, weak, vocabulary)
         if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
             config.ddp_find_unused_parameters = True  # one model does not run in the first step
-        config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops us anyway
-        own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn of them
+        config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops training anyway
+        own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn about them
         super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
         config.model_init_kwargs = own
-        branches.refuse_sharding(self)
-        branches.refuse_no_targets(self.train_dataset)
+        checks.refuse_sharding(self)
+        checks.refuse_no_targets(self.train_dataset)
         if config.chat_template_path is not None:  # TRL may have added tokens
-            vocabulary = branches.common_vocabulary(self._tokenizer, weak_model, weak)
+            vocabulary = checks.common_vocabulary(self._tokenizer, weak_model, weak)
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
-            self.maybe_activation_offload_context.update_model_params(pair)  # weights, which are not to be offloaded
-        branches.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
+            self.maybe_activation_offload_context.update_model_params(pair)  # weights are not offloaded
+        checks.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
         # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
         self.model_accepts_loss_kwargs = True
         self.neftune_noise_alpha = None  # see train
@@ -152,7 +152,7 @@ class WDJTTrainer(ShardedCheckpoints):
         return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, in our attention; NEFTune puts its noise, if asked for, on both models' embeddings."""
+        """As upstream, in our attention; NEFTune, if set, adds noise to both models' embeddings."""
         self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
         models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
         hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
@@ -170,7 +170,7 @@ class WDJTTrainer(ShardedCheckpoints):
         self._measured = 0
 
     def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """Where training begins, begins again with a smaller batch, or goes on from a checkpoint."""
+        """Training starts, restarts with a smaller batch, or resumes from a checkpoint here."""
         self._forget()
         kept = read_pair(Path(resume_from_checkpoint)) if resume_from_checkpoint else {}
         if "gap" in kept:
@@ -180,7 +180,7 @@ class WDJTTrainer(ShardedCheckpoints):
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
-        """Counts the tokens that the pair takes its loss on."""
+        """Counts the tokens of the pair's loss."""
         counted = [
             {**batch, "shift_labels": targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask"))}
             for batch in batch_samples
@@ -194,7 +194,7 @@ class WDJTTrainer(ShardedCheckpoints):
         return super().training_step(*args, **kwargs)
 
     def _measure_heads(self) -> None:
-        """Once for all micro-batches of a step: whether it will be logged, so that mean logits are worth a pass."""
+        """Once per step: measure mean logits if the step will be logged."""
         step, args = self.state.global_step + 1, self.args
         if step != self._measured:
             logged = args.logging_strategy == IntervalStrategy.EPOCH or (step == 1 and args.logging_first_step)
@@ -216,13 +216,13 @@ class WDJTTrainer(ShardedCheckpoints):
             num_tokens = inputs["attention_mask"].sum()
         else:
             num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device)
-        # added up where they are, so that nothing waits for the device before the optimizer step
+        # summed on the device, so that nothing waits for it before the optimizer step
         sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
         self._pending = sums if self._pending is None else self._pending + sums
         return (loss, output) if return_outputs else loss
 
     def _read_sums(self, norms: dict[str, Tensor]) -> tuple[list[float], dict[str, float]]:
-        """Sums over all ranks and gradient norms, in one wait for the device."""
+        """Sums over all ranks, and gradient norms, with one wait for the device."""
         assert self._pending is not None
         sums: Any = self.accelerator.reduce(self._pending)
         values = torch.cat([sums, *(norm.float().reshape(1).to(sums.device) for norm in norms.values())]).tolist()
@@ -242,7 +242,7 @@ class WDJTTrainer(ShardedCheckpoints):
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """The last that upstream calls before the optimizer moves, clipping or not."""
+        """The last hook that upstream calls before the optimizer step, with or without clipping."""
         if grad_norm is None:
             self._norms = self._branch_norms()
         sums, norms = self._read_sums(self._norms)
@@ -252,9 +252,9 @@ class WDJTTrainer(ShardedCheckpoints):
         weight, anchor = self.pair.strong_weight, self.pair.strong_anchor
         ran = {"mixed": True, "strong": weight > 0 or anchor > 0, "weak": weight < 1}
         losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
-        # a gradient scaler (fp16) meets infinite gradients while it looks for its scale, and skips those steps
+        # a gradient scaler (fp16) finds infinite gradients while it searches its scale, and skips those steps
         refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
-        if self.args.logging_strategy != "no":  # which would never empty it
+        if self.args.logging_strategy != "no":  # else it would never be emptied
             self._logged.append((sums, norms))
         gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
         if gap is not None and self._gap.grows(gap) and self.is_world_process_zero():
@@ -286,7 +286,7 @@ class WDJTTrainer(ShardedCheckpoints):
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """Means over the tokens of the whole set, where upstream takes the mean of the batches' means."""
+        """Means over the tokens of the whole set; upstream averages the batches' means."""
         self._pending = None
         if self.accelerator.num_processes > 1:
             inner = getattr(dataloader, "base_dataloader", dataloader)
@@ -323,13 +323,13 @@ class WDJTTrainer(ShardedCheckpoints):
             self._in_checkpoint = False
 
     def _kept(self) -> dict[str, Any]:
-        """What a checkpoint remembers beside weights and optimizer."""
+        """What a checkpoint holds next to weights and optimizer."""
         names = ("strong_weight_end", "strong_weight_schedule")
         kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
         return {name: getattr(self.args, name) for name in names} | kept
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The strong model; gathered weight by weight where processes hold parts of it."""
+        """The strong model; gathered weight by weight if it is sharded."""
         if not self.is_fsdp_enabled or _internal_call:
             super().save_model(output_dir, _internal_call)
             return

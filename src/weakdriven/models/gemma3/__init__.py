@@ -1,0 +1,1 @@
+"""Gemma-3: the language model out of a multimodal folder (`multimodal.py`) and back into one (`wrap.py`)."""

@@ -1,9 +1,9 @@
 """Gemma-3 with its vision tower: the language model inside, as an ordinary causal LM.
 
-On disk the same weights go by several names: as published (`language_model.model.*`), as some versions of transformers
-save them (`model.language_model.*`), and with or without `vision_model.` in the tower. Neither way of transformers 5.22
-serves us: `AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`, so that it writes
-names that no text model reads. So the names are mapped here.
+On disk the same weights have several names: as published (`language_model.model.*`), as some versions of transformers
+save them (`model.language_model.*`), and with or without `vision_model.` in the tower. transformers 5.22 offers two
+ways, and neither works here: `AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`,
+so it writes names that no text model reads. So the names are mapped here.
 """
 
 import re
@@ -33,7 +33,7 @@ def is_multimodal(folder: Path) -> bool:
 def text_config(folder: Path) -> Any:
     """Configuration of the model that is trained: a folder's own, or that of the language model inside Gemma-3.
 
-    The multimodal class ties its embeddings by the outer setting, so that one decides.
+    The multimodal class ties its embeddings by the outer setting, so that setting counts.
     """
     config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(config, Gemma3Config):
@@ -71,7 +71,7 @@ def vision_name(name: str) -> str | None:
 
 
 def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
-    """Those weights of a folder that a function gives a name to; two under one name are an error."""
+    """The weights of a folder that a function gives a name, under that name; two with one name are an error."""
     found: dict[str, Stored] = {}
     for name, stored in stored_weights(folder).items():
         new = rename(name)

@@ -36,7 +36,7 @@ class Stored:
 
 
 def stored_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a model folder by name, from the headers alone; damaged or doubtful folders are refused."""
+    """Every tensor of a model folder by name, from the headers alone; a damaged folder raises an error."""
     found: dict[str, Stored] = {}
     for file in weight_files(folder):
         try:
@@ -66,7 +66,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(wanted: dict[str, Stored]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors under the names they shall have, one at a time; each file is opened once."""
+    """Tensors under their new names, one at a time; each file is opened once."""
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
         for name, stored in wanted.items():
@@ -89,7 +89,7 @@ def write_shards(wanted: dict[str, Stored], folder: Path, *, shard_bytes: int = 
 
 
 def split(wanted: dict[str, Stored], shard_bytes: int) -> Iterator[list[str]]:
-    """Names in their order, cut wherever the next tensor would make a file too large."""
+    """Names in order, cut wherever the next tensor would make a file too large."""
     names: list[str] = []
     size = 0
     for name, stored in wanted.items():
@@ -103,7 +103,7 @@ def split(wanted: dict[str, Stored], shard_bytes: int) -> Iterator[list[str]]:
 
 
 def refuse_changed(written: dict[str, Stored], wanted: dict[str, Stored]) -> None:
-    """Read both back, and demand the same bits under the same names."""
+    """Read both, and compare bits and names."""
     if written.keys() != wanted.keys():
         raise UserError(f"What was written lacks {listed(wanted.keys() ^ written.keys())}; check the disk, try again.")
     for (name, ours), (_, theirs) in zip(

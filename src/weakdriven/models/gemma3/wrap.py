@@ -46,7 +46,7 @@ OUTER = ("architectures", "transformers_version", "_name_or_path", "dtype", "tor
 
 @dataclass(frozen=True)
 class Wrapped:
-    """What was put together, and where it lies."""
+    """What was joined, and where it is."""
 
     trained: Path
     base: Path
@@ -58,20 +58,20 @@ class Wrapped:
 def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> Wrapped:
     """Save a trained `Gemma3ForCausalLM` as a `Gemma3ForConditionalGeneration` with its base's vision side.
 
-    Tensors are copied file by file and compared with their sources afterwards; neither model is ever built.
+    Tensors are copied file by file and compared with their sources afterwards; neither model is built.
 
     Args:
         trained: Folder of the text-only checkpoint, with its tokenizer; its precision is kept.
         base: Folder or Hub id of the multimodal model that it was trained from.
         out: New or empty folder.
-        shard_bytes: Size of the files, and so about the memory needed.
+        shard_bytes: Size of the files, which is about the memory needed.
     """
     target = refuse_used(Path(out).expanduser().resolve())
     text_folder, base_folder = locate_text_model(trained), locate_model(base)
     if not is_multimodal(base_folder):
         raise UserError(
             f"{base} is {described(base_folder)}; expected the multimodal Gemma-3 (model type gemma3 with a "
-            "vision_config) that the model was trained from, because its vision tower is what is added."
+            "vision_config) that the model was trained from, because its vision tower is added."
         )
     refuse_other_tokens(text_folder, base_folder)
     part = target.with_name(f".{target.name}{PART}")
@@ -95,7 +95,7 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
 
 
 def refuse_used(target: Path) -> Path:
-    """A place that does not exist yet or is an empty folder."""
+    """A path that does not exist yet or is an empty folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         found = "holds files" if target.is_dir() else "is a file"
         raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
@@ -121,7 +121,7 @@ def locate_text_model(source: str) -> Path:
 
 
 def described(folder: Path) -> str:
-    """What a folder's configuration calls its model."""
+    """Architecture and model type of a folder."""
     config = read_json(folder / "config.json")
     kind = ", ".join(config.get("architectures") or ["a model"])
     return f"{kind} (model type {config.get('model_type')})"
@@ -147,7 +147,7 @@ def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]
 
 
 def refuse_other_tokens(trained: Path, base: Path) -> None:
-    """The vision side writes to token ids of the base, so all of the base's tokens must have kept theirs."""
+    """The vision side uses token ids of the base, so every token of the base must have kept its id."""
     ours, theirs = load_tokenizer(trained), load_tokenizer(base)
     vocabulary = ours.get_vocab()
     moved = sorted(token for token, number in theirs.get_vocab().items() if vocabulary.get(token) != number)
@@ -172,7 +172,7 @@ def refuse_other_tokens(trained: Path, base: Path) -> None:
 
 
 def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
-    """The base's settings with those of the trained text; older names in the base's stay, for older servers."""
+    """The base's settings with those of the trained text; the base's older names stay, for older servers."""
     outer, inner = read_json(base / "config.json"), read_json(trained / "config.json")
     precision = "torch_dtype" if "torch_dtype" in outer else "dtype"
     parts = {key: value for key, value in outer.items() if isinstance(value, dict) and key.endswith("_config")}
@@ -187,7 +187,7 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
 
 
 def refuse_other_settings(wrapped: Any, trained: Path) -> None:
-    """What transformers reads from the new configuration has to be the trained model's settings."""
+    """transformers must read the trained model's settings from the new configuration."""
     theirs = AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict()
     ours = wrapped.text_config.to_dict()
     differ = sorted(k for k in theirs.keys() | ours.keys() if k not in OUTER and theirs.get(k) != ours.get(k))

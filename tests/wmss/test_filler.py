@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.training.filler import LENGTHS, WithLengths, ignore_filler
+from weakdriven.wmss.filler import LENGTHS, WithLengths, ignore_filler
 
 
 @pytest.mark.parametrize("left, process, own", [(5, 0, 3), (5, 1, 2), (2, 0, 2), (2, 1, 0), (3, 1, 0)])

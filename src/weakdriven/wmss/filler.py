@@ -1,4 +1,4 @@
-"""Rows that accelerate puts in twice, so that every process gets as many; in an evaluation each counts once."""
+"""Rows that accelerate repeats so that every process gets as many; an evaluation counts each row once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ LENGTHS = "row_lengths"
 
 
 class WithLengths:
-    """A collator that adds the length of each row, by which rows joined into one are told apart."""
+    """A collator that adds the length of each row, to separate rows that are joined into one."""
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]]):
         self.collate = collate.collate if isinstance(collate, WithLengths) else collate
@@ -23,11 +23,11 @@ class WithLengths:
 
 
 def ignore_filler(labels: Tensor, lengths: Tensor, *, left: int, process: int) -> None:
-    """Take the filler of an evaluation's last batches out of the labels, in place.
+    """Mask the repeated rows of an evaluation's last batches in the labels, in place.
 
     Args:
-        lengths: Of the rows of this process; in `labels` they lie apart, or one after another in a single row.
-        left: Rows that the last batches of all processes hold together, without filler.
+        lengths: Of the rows of this process; in `labels` they are separate, or one after another in a single row.
+        left: Rows in the last batches of all processes together, without repeats.
     """
     rows = len(lengths)
     own = min(max(left - rows * process, 0), rows)
