@@ -22,9 +22,8 @@ from evidence_diagnosed import BRANCHES, STATISTICS, branch_rows, diagnosed, mod
 from evidence_results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 
 from weakdriven.eval.seeds import compare_seeds, interval_of, score_of
-from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import MISSING, duration
+from weakdriven.report.format import MISSING, brackets, duration, markdown_table
 from weakdriven.runs.files import read_json, write_json, write_text
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
@@ -319,7 +318,7 @@ def shortened(why: str) -> str:
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(lines(titles, rows)) if rows else NOTHING
+    return "\n".join(markdown_table(titles, rows)) if rows else NOTHING
 
 
 def points(share: float) -> str:

@@ -1,7 +1,7 @@
 """Run directories -> pages, tables, figures and model cards. Reads files only, of runs in any state; imports no torch.
 
-Start at `read.py` (a run's files as plain values) and `run/page.py` (the page of one run). `figure.py` and `plots.py` are
-the figures that all pages share, `format.py` numbers and names as text, `results.py` the scores of several runs.
+Start at `read.py` (a run's files as plain values) and `run/page.py` (the page of one run). `figure.py` and `plots.py`
+are the figures that all pages share, `format.py` numbers and names as text, `results.py` the scores of several runs.
 What is measured belongs to `diagnose`, how answers are scored to `eval`.
 """
 
