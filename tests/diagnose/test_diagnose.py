@@ -442,7 +442,7 @@ def test_the_command_refuses_a_folder_that_is_no_run(tmp_path, monkeypatch, caps
 def test_the_page_of_a_fresh_diagnosis_calls_nothing_old(run):
     run_small(run, "joint.rounds=2", "joint.save_weak=true")
     diagnose(run)
-    assert not [problem for problem in load_run(run)["problems"] if "anew" in problem]
+    assert not [problem for problem in load_run(run)["problems"] if "retrained" in problem]
     manifest = run / "sft/manifest.json"
     write_json(manifest, read_json(manifest) | {"key": "other"})
-    assert [problem for problem in load_run(run)["problems"] if "trained anew since (sft)" in problem]
+    assert [problem for problem in load_run(run)["problems"] if "sft has been retrained" in problem]
