@@ -11,9 +11,8 @@ import numpy as np
 from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
 from research.evidence.results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
 from weakdriven.eval.statistics import compare_seeds, interval_of, score_of
-from weakdriven.report.compare.table import brackets, lines
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import MISSING, duration
+from weakdriven.report.format import MISSING, brackets, duration, markdown_table
 from weakdriven.runs.files import write_text
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
@@ -252,7 +251,7 @@ def shortened(why: str) -> str:
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(lines(titles, rows)) if rows else NOTHING
+    return "\n".join(markdown_table(titles, rows)) if rows else NOTHING
 
 
 def points(share: float) -> str:
