@@ -1,6 +1,6 @@
 """Rollouts: several completions of each training prompt, verified while others are still being written.
 
-`rollouts.jsonl` holds the completions, `labels.jsonl` the verdict on each. Both only grow, so a killed run resumes where
+`rollouts.jsonl` holds the completions, `labels.jsonl` the verdicts. Both only grow, so a killed run resumes where
 it was, and more samples later keep those that are there. A completion counts for the prompt it was generated from, a
 label for the terms it was given under.
 """
