@@ -36,8 +36,8 @@ def test_listing_and_grids_need_no_torch():
 def test_every_run_is_rehearsed_and_forced_as_was_asked(command, word, rehearsed, forced, tmp_path, monkeypatch):
     asked = []
 
-    def carry_out(*args, rehearsal, force, **options):
-        asked.append((rehearsal, force))
+    def carry_out(*args, options, **more):
+        asked.append((options.rehearsal, options.force))
         raise UserError("That is all.")
 
     monkeypatch.setattr(f"weakdriven.pipeline.{command[0]}.carry_out", carry_out)
