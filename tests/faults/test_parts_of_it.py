@@ -45,7 +45,7 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
         seal(place)
 
     def plan(costs, *_, **__):
-        planned.update({cost.part.name: cost for cost in costs})
+        planned.update({cost.workload.name: cost for cost in costs})
 
     monkeypatch.setattr(phase, "refuse_full_disk", note)
     monkeypatch.setattr(callbacks, "seal", weigh)

@@ -18,7 +18,7 @@ from conftest import SMALL, Recorder, small_recipe
 from weakdriven.commands.app import app
 from weakdriven.commands.run import places
 from weakdriven.errors import UserError
-from weakdriven.pipeline.run import run_recipe
+from weakdriven.pipeline.run import RunOptions, run_recipe
 from weakdriven.runs.directory import claimed, work_folder
 from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.manifest import rewriting
@@ -419,7 +419,7 @@ def test_a_recipe_goes_on_from_its_address_in_an_empty_folder(tmp_path):
     runs = []
     for name in ("a", "b"):
         root, recorder = tmp_path / name, Recorder()
-        run_recipe(small_recipe(*QUICK), root, recorder, mirror=Mirror(ADDRESS, root, recorder.note))
+        run_recipe(small_recipe(*QUICK), root, recorder, RunOptions(mirror=Mirror(ADDRESS, root, recorder.note)))
         runs.append(recorder)
     stages = ["data", "baselines/sft", "eval/base/arithmetic", "eval/baseline-sft/arithmetic"]
     assert list(runs[0].ran) == stages and (runs[1].ran, runs[1].skipped) == ({}, stages)

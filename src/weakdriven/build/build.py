@@ -169,12 +169,14 @@ def report(job: Build, steps: dict[str, Funnel]) -> dict[str, Any]:
     """funnel.json: the whole, then each step."""
     settings = job.settings
     teacher, whole = settings.teacher, reduce(Funnel.then, steps.values())
-    facts = {"model", "url", "samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens"}
+    facts = {"model", "samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens"}
     return {
         "domain": settings.domain,
         "sources": [without_login(source) for source in settings.sources],
         "style": settings.style if settings.result == TRAIN else None,
-        "teacher": teacher.model_dump(include=facts) if teacher else None,
+        "teacher": {"url": teacher.url and without_login(teacher.url), **teacher.model_dump(include=facts)}
+        if teacher
+        else None,
         "held_out": Counter(item.benchmark for some in job.items.values() for item in some),
         "settings": verify_facts(settings) | {"ngram_share": job.shares},
         **whole.to_json(),
