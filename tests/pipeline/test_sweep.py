@@ -21,11 +21,12 @@ from weakdriven.commands.sweep import print_sweep
 from weakdriven.config.file import load_recipe
 from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.errors import UserError
-from weakdriven.pipeline.run import is_finished
+from weakdriven.pipeline.run import RunOptions, is_finished
 from weakdriven.pipeline.sweep import recipes_of, sweep_recipe
 from weakdriven.report.sweep.files import failures, sweep_figures, write_sweep
 from weakdriven.runs.directory import runs_in
 from weakdriven.runs.files import read_json
+from weakdriven.runs.take_over import Siblings
 
 SMALL = ["data.limit=16", "eval.limit=8", "eval.max_new_tokens=8"]
 GRID = "joint.strong_weight=0.3..0.7:3"
@@ -150,7 +151,7 @@ def test_a_second_call_computes_nothing_and_a_further_value_only_itself(swept, t
 
 def test_what_a_folder_elsewhere_has_finished_is_taken_over(swept, tmp_path):
     history = History()
-    options = {"grids": ["joint.strong_weight=0.9"], "seeds": 1, "siblings": runs_in([swept[0]])}
+    options = {"grids": ["joint.strong_weight=0.9"], "seeds": 1, "options": RunOptions(Siblings(runs_in([swept[0]])))}
     sweep_recipe("demo", SMALL, tmp_path / "more", history, **options)
     computed = [stage for stage, why in history.begun if why == "not run yet"]
     assert computed == ["round-1/strong", "eval/round-1/arithmetic"]

@@ -156,7 +156,7 @@ def test_the_command_prints_one_row_for_each_weak_model(models, tmp_path, monkey
 def test_a_run_that_is_there_is_not_changed_by_comparing_checkpoints_with_other_settings(models, tmp_path):
     root = Path(shutil.copytree(models["run"], tmp_path / "run"))
     before = {path: path.read_bytes() for path in root.rglob("*.json")}
-    with pytest.raises(UserError, match=r"data of the run that is there would be computed anew \(limit 96 -> 50\)"):
+    with pytest.raises(UserError, match=r"data of the existing run would be computed again \(limit 96 -> 50\)"):
         pair(root, "joint.rounds=2", "data.limit=50", strong=models["sft"])
     pair(root, "joint.rounds=1", strong=models["sft"])
     after = {path: path.read_bytes() for path in root.rglob("*.json") if "pairing" not in path.parts}

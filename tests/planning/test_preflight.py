@@ -87,13 +87,19 @@ def out_of_memory(*_, **__):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
 
-@pytest.mark.parametrize("module", ["scoring", "rehearsal"])
+@pytest.mark.parametrize("module", ["stages.score_examples", "planning.rehearsal"])
 def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_path, monkeypatch, module):
-    monkeypatch.setattr(f"weakdriven.pipeline.{module}.scan", out_of_memory)
+    monkeypatch.setattr(f"weakdriven.{module}.scan", out_of_memory)
     recipe = small_recipe(*SHORT, "data.limit=96")
     told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB \(same result\)\."
     with pytest.raises(UserError, match=told):
-        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, options=RunOptions(rehearsal=module == "rehearsal"))
+        carry_out(
+            recipe,
+            tmp_path / "run",
+            Recorder(),
+            all_stages,
+            options=RunOptions(rehearsal=module == "planning.rehearsal"),
+        )
 
 
 def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):

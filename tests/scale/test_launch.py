@@ -120,7 +120,7 @@ def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):
 
 def test_a_launch_within_a_launch_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="a launcher started this process already"):
+    with pytest.raises(UserError, match="a launcher has already started this process"):
         launch("one-gpu", ["run", "demo"])
 
 

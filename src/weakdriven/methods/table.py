@@ -22,6 +22,7 @@ from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, 
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model_stage import TrainingSet
 from weakdriven.stages.supervised import supervised_stage
 from weakdriven.training.variant import PLAIN, Variant
 
@@ -53,7 +54,8 @@ def sft_compute(context: Context, data: Stage) -> Model:
     actives = [set_of_wmss(context, data, round_number) for round_number in range(1, recipe.joint.rounds + 1)]
     budget = wmss_budget(context, "baselines/sft_compute-budget", data, actives)
     start = context.given_strong or context.base
-    return supervised_stage(context, "baselines/sft_compute", start, data, recipe.sft, epochs=1, budget=budget)
+    examples = TrainingSet(data, budget=budget)
+    return supervised_stage(context, "baselines/sft_compute", start, examples, recipe.sft, epochs=1)
 
 
 def uniform_active(context: Context, data: Stage) -> Model:
@@ -93,7 +95,7 @@ def undial(context: Context, data: Stage) -> Model:
         start, joint = first_strong(context, data), recipe.joint
         epochs = joint.rounds * joint.epochs
         options = {"epochs": epochs, "round_number": 1, "variant": variant, "teacher": start}
-        return supervised_stage(context, "baselines/undial", start, data, joint, **options)
+        return supervised_stage(context, "baselines/undial", start, TrainingSet(data), joint, **options)
     if settings.site == "embedding":
         variant = NoisyEmbeddings(words, noise=EmbeddingNoise(settings.sigma, kind="gaussian"))
     elif settings.sigma == 0:  # the trainer of SFT, so that not a bit differs
@@ -126,7 +128,7 @@ def wmss_frozen(context: Context, data: Stage) -> Model:
 def from_base(context: Context, data: Stage, name: str, variant: Variant) -> Model:
     recipe = context.recipe
     options = {"epochs": recipe.budget_epochs, "variant": variant}
-    return supervised_stage(context, f"baselines/{name}", context.base, data, recipe.sft, **options)
+    return supervised_stage(context, f"baselines/{name}", context.base, TrainingSet(data), recipe.sft, **options)
 
 
 def rounds(
@@ -137,11 +139,8 @@ def rounds(
     for round_number in range(1, last + 1):
         weak, strong = pair_of(context, models, round_number)
         stage = f"baselines/{name}" if round_number == last else f"baselines/{name}-round-{round_number}"
-        models.append(
-            train_round(
-                context, stage, round_number, weak, strong, data, choose(round_number, weak, strong), settings, variant
-            )
-        )
+        examples = TrainingSet(data, choose(round_number, weak, strong))
+        models.append(train_round(context, stage, round_number, weak, strong, examples, settings, variant))
     return models[-1]
 
 

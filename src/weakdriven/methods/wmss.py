@@ -8,6 +8,7 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.entropy import entropy_stage
 from weakdriven.stages.joint import joint_stage
 from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model_stage import TrainingSet
 from weakdriven.stages.selection import selection_stage
 from weakdriven.stages.supervised import supervised_stage
 from weakdriven.training.snapshots import percent
@@ -24,7 +25,8 @@ def wmss(context: Context, data: Stage, rounds: int) -> list[Model]:
         weak, strong = pair_of(context, models, round_number)
         active = select(context, round_number, weak, strong, data) if recipe.selection.enabled else None
         name = f"round-{round_number}/strong"
-        models.append(train_round(context, name, round_number, weak, strong, data, active, recipe.joint))
+        examples = TrainingSet(data, active)
+        models.append(train_round(context, name, round_number, weak, strong, examples, recipe.joint))
     return models
 
 
@@ -32,7 +34,7 @@ def first_strong(context: Context, data: Stage) -> Model:
     """M1: M0 after supervised fine-tuning, or the model that the recipe gives."""
     settings = context.recipe.sft
     return context.given_strong or supervised_stage(
-        context, "sft", context.base, data, settings, epochs=settings.epochs
+        context, "sft", context.base, TrainingSet(data), settings, epochs=settings.epochs
     )
 
 
@@ -56,13 +58,12 @@ def train_round(
     round_number: int,
     weak: Model,
     strong: Model,
-    data: Stage,
-    active: Stage | None,
+    examples: TrainingSet,
     settings: JointSettings,
     variant: Variant = PLAIN,
 ) -> Model:
     """WD-JT, or plain SFT where the settings mix nothing: then the weak model need not run."""
     if settings.mixes:
-        return joint_stage(context, name, round_number, weak, strong, data, active, settings)
-    options = {"epochs": settings.epochs, "active": active, "round_number": round_number, "variant": variant}
-    return supervised_stage(context, name, strong, data, settings, **options)
+        return joint_stage(context, name, round_number, weak, strong, examples, settings)
+    options = {"epochs": settings.epochs, "round_number": round_number, "variant": variant}
+    return supervised_stage(context, name, strong, examples, settings, **options)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.config.recipe import JointSettings
-from weakdriven.runs.stage import Stage
-from weakdriven.stages.context import Context, present
+from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.model_stage import epoch_rows, matched_steps, model_stage, other_weak, training_rows
+from weakdriven.stages.model_stage import TrainingSet, model_stage, other_weak
 from weakdriven.stages.workload import Workload
 from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
@@ -22,17 +21,17 @@ def joint_stage(
     round_number: int,
     weak: Model,
     strong: Model,
-    data: Stage,
-    active: Stage | None,
+    examples: TrainingSet,
     settings: JointSettings,
 ) -> Model:
-    """Joint training on the active set, or on all examples without one."""
+    """Joint training of two models; the result is the strong one."""
+    recipe = context.recipe
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         strong_model, weak_model = context.loader.pair(strong, weak)
-        keep, rows = partial(context.save, strong_model), epoch_rows(context, data, active)
+        keep, rows = partial(context.save, strong_model), examples.epoch_rows(recipe)
         phase = Phase(name, round_number, settings.epochs, work, context.progress, rows, keep)
-        shared = context.renderer.tokenizer, training_rows(data, active), settings, context.recipe, phase
+        shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
         counters = train_joint(strong_model, weak_model, *shared)
         context.save(strong_model, out, work)
         publish_snapshots(work, out, settings.snapshots)
@@ -40,19 +39,19 @@ def joint_stage(
             context.save(weak_model, out / WEAK_FOLDER, work)
         return counters
 
-    mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | matched_steps(context, active)
+    mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | examples.matching(recipe)
     workload = Workload(
         name,
         "train",
         settings,
         epochs=settings.epochs,
-        active=active is not None,
-        matched=bool(matched_steps(context, active)),
+        active=examples.active is not None,
+        matched=bool(examples.matching(recipe)),
         start=strong,
         weak=weak,
         models=2,
         trained=2 if settings.weak == "joint" else 1,
         saves=2 if settings.save_weak else 1,
     )
-    inputs = present(weak=weak, strong=strong, data=data, active=active)
+    inputs = {"weak": weak, "strong": strong, **examples.inputs()}
     return model_stage(context, workload, compute, settings, inputs=inputs, also=mixing | other_weak(weak))

@@ -1,0 +1,1 @@
+"""The mixed loss as one Triton kernel; imported on first use by `losses.tiles`."""
