@@ -143,7 +143,7 @@ def roles(round_number: int, names: Iterable[str], weak: str | None = None) -> d
 
 @dataclass
 class Diagnosis:
-    """All measurements of one run and round; what cannot be measured is told and leaves the rest alone."""
+    """All measurements of one run and round; what cannot be measured is reported and leaves the rest alone."""
 
     found: RunModels
     wanted: dict[str, Model]
@@ -293,7 +293,7 @@ class Diagnosis:
         return rounds
 
     def _steps(self) -> dict[str, list[dict[str, Any]]]:
-        """Logs of the rounds, of one under way too."""
+        """Logs of the rounds, of one in progress too."""
         stages = [f"round-{round_number}/strong" for round_number in range(1, self.found.last_round + 1)]
         places = {stage: (self.found.root / stage, work_folder(self.found.root, stage) / "work") for stage in stages}
         logs = {stage: [read_steps(folder / METRICS) for folder in folders] for stage, folders in places.items()}

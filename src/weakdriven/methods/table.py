@@ -1,7 +1,7 @@
 """What WMSS is compared with: one short function each, whose result is baselines/NAME (of SPIN's second
 iteration baselines/spin-2, and so on).
 
-What starts from the base trains with the settings of `sft` for all the epochs that WMSS has; what goes on from M1
+What starts from the base trains with the settings of `sft` for all the epochs that WMSS has; what continues from M1
 trains with those of `joint`, in as many rounds, each with a fresh optimizer and schedule.
 """
 

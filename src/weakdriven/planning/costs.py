@@ -10,7 +10,7 @@ from weakdriven.runs.processes import divide
 from weakdriven.stages.workload import Workload
 
 ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH = 0.25, 0.1, 1.0
-"""Assumed mean length of a completion, as a share of what it may have, and the range that is told."""
+"""Assumed mean length of a completion, as a share of what it may have, and the range that is reported."""
 
 
 @dataclass(frozen=True)

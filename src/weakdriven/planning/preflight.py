@@ -28,7 +28,7 @@ from weakdriven.stages.data import data_stage
 from weakdriven.stages.workload import Workload, list_workloads
 
 TOLERANCE = 0.1
-"""How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is told and not refused."""
+"""How far a predicted peak may be off (docs/plan.md); what is nearer to the limit is reported and not refused."""
 CROWDED = 2 * GIB
 """More than CUDA takes for a process beside its tensors."""
 
@@ -46,7 +46,7 @@ def check_room(
     *,
     force: bool = False,
 ) -> None:
-    """Refuse a run that cannot fit in memory or on the disk; what may not fit is told.
+    """Refuse a run that cannot fit in memory or on the disk; what may not fit is reported.
 
     Args:
         data: The finished rows.

@@ -67,7 +67,7 @@ class ShortPhase(Phase):
 def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any]) -> list[str]:
     """Rehearse what will be trained or scanned; returns the names of those stages.
 
-    Of stages that differ by their rows or models alone, one is rehearsed. One that goes on from a checkpoint is not:
+    Of stages that differ by their rows or models alone, one is rehearsed. One that resumes from a checkpoint is not:
     it has run here before with the same settings.
     """
     run = context.run

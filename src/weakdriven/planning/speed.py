@@ -34,7 +34,7 @@ STREAM = 0.51
 PER_TENSOR = 0.45e-3
 """Seconds of CPU time that an 8-bit or fp8 AdamW of torchao takes for a tensor, measured alone (docs/speed.md)."""
 SPREAD = 0.25
-"""Half of the range that is told for training; the largest error over the measured rows is below it."""
+"""Half of the range that is reported for training; the largest error over the measured rows is below it."""
 FP32 = 1 / 16
 """Rate of fp32 products beside bf16 ones, where TF32 is off; of the published figures of an H200."""
 
