@@ -16,7 +16,7 @@ from weakdriven.pipeline.compare import compare_methods, needs
 from weakdriven.report.compare.table import write_comparison
 from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_json, read_jsonl
-from weakdriven.stages.checks import bind
+from weakdriven.stages.checks import check_recipe
 
 ALL = ["sft", "sft_restart", "neftune", "undial", "spin", "ssb", "dpo", "wmss"]
 # eight problems learned by heart, so that M1 writes right and wrong completions of them
@@ -109,7 +109,7 @@ def test_a_method_costs_the_sum_of_what_leads_to_it(compared):
 
 def test_what_was_computed_to_know_a_budget_is_no_cost_of_who_trains_for_so_long(tmp_path):
     recipe = small_recipe("baselines=[sft_compute,sft_active]")
-    stages = bind(recipe, DryRun(tmp_path / "run"))
+    stages = check_recipe(recipe, DryRun(tmp_path / "run"))
     assert needs(stages, "sft_compute")["stages"] == ["baselines/sft_compute"]
     active = ["sft", "entropy/base", "entropy/sft", "round-1/active", "baselines/sft_active"]
     assert sorted(needs(stages, "sft_active")["stages"]) == sorted(active)

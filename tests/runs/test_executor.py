@@ -13,7 +13,7 @@ import pytest
 
 from conftest import Recorder
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import claimed
+from weakdriven.runs.directory import claim_run
 from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import append_jsonl, file_digest, read_jsonl, salvage_jsonl, write_text
 from weakdriven.runs.machine import hardware, library_versions
@@ -225,16 +225,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 def test_a_directory_with_foreign_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds files but no run of weakdriven"), claimed(tmp_path, "demo"):
+    with pytest.raises(UserError, match="holds files but no run of weakdriven"), claim_run(tmp_path, "demo"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_directory_of_another_recipe_is_refused_and_left_alone(tmp_path):
-    with claimed(tmp_path, "other"):
+    with claim_run(tmp_path, "other"):
         pass
     before = contents(tmp_path)
-    with pytest.raises(UserError, match="holds a run of recipe 'other', not 'demo'"), claimed(tmp_path, "demo"):
+    with pytest.raises(UserError, match="holds a run of recipe 'other', not 'demo'"), claim_run(tmp_path, "demo"):
         pass
     assert contents(tmp_path) == before
 
@@ -242,32 +242,32 @@ def test_a_directory_of_another_recipe_is_refused_and_left_alone(tmp_path):
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"5", b"\xff"])
 def test_a_broken_run_file_is_told_in_a_sentence(tmp_path, text):
     (tmp_path / "run.json").write_bytes(text)
-    with pytest.raises(UserError, match=r"run\.json cannot be read"), claimed(tmp_path, "demo"):
+    with pytest.raises(UserError, match=r"run\.json cannot be read"), claim_run(tmp_path, "demo"):
         pass
     assert (tmp_path / "run.json").read_bytes() == text
 
 
 def test_what_a_kill_in_the_first_moment_leaves_does_not_stop_the_next_run(tmp_path):
     (tmp_path / "run.json.part").write_text('{"rec')
-    with claimed(tmp_path, "demo"):
+    with claim_run(tmp_path, "demo"):
         assert json.loads((tmp_path / "run.json").read_text())["recipe"] == "demo"
 
 
 def test_a_second_process_is_refused_while_the_first_holds_the_directory(tmp_path):
-    with claimed(tmp_path, "demo"), (tmp_path / ".work/lock").open() as other:
+    with claim_run(tmp_path, "demo"), (tmp_path / ".work/lock").open() as other:
         with pytest.raises(BlockingIOError):  # what another process would meet
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = contents(tmp_path)
-        with pytest.raises(UserError, match="Another process is running in"), claimed(tmp_path, "demo"):
+        with pytest.raises(UserError, match="Another process is running in"), claim_run(tmp_path, "demo"):
             pass
         assert contents(tmp_path) == before
-    with claimed(tmp_path, "demo"):
+    with claim_run(tmp_path, "demo"):
         pass
 
 
 def refuse(root: Path) -> None:
     """A run that finds out, once it holds the directory, that its recipe is wrong."""
-    with pytest.raises(UserError, match="wrong"), claimed(root, "demo"):
+    with pytest.raises(UserError, match="wrong"), claim_run(root, "demo"):
         write_text(root / "recipe.yaml", "name: demo")
         (root / ".work/data/work").mkdir(parents=True)
         raise UserError("wrong")
@@ -294,16 +294,16 @@ def test_a_refused_new_run_leaves_an_empty_folder_empty_however_it_is_named(tmp_
 
 
 def test_a_refused_run_in_a_directory_with_results_leaves_it_untouched(tmp_path):
-    with claimed(tmp_path, "demo"):
+    with claim_run(tmp_path, "demo"):
         stage(tmp_path, Work())
     before = contents(tmp_path)
-    with pytest.raises(UserError, match="wrong"), claimed(tmp_path, "demo"):
+    with pytest.raises(UserError, match="wrong"), claim_run(tmp_path, "demo"):
         raise UserError("wrong")
     assert contents(tmp_path) == before
 
 
 def test_a_new_run_that_has_finished_a_stage_keeps_it_when_a_later_one_is_refused(tmp_path):
-    with pytest.raises(UserError, match="wrong"), claimed(tmp_path, "demo"):
+    with pytest.raises(UserError, match="wrong"), claim_run(tmp_path, "demo"):
         stage(tmp_path, Work())
         raise UserError("wrong")
     assert manifest(tmp_path)["stage"] == "part/one" and (tmp_path / "run.json").exists()

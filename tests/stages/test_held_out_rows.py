@@ -12,7 +12,7 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
-from weakdriven.stages.checks import bind
+from weakdriven.stages.checks import check_recipe
 from weakdriven.stages.data import data_stage
 
 TRAIN, TEST = demo_rows("train")[:8], demo_rows("test")
@@ -36,7 +36,7 @@ def ids(root):
 
 def data_key(*overrides):
     recipe = small_recipe(*overrides)
-    return data_stage(bind(recipe, DryRun(Path("nowhere")))).key
+    return data_stage(check_recipe(recipe, DryRun(Path("nowhere")))).key
 
 
 def test_a_benchmarks_question_in_the_training_rows_is_an_error_that_leaves_nothing(leaky, tmp_path):

@@ -15,7 +15,7 @@ from weakdriven.data.demo import demo_rows
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import all_stages
 from weakdriven.runs.executor import DryRun
-from weakdriven.stages.checks import bind
+from weakdriven.stages.checks import check_recipe
 
 BASE = locate_model("embedded:base")
 TRAINED = {"sft", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"}
@@ -25,7 +25,7 @@ ALL = TRAINED | {"data", "entropy/base", "eval/base/arithmetic"}
 
 def keys(*overrides: str) -> dict[str, str]:
     recipe = small_recipe(*overrides)
-    stages = bind(recipe, DryRun(Path("nowhere")))
+    stages = check_recipe(recipe, DryRun(Path("nowhere")))
     all_stages(stages)
     return {entry.name: entry.key for entry in stages.run.planned}
 

@@ -17,7 +17,7 @@ from weakdriven.pipeline.run import all_stages, run_recipe, select_recipe
 from weakdriven.runs.directory import work_folder
 from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
-from weakdriven.stages.checks import bind
+from weakdriven.stages.checks import check_recipe
 from weakdriven.training.lora import name_base
 from weakdriven.wmss import trainer as joint
 from weakdriven.wmss.export import export_mix
@@ -164,7 +164,7 @@ def test_entropy_and_evaluation_ask_the_adapted_model(lora_run):
         scores[name] = read_scores(lora_run.root / f"entropy/{name}/scores.parquet")["nll"].to_pylist()
     assert sum(scores["sft"]) < sum(scores["base"]) and scores["sft"] != scores["round-1"]
     recipe = small_recipe(*TWO_ROUNDS)
-    models = all_stages(stages := bind(recipe, DryRun(lora_run.root)))
+    models = all_stages(stages := check_recipe(recipe, DryRun(lora_run.root)))
     for model in models:
         asked = stages.loader.load(model, train=False)
         torch.testing.assert_close(logits(asked), saved_logits(model.folder))
@@ -280,7 +280,7 @@ def test_sft_alone_trains_and_merges_an_adapter(tmp_path):
 
 def keys(*overrides: str) -> dict[str, str]:
     recipe = small_recipe(*overrides)
-    all_stages(stages := bind(recipe, DryRun(Path("nowhere"))))
+    all_stages(stages := check_recipe(recipe, DryRun(Path("nowhere"))))
     return {entry.name: entry.key for entry in stages.run.planned}
 
 

@@ -19,13 +19,13 @@ from weakdriven.commands.app import app
 from weakdriven.commands.run import places
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import RunOptions, run_recipe
-from weakdriven.runs.directory import claimed, work_folder
+from weakdriven.runs.directory import claim_run, work_folder
 from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.manifest import rewriting
 from weakdriven.runs.signals import Stopped, stoppable
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages import remote_copy as mirror_module
-from weakdriven.stages.remote_copy import Mirror, default_folder
+from weakdriven.stages.remote_copy import RemoteCopy, default_folder
 
 QUICK = ["method=sft", "baselines=[]", "data.limit=16", "eval.limit=4", "eval.max_new_tokens=8"]
 
@@ -99,8 +99,8 @@ def two_stages(
         run.stage("part/second", compute("second"), settings={}, inputs={"first": first.key})
 
     progress = Recorder()
-    copy = Mirror(address, root, progress.note)
-    with claimed(root, recipe):
+    copy = RemoteCopy(address, root, progress.note)
+    with claim_run(root, recipe):
         copy.open(recipe)
         dry = DryRun(root, siblings=Siblings(near))
         work(dry)
@@ -239,7 +239,7 @@ def test_a_file_that_was_written_anew_goes_again(tmp_path):
 def test_a_stage_that_is_graded_again_after_it_was_copied_keeps_its_card_there(tmp_path):
     two_stages(tmp_path / "a")
     (tmp_path / "a/first/README.md").write_text("card")
-    copy = Mirror(ADDRESS, tmp_path / "a", stages=["first"])
+    copy = RemoteCopy(ADDRESS, tmp_path / "a", stages=["first"])
     copy.open("demo")
     copy.finish()
     manifest = tmp_path / "a/first/manifest.json"
@@ -419,7 +419,7 @@ def test_a_recipe_goes_on_from_its_address_in_an_empty_folder(tmp_path):
     runs = []
     for name in ("a", "b"):
         root, recorder = tmp_path / name, Recorder()
-        run_recipe(small_recipe(*QUICK), root, recorder, RunOptions(mirror=Mirror(ADDRESS, root, recorder.note)))
+        run_recipe(small_recipe(*QUICK), root, recorder, RunOptions(remote=RemoteCopy(ADDRESS, root, recorder.note)))
         runs.append(recorder)
     stages = ["data", "baselines/sft", "eval/base/arithmetic", "eval/baseline-sft/arithmetic"]
     assert list(runs[0].ran) == stages and (runs[1].ran, runs[1].skipped) == ({}, stages)

@@ -25,7 +25,7 @@ from weakdriven.data.questions import bare
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.eval.graders.candidates import verifier
-from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claimed
+from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claim_run
 from weakdriven.runs.files import digest, read_json, read_jsonl, write_json, write_jsonl
 from weakdriven.runs.redact import without_login
 from weakdriven.runs.stage import Planned
@@ -68,7 +68,7 @@ def build(settings: BuildSettings, root: Path, progress: Progress | None = None)
     share = settings.ngram_share
     shares = NGRAM_SHARE if share is None else dict.fromkeys(NGRAM_SHARE, share)
     job = Build(settings, root, progress, items, shares, teacher, digest(verify_facts(settings)))
-    with claimed(root, f"data build {settings.domain}"):
+    with claim_run(root, f"data build {settings.domain}"):
         progress.plan([Planned(name, "", "") for name in ("verify", "clean", *(["distil"] if teacher else []))])
         try:
             return carry_out(job)

@@ -56,17 +56,17 @@ def run(
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import RunOptions, run_recipe
     from weakdriven.runs.take_over import Siblings
-    from weakdriven.stages.remote_copy import Mirror
+    from weakdriven.stages.remote_copy import RemoteCopy
 
-    mirror = Mirror(address, root, progress.note) if address else None
-    options = RunOptions(Siblings(take_from or []), force, rehearsal, mirror)
+    remote = RemoteCopy(address, root, progress.note) if address else None
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, remote)
     report = run_recipe(settings, root, progress, options)
     if rank() > 0:
         return
     print_scores(root)
     print(f"\nReport: {report}")
-    if mirror:
-        print(f"Copied: {mirror.shown}")
+    if remote:
+        print(f"Copied: {remote.shown}")
     if push_to_hub:
         export_hub(root, push_to_hub, private)
 

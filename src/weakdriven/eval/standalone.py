@@ -15,7 +15,7 @@ from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 from weakdriven.eval.target import check_engine, find_renderer, open_engine, running_server
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
-from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claimed
+from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claim_run
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import digest, read_json
 from weakdriven.runs.redact import without_login
@@ -52,7 +52,7 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
 
-    with claimed(root, OWNER):
+    with claim_run(root, OWNER):
         plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)

@@ -14,7 +14,7 @@ from typing import Any
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.errors import UserError, explain
-from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
+from weakdriven.pipeline.parallel import LOCKS, outcome, run_parallel, shown
 from weakdriven.pipeline.run import RunOptions, carry_out, evaluate_models, is_finished, method_models, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
@@ -64,7 +64,7 @@ def compare_methods(
         name: partial(run_seed, root / name, recipe, methods=methods, options=options) for name, recipe in runs.items()
     }
     unshown = None
-    for name, result in side_by_side(tasks, progress, jobs=jobs, logs=logs):
+    for name, result in run_parallel(tasks, progress, jobs=jobs, logs=logs):
         seed = str(runs[name].seed)
         found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
         if why:

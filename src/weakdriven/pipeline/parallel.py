@@ -32,7 +32,7 @@ SAVING = 600
 """The same after a signal at which it saves what it trains."""
 
 
-def side_by_side(
+def run_parallel(
     tasks: Mapping[str, Task], progress: Progress, *, jobs: int, logs: Path
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Each task's name, and what gives its result or raises its error, as they end; one job works in this process.

@@ -23,19 +23,19 @@ from weakdriven.planning.rehearsal import rehearse
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.read import current_stages
-from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, TOKENS, Progress, claimed
+from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, TOKENS, Progress, claim_run
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.processes import agree, all_processes, on_main, raise_together
 from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
-from weakdriven.stages.checks import bind
+from weakdriven.stages.checks import check_recipe
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
 from weakdriven.stages.evaluation import evaluation_stage
 from weakdriven.stages.merge import merged
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.remote_copy import Mirror
+from weakdriven.stages.remote_copy import RemoteCopy
 from weakdriven.training.snapshots import snapshot_steps
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RunOptions:
     """Train what is predicted not to fit in memory or on the disk."""
     rehearsal: bool | None = None
     """Try two steps of every training stage first; None: on CUDA, where memory is short and time dear."""
-    mirror: Mirror | None = None
+    remote: RemoteCopy | None = None
     """The copy of this run at an address, from which stages are fetched and to which they are sent."""
 
 
@@ -69,8 +69,8 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptio
     def write() -> None:
         write_report(root)
         write_cards(root)
-        if options.mirror:
-            options.mirror.finish()
+        if options.remote:
+            options.remote.finish()
 
     on_main(write)
     return root / REPORT
@@ -115,17 +115,17 @@ def carry_out(
     """
     transformers_logging.disable_progress_bar()
     count, is_main = (processes.num_processes, processes.is_main_process) if processes else (1, True)
-    mirror = options.mirror
+    remote = options.remote
     with ExitStack() as held:
-        on_main(lambda: held.enter_context(claimed(root, recipe.name)))
-        if mirror:
-            on_main(lambda: mirror.open(recipe.name))
+        on_main(lambda: held.enter_context(claim_run(root, recipe.name)))
+        if remote:
+            on_main(lambda: remote.open(recipe.name))
 
         def check() -> tuple[Context, list[Planned], dict[str, str]]:
             return checked(recipe, DryRun(root, siblings=options.siblings), work, count, evaluates, reads_only)
 
         context, planned, plan = check()
-        if mirror and agree(on_main(lambda: mirror.bring(planned))):
+        if remote and agree(on_main(lambda: remote.bring(planned))):
             context, planned, plan = check()
         planned = agree(planned)
         run = Run(
@@ -135,7 +135,7 @@ def carry_out(
             progress=progress,
             is_main=is_main,
             agree=agree,
-            copy=mirror.send if mirror else None,
+            copy=remote.send if remote else None,
             message=partial(ran_out, context, work),
         )
         context = context.with_run(run)
@@ -163,7 +163,7 @@ def checked(
     """A dry run: what will run, and the plan of the whole recipe; what one process finds wrong ends all of them."""
     failure, found = None, None
     try:
-        context = bind(recipe, run, processes=processes, evaluates=evaluates)
+        context = check_recipe(recipe, run, processes=processes, evaluates=evaluates)
         work(context)
         if reads_only:
             refuse_changes(run.planned)

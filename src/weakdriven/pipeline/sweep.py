@@ -14,7 +14,7 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.sweep import Axis, Point, as_overrides, axes_of, points_of
 from weakdriven.errors import UserError
-from weakdriven.pipeline.parallel import LOCKS, outcome, shown, side_by_side
+from weakdriven.pipeline.parallel import LOCKS, outcome, run_parallel, shown
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, is_finished, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.sweep.files import SWEEP, read_sweep, write_sweep
@@ -77,7 +77,7 @@ def sweep_recipe(
     missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
     tasks = {folder: partial(run_point, root / folder, recipe, options=options) for folder, recipe in missing_first}
     unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
-    for number, (folder, result) in enumerate(side_by_side(tasks, progress, jobs=jobs, logs=logs), 1):
+    for number, (folder, result) in enumerate(run_parallel(tasks, progress, jobs=jobs, logs=logs), 1):
         if jobs == 1:
             progress.note(f"{folder}: run {number} of {len(runs)}")
         model, why = outcome(folder, result, logs)

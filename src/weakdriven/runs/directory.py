@@ -87,7 +87,7 @@ def finished_key(folder: Path) -> str | None:
 
 
 @contextmanager
-def claimed(root: Path, recipe_name: str) -> Iterator[None]:
+def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     """Hold the run directory of a recipe, made if need be; refuse one that belongs to another recipe or process.
 
     If the recipe turns out to be wrong before any stage of a new run is finished, no trace is left.

@@ -36,7 +36,7 @@ UNSHARDED = ("dpo", "spin")
 """Methods whose trainers need whole models in every process."""
 
 
-def bind(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
+def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
     """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
 
     Args:

@@ -48,7 +48,7 @@ def default_folder(address: str) -> Path:
 
 
 @dataclass
-class Mirror:
+class RemoteCopy:
     """The copy of one run at an address; only the main process uses it."""
 
     address: str

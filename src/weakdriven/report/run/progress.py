@@ -52,7 +52,7 @@ class Progress:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process holds the lock of a run (`runs.directory.claimed`).
+    """Whether a process holds the lock of a run (`runs.directory.claim_run`).
 
     We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
     """
