@@ -35,7 +35,9 @@ def at_file_event(fault: dict[str, Any]) -> None:
         if event not in ("open", "os.rename") or not isinstance(details[0], str | os.PathLike):
             return
         path = os.fspath(details[0])
-        if place in path and (fault["kind"] != "disk" or event == "os.rename" or set(details[1] or "") & set("wax")):
+        here = place in path and fault.get("file", "") in path
+        written = event == "os.rename" or set(details[1] or "") & set("wax")
+        if here and (fault["kind"] != "disk" or written):
             seen[0] += 1
             if seen[0] == fault["at"]:
                 strike(fault["kind"], path)

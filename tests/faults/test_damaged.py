@@ -65,11 +65,11 @@ def test_a_damaged_result_is_named_and_nothing_is_computed_or_removed(case: Case
     record(case)
 
 
-def unfinished(tmp_path: Path, stage: str, at: int) -> Path:
+def unfinished(tmp_path: Path, stage: str, at: int, file: str = "") -> Path:
     """A run that was killed in a stage, when it opened one of its files."""
     forks, calm = struck_runs()
     root = without(calm, tmp_path / "run", stage)
-    code, output = forks.run(root, {"kind": "kill", "stage": STAGES[stage], "at": at})
+    code, output = forks.run(root, {"kind": "kill", "stage": STAGES[stage], "at": at, "file": file})
     assert code == -9, output
     return work_folder(root, STAGES[stage]) / "work"
 
@@ -130,7 +130,7 @@ def test_a_damaged_part_of_scores_is_scored_again(case: Case, tmp_path):
 
 
 def test_damaged_answers_are_asked_for_again(tmp_path):
-    file = unfinished(tmp_path, "eval", 6) / "completions.jsonl"
+    file = unfinished(tmp_path, "eval", 2, "completions") / "completions.jsonl"
     rows = file.read_bytes()
     assert rows.count(b"\n") >= 4
     place = rows.index(b'"text": "') + len(b'"text": "')  # still JSON, and only the checksum can tell

@@ -64,8 +64,17 @@ class CodeResult:
         return self.status == "passed"
 
 
+WAITS = (1.0, 5.0)
+"""Seconds before each further try to start a program."""
+BUSY = ("Resource temporarily unavailable", "it did not end in time")
+
+
 class SandboxError(UserError):
     """The sandbox itself did not work, so nothing can be said about the program."""
+
+
+class MachineIsBusy(SandboxError):
+    """No process could be started for the moment, for example because another program has forked without end."""
 
 
 def run_code(
@@ -105,6 +114,11 @@ def run_code(
     job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
     job |= {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit, "folder": "/tmp"}
     if method != "none":
+        for wait in WAITS:  # nothing of the program has run yet
+            try:
+                return run_job(job, method, interpreter(python))
+            except (MachineIsBusy, BlockingIOError):
+                time.sleep(wait)
         return run_job(job, method, interpreter(python))
     folder = tempfile.mkdtemp(prefix="weakdriven-")
     try:
@@ -168,9 +182,8 @@ def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult
     started, verdict = said.startswith(STARTED), said.removeprefix(STARTED)
     if not started:
         reason = json.loads(verdict)["stderr"] if verdict else complaint.decode(errors="replace")
-        raise SandboxError(
-            f"The sandbox ({method}) could not start a program: {last_line(reason) or 'no reason given'}"
-        )
+        kind = MachineIsBusy if any(words in reason for words in BUSY) else SandboxError
+        raise kind(f"The sandbox ({method}) could not start a program: {last_line(reason) or 'no reason given'}")
     if not verdict:  # a program of the same user can starve the process that watches it, and gains nothing by it
         return CodeResult("killed", "the process that watched the program is gone", time.monotonic() - begun)
     return read_verdict(json.loads(verdict))
