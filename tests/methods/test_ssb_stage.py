@@ -12,6 +12,7 @@ import rollout_cases
 from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer, tiny_model
 from recipe_cases import parse
+from soft_cases import whole_divergence
 from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import LoraSettings
 from weakdriven.data.prompts import Renderer
@@ -19,7 +20,7 @@ from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.eval.generate.requests import request_seed
 from weakdriven.methods.ssb import trainer as training
-from weakdriven.methods.ssb.loss import top_logits, topk_distillation_reference
+from weakdriven.methods.ssb.loss import top_logits
 from weakdriven.methods.ssb.trainer import Collator, StoredLogits, from_bits, stored
 from weakdriven.methods.token_loss import TokenLossTrainer
 from weakdriven.models.adapters import add_adapter
@@ -216,7 +217,7 @@ def test_all_logits_stored_are_the_whole_divergence_and_its_gradient(tmp_path, m
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     own = causal_lm(trainer.model)(**inputs).logits[:, :-1][learned]
     theirs = torch.full_like(own, 0.0).scatter(1, batch["teacher_ids"], batch["teacher_logits"].float())
-    want = 1.5**2 * topk_distillation_reference(own, theirs, temperature=1.5) / len(own)
+    want = 1.5**2 * whole_divergence(own, theirs, temperature=1.5) / len(own)
     torch.testing.assert_close(loss, want)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     ours = torch.autograd.grad(loss, weights, allow_unused=True)

@@ -5,43 +5,30 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.commands.common import (
-    Debug,
-    Force,
-    Overrides,
-    Quiet,
-    RecipeArgument,
-    Rehearse,
-    Seeds,
-    TakeFrom,
-    here,
-    print_table,
-    progress_of,
-    refuse_failures,
-)
+from weakdriven.commands import common
 
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 
 
 def compare(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
+    recipe: common.RecipeArgument,
+    overrides: common.Overrides = None,
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; sft_restart is always included.")
     ] = COMPARED,
-    seeds: Seeds = 3,
+    seeds: common.Seeds = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Seeds to run in parallel, spread over the GPUs.")] = 1,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=here)
+        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=common.here)
     ] = None,
-    take_from: TakeFrom = None,
-    force: Force = False,
-    rehearsal: Rehearse = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    take_from: common.TakeFrom = None,
+    force: common.Force = False,
+    rehearsal: common.Rehearse = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
 ) -> None:
     """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
-    progress = progress_of(quiet)
+    progress = common.progress_of(quiet)
     from weakdriven.pipeline.compare import compare_methods
     from weakdriven.pipeline.run import RunOptions
     from weakdriven.runs.take_over import Siblings
@@ -59,6 +46,6 @@ def print_comparison(root: Path) -> None:
 
     found = read_json(root / f"{COMPARISON}.json")
     for titles, rows in tables(found):
-        print_table(titles, rows)
+        common.print_table(titles, rows)
     print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
-    refuse_failures(failures(found))
+    common.refuse_failures(failures(found))

@@ -77,8 +77,7 @@ def data_build(
     data_dir: Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first rows of each source.")] = None,
     teacher: Annotated[
-        str | None,
-        typer.Option(help="Model that writes the completions: folder, Hub id, or a name at teacher.url."),
+        str | None, typer.Option(help="Model that writes the completions: folder, Hub id, or a name at teacher.url.")
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,

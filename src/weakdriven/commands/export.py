@@ -17,8 +17,7 @@ def export_mix(
     weak: Annotated[str | None, typer.Argument(help="Model or adapter folder; leave it out for the others.")] = None,
     out: Annotated[str | None, typer.Argument(help="New folder; a run or round has one: RUN/round-N/mixture.")] = None,
     strong_weight: Annotated[
-        float | None,
-        typer.Option(help="Share of the strong logits; unset: as the run trained it, else 0.5."),
+        float | None, typer.Option(help="Share of the strong logits; unset: as the run trained it, else 0.5.")
     ] = None,
     dtype: Annotated[
         Literal["bf16", "fp32"] | None,

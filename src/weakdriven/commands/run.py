@@ -7,18 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.commands.common import (
-    Debug,
-    Force,
-    Overrides,
-    Quiet,
-    RecipeArgument,
-    Rehearse,
-    TakeFrom,
-    here,
-    prepare,
-    print_table,
-)
+from weakdriven.commands import common
 from weakdriven.commands.hub import Private, PushToHub, export_hub, refuse_push
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
@@ -27,32 +16,37 @@ from weakdriven.runs.redact import without_login
 
 
 def run(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
+    recipe: common.RecipeArgument,
+    overrides: common.Overrides = None,
     output: Annotated[
         str | None,
         typer.Option(help="Run directory, or an address that finished stages are copied to; unset: runs/NAME."),
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option(help="With an address as --output: directory to work in; unset: in the cache.", callback=here),
+        typer.Option(
+            help="With an address as --output: directory to work in; unset: in the cache.", callback=common.here
+        ),
     ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
-    take_from: TakeFrom = None,
+    take_from: common.TakeFrom = None,
     launch: Annotated[
         str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
     ] = None,
-    force: Force = False,
-    rehearsal: Rehearse = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    force: common.Force = False,
+    rehearsal: common.Rehearse = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
     if launch:
-        start_processes(launch, recipe, overrides)
+        from weakdriven.runs import launcher
+
+        load_recipe(recipe, overrides)  # an error in it is one message, not one of each process
+        raise typer.Exit(launcher.launch(launch, launcher.without_launch(sys.argv[1:])))
     folder, address = places(output, work)
-    settings, root, progress = prepare(recipe, overrides, folder, quiet)
+    settings, root, progress = common.prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import RunOptions, run_recipe
     from weakdriven.runs.take_over import Siblings
@@ -69,14 +63,6 @@ def run(
         print(f"Copied: {remote.shown}")
     if push_to_hub:
         export_hub(root, push_to_hub, private)
-
-
-def start_processes(config: str, recipe: str, overrides: list[str] | None) -> None:
-    """Run this command in several processes, once its recipe has been read; ends with their exit code."""
-    from weakdriven.runs.launcher import launch, without_launch
-
-    load_recipe(recipe, overrides)
-    raise typer.Exit(launch(config, without_launch(sys.argv[1:])))
 
 
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
@@ -115,4 +101,4 @@ def print_scores(root: Path) -> None:
         for row in accuracy_rows(root)
     ]
     if rows:
-        print_table(("model", "benchmark", "correct", "accuracy", "95% interval"), rows)
+        common.print_table(("model", "benchmark", "correct", "accuracy", "95% interval"), rows)

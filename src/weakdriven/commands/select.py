@@ -6,42 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.commands.common import (
-    Debug,
-    Output,
-    Overrides,
-    Quiet,
-    RecipeArgument,
-    RunArgument,
-    default_command,
-    prepare,
-    print_table,
-)
+from weakdriven.commands import common
 
 if TYPE_CHECKING:
     from weakdriven.pipeline.weak_candidates import Separation
 
 select_app = typer.Typer(
     help="WD-DS: weakdriven select RECIPE draws the active set of a recipe (short for select draw RECIPE).",
-    cls=default_command("draw"),
+    cls=common.default_command("draw"),
     no_args_is_help=True,
 )
 
 
 @select_app.command("draw")
 def select_draw(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
+    recipe: common.RecipeArgument,
+    overrides: common.Overrides = None,
     round_number: Annotated[int, typer.Option("--round", help="Round whose active set is drawn.")] = 1,
-    output: Output = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    output: common.Output = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
 ) -> None:
     """Draw the active set of a round. Models it needs are trained first; entropies are computed or reused.
 
     Several processes compute the entropies if started as: accelerate launch -m weakdriven select RECIPE
     """
-    settings, root, progress = prepare(recipe, overrides, output, quiet)
+    settings, root, progress = common.prepare(recipe, overrides, output, quiet)
     from weakdriven.pipeline.run import select_recipe
     from weakdriven.report.selection_explained import explain_selection
 
@@ -51,13 +41,13 @@ def select_draw(
 
 @select_app.command("explain")
 def select_explain(
-    run: RunArgument,
+    run: common.RunArgument,
     round_number: Annotated[
         int | None, typer.Option("--round", help="Round; unset: the last that has a selection.")
     ] = None,
     id: Annotated[str | None, typer.Option(help="Explain why this example was chosen or not.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Hardest and most regressed examples to show.")] = 5,
-    debug: Debug = False,
+    debug: common.Debug = False,
 ) -> None:
     """Explain how the active set of a finished selection came about, or why one example is in it or not."""
     from weakdriven.report.selection_explained import explain_example, explain_selection
@@ -70,17 +60,17 @@ def select_explain(
 
 @select_app.command("pairing")
 def select_pairing(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
+    recipe: common.RecipeArgument,
+    overrides: common.Overrides = None,
     weak: Annotated[list[str] | None, typer.Option(help="An earlier checkpoint; may be given several times.")] = None,
     strong: Annotated[str | None, typer.Option(help="The strong model; unset: the recipe's M1.")] = None,
     examples: Annotated[int, typer.Option(help="Examples to score, drawn at random.")] = 2048,
-    output: Output = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    output: common.Output = None,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
 ) -> None:
     """Compare earlier checkpoints as weak models by how far their entropies are from the strong one's (paper B.5)."""
-    settings, root, progress = prepare(recipe, overrides, output, quiet)
+    settings, root, progress = common.prepare(recipe, overrides, output, quiet)
     from weakdriven.pipeline.weak_candidates import pair_checkpoints
 
     if found := pair_checkpoints(settings, root, progress, weak=weak or [], strong=strong, examples=examples):
@@ -100,7 +90,7 @@ def print_separations(found: "list[Separation]") -> None:
         )
         for one in found
     ]
-    print_table(("weak model", "entropy", "change to strong", "distance", "", "rank corr."), rows)
+    common.print_table(("weak model", "entropy", "change to strong", "distance", "", "rank corr."), rows)
     print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
     for warning in filter(None, (one.warning for one in found)):
         print(f"Warning: {warning}")

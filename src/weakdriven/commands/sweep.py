@@ -5,19 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.commands.common import (
-    Debug,
-    Force,
-    Overrides,
-    Quiet,
-    Rehearse,
-    Seeds,
-    TakeFrom,
-    here,
-    print_table,
-    progress_of,
-    refuse_failures,
-)
+from weakdriven.commands import common
 from weakdriven.config.file import describe
 from weakdriven.config.sweep import shipped_sweeps
 from weakdriven.errors import UserError
@@ -25,22 +13,22 @@ from weakdriven.errors import UserError
 
 def sweep(
     recipe: Annotated[str | None, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")] = None,
-    overrides: Overrides = None,
+    overrides: common.Overrides = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="KEY=0.1..0.9:9, KEY=a,b,c, a shipped sweep, or a sweep's .yaml; several make a product."),
     ] = None,
-    seeds: Seeds = 3,
+    seeds: common.Seeds = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, spread over the GPUs.")] = 1,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=here)
+        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=common.here)
     ] = None,
-    take_from: TakeFrom = None,
-    force: Force = False,
-    rehearsal: Rehearse = None,
+    take_from: common.TakeFrom = None,
+    force: common.Force = False,
+    rehearsal: common.Rehearse = None,
     list_: Annotated[bool, typer.Option("--list", help="List the paper's sweeps, which are shipped.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: common.Quiet = False,
+    debug: common.Debug = False,
 ) -> None:
     """Train a recipe at several values of its settings, under several seeds: one table and figures (docs/sweeps.md)."""
     if list_:
@@ -50,7 +38,7 @@ def sweep(
         return
     if recipe is None:
         raise UserError("Name a recipe: weakdriven sweep RECIPE --grid KEY=VALUES. --list names the paper's sweeps.")
-    progress = progress_of(quiet)
+    progress = common.progress_of(quiet)
     from weakdriven.pipeline.run import RunOptions
     from weakdriven.pipeline.sweep import sweep_recipe
     from weakdriven.runs.take_over import Siblings
@@ -66,6 +54,6 @@ def print_sweep(root: Path) -> None:
 
     found = read_sweep(root)
     for title, (titles, rows) in tables(found).items():
-        print_table(titles, rows, title=title, title_justify="left")
+        common.print_table(titles, rows, title=title, title_justify="left")
     print(f"{caption(found)}\n\nAlso as .md, .csv, .parquet and .json: {root / SWEEP}.*; figures in {root / FIGURES}")
-    refuse_failures(failures(found))
+    common.refuse_failures(failures(found))

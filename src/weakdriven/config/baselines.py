@@ -36,7 +36,8 @@ class UndialSettings(Settings):
 
     @model_validator(mode="after")
     def _of_one_mode(self) -> "UndialSettings":
-        for name, default in self.defaults(other := OTHER_MODE[self.mode]).items():
+        other = "paper_noise" if self.mode == "adjusted_logits" else "adjusted_logits"
+        for name, default in self.defaults(other).items():
             if getattr(self, name) != default:
                 raise ValueError(f"{name} is of mode {other}, but mode is {self.mode}; remove one of them")
         if self.site == "embedding" and self.sign == "abs":
@@ -52,9 +53,6 @@ class UndialSettings(Settings):
     def variant(self) -> dict[str, Any]:
         """The mode with the settings that it has, for manifests."""
         return self.model_dump(mode="json", include={"mode", *self.defaults(self.mode)})
-
-
-OTHER_MODE = {"adjusted_logits": "paper_noise", "paper_noise": "adjusted_logits"}
 
 
 class RolloutSettings(Settings):
@@ -125,13 +123,8 @@ class SpinSettings(PreferenceSettings):
 
 
 HINT_FIELDS = ("problem", "right", "wrong", "ending")
-HINT_NAMES = ", ".join(f"{{{name}}}" for name in HINT_FIELDS)
 HINT_FIELD = re.compile(r"(?P<latex>\\[A-Za-z]+(?:\{\w*\})*|[\^_])?\{(?P<name>[A-Za-z]\w+)\}")
 """A word in braces; after a LaTeX command it is a field only if it has a field's name."""
-
-
-def is_unknown(field: re.Match[str]) -> bool:
-    return field["latex"] is None and field["name"] not in HINT_FIELDS
 
 
 class SsbTeacherSettings(Settings):
@@ -186,9 +179,11 @@ class SsbSettings(TrainSettings):
     @field_validator("hint")
     @classmethod
     def _hint_shows_an_attempt(cls, value: str | None) -> str | None:
-        found = {match["name"] for match in HINT_FIELD.finditer(value or "")}
-        if unknown := sorted(match["name"] for match in HINT_FIELD.finditer(value or "") if is_unknown(match)):
-            raise ValueError(f"{{{unknown[0]}}} is no field of a hint; there are {HINT_NAMES}")
+        matches = list(HINT_FIELD.finditer(value or ""))
+        found = {match["name"] for match in matches}
+        if unknown := sorted({match["name"] for match in matches if match["latex"] is None} - {*HINT_FIELDS}):
+            known = ", ".join(f"{{{name}}}" for name in HINT_FIELDS)
+            raise ValueError(f"{{{unknown[0]}}} is no field of a hint; there are {known}")
         if value is not None and not ("problem" in found and found & {"right", "wrong"}):
             raise ValueError(
                 f"a hint needs {{problem}} and at least one of {{right}} and {{wrong}}, found {value!r:.80}"

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -13,17 +13,12 @@ from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 from weakdriven.runs.redact import holds_secret, redact
-from weakdriven.runs.yaml import load_yaml, read_yaml
+from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 EXTENDS = "extends"
 """Key of a recipe file that names the recipe it starts from."""
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes in the package: name to file."""
-    folder = Path(str(resources.files("weakdriven.config"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+shipped_recipes = partial(shipped, "recipes")
 
 
 def describe(path: Path) -> str:

@@ -347,20 +347,16 @@ class Recipe(Settings):
                     raise ValueError(
                         f"scaled_ce has one constant joint.strong_weight, but joint.{name} is set; remove one"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _samples_have_seeds(self) -> "Recipe":
         for name in ("spin", "dpo", "ssb"):
             sampled = getattr(self, name).rollouts.temperature > 0
-            if self.eval.batching == "continuous" and sampled and name in (self.method, *self.baselines):
+            if self.eval.batching == "continuous" and sampled and name in asked:
                 raise ValueError(
                     f"eval.batching is continuous, which cannot seed each sample, and {name} draws some; use auto"
                 )
         return self
 
     @model_validator(mode="after")
-    def _bf16_state_has_bf16_weights(self) -> "Recipe":
+    def _precisions_fit(self) -> "Recipe":
         for name in ("sft", "joint", "dpo", "spin", "ssb"):
             if getattr(self, name).optimizer != "adamw_bf16":
                 continue
@@ -374,10 +370,6 @@ class Recipe(Settings):
                     f"{name}.optimizer adamw_bf16 is for weights in bf16, but precision is {self.precision}; set "
                     "precision: bf16, or optimizer: adamw or adamw_8bit"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _four_bits_compute_in_bf16(self) -> "Recipe":
         if self.lora and self.lora.quantize and self.precision == "fp32":
             raise ValueError("lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16-mixed")
         return self

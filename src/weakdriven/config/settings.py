@@ -86,16 +86,12 @@ class TrainSettings(Settings):
         return float(pair[0]), float(pair[1])
 
     @model_validator(mode="after")
-    def _batch_is_whole_micro_batches(self) -> "TrainSettings":
+    def _settings_fit(self) -> "TrainSettings":
         if self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}; "
                 "choose a micro_batch_size that divides it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _betas_have_an_adam(self) -> "TrainSettings":
         if self.optimizer == "rmsprop" and self.adam_betas != (0.9, 0.999):
             raise ValueError("adam_betas are of AdamW, but optimizer is rmsprop; remove one of them")
         return self

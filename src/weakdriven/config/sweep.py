@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import yaml
 
 from weakdriven.errors import UserError
 from weakdriven.runs.files import digest
-from weakdriven.runs.yaml import load_yaml, read_yaml
+from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
 
 MOST_POINTS = 1000
 RESERVED = ("figures", "logs")
 """Folders in a sweep's directory that are not points."""
 KEYS = ("axis", "points", "grid", "settings", "start")
 """Keys of a sweep's file."""
+shipped_sweeps = partial(shipped, "sweeps")
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,6 @@ class Point:
     values: dict[str, Any]
     """Axis label to value."""
     overrides: dict[str, Any]
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """The sweeps in the package: name to file."""
-    folder = Path(str(resources.files("weakdriven.config"))) / "sweeps"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def axes_of(words: list[str]) -> list[Axis]:
@@ -181,7 +176,8 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
     for place, value in enumerate(values):
         if any(value == other and type(value) is type(other) for other in values[:place]):
             raise UserError(f"{source}{key}: {json.dumps(value)} is given twice; give each value once.")
-    return Axis(key, tuple(Choice(f"{key}-{_text(value)}", value, {key: value}) for value in values))
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return Axis(key, tuple(Choice(f"{key}-{text}", one, {key: one}) for text, one in zip(texts, values, strict=True)))
 
 
 def read_sweep_file(path: Path) -> list[Axis]:
@@ -223,10 +219,6 @@ def _group(value: Any, path: Path, place: str, *, empty: bool = False) -> dict[A
     if (empty and value is None) or (isinstance(value, dict) and (value or empty)):
         return value or {}
     raise UserError(f"{path}: {place}: expected `key: value` lines, found {json.dumps(value, default=str)}.")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _folder(name: str) -> str:

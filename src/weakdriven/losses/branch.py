@@ -41,19 +41,15 @@ class Branch:
             torch.addmm(into_RD, gradient_RV, self.head_VD, beta=0, alpha=factor * early, out=into_RD)
         factor *= scale
         if self.head_sum is not None:
-            self._add_to_head(gradient_RV.T, hidden_RD, factor)
+            into_VD, gradient_VR, beta = self.head_sum, gradient_RV.T, float(self.begun)  # the first product overwrites
+            if hidden_RD.is_cuda and hidden_RD.dtype != self.wide:  # reads bf16, adds in float32
+                torch.addmm(into_VD, gradient_VR, hidden_RD, out_dtype=self.wide, beta=beta, alpha=factor, out=into_VD)
+            else:  # a narrow product of each tile would be rounded once per tile
+                gradient_VR, hidden_RD = gradient_VR.to(self.wide), hidden_RD.to(self.wide)
+                torch.addmm(into_VD, gradient_VR, hidden_RD, beta=beta, alpha=factor, out=into_VD)
+            self.begun = True
         if self.bias_sum is not None:
             self.bias_sum.add_(gradient_RV.sum(0, dtype=self.wide), alpha=factor)
-
-    def _add_to_head(self, gradient_VR: Tensor, hidden_RD: Tensor, factor: float) -> None:
-        into_VD, beta = self.head_sum, float(self.begun)  # the first product overwrites what was never set
-        assert into_VD is not None
-        if hidden_RD.is_cuda and hidden_RD.dtype != self.wide:  # reads bf16, adds in float32
-            torch.addmm(into_VD, gradient_VR, hidden_RD, out_dtype=self.wide, beta=beta, alpha=factor, out=into_VD)
-        else:  # a narrow product of each tile would be rounded once per tile
-            gradient_VR, hidden_RD = gradient_VR.to(self.wide), hidden_RD.to(self.wide)
-            torch.addmm(into_VD, gradient_VR, hidden_RD, beta=beta, alpha=factor, out=into_VD)
-        self.begun = True
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of hidden states, head and bias, each in its own precision; the sums are given up."""

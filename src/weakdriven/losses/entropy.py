@@ -4,7 +4,7 @@ T = tokens, R = rows of a tile, D = width, V = vocabulary. The rows are those of
 one pass over the logits gives log-sum-exp and entropy together.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,19 +69,12 @@ def token_scores(
     tile_RV = hidden_TD.new_empty(min(rows, len(hidden_TD)), vocabulary)
     branch = Branch(hidden_TD, head.weight_VD, head.bias_V, [False] * 3)
     result_T9 = torch.empty(len(hidden_TD), 9, dtype=branch.wide, device=hidden_TD.device)
+    options: dict[str, Any] = {"strong_weight": 1.0, "strong_anchor": 0.0, "statistics": True}
+    options |= {"scales": (head.scale, 1.0), "caps": (head.cap or 0.0, 0.0), "gradients": NO_GRADIENT}
     with torch.autocast(hidden_TD.device.type, enabled=False):
         for begin in range(0, len(hidden_TD), rows):
             end = min(begin + rows, len(hidden_TD))
-            result_T9[begin:end] = fill(
-                branch.logits(begin, end, tile_RV),
-                None,
-                target_T[begin:end].contiguous(),
-                strong_weight=1.0,
-                strong_anchor=0.0,
-                scales=(head.scale, 1.0),
-                caps=(head.cap or 0.0, 0.0),
-                statistics=True,
-                gradients=NO_GRADIENT,
-            )
+            logits_RV, target_R = branch.logits(begin, end, tile_RV), target_T[begin:end].contiguous()
+            result_T9[begin:end] = fill(logits_RV, None, target_R, **options)
     # a certain prediction may come out a rounding error below zero
     return TokenScores(result_T9[:, ENTROPY].clamp_min(0), result_T9[:, NLL])

@@ -17,6 +17,7 @@ from weakdriven.errors import UserError
 from weakdriven.losses.branch import Branch, late_scale, scaled_once
 from weakdriven.losses.head import Head, as_head, first_rows
 from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
+from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
 
 IGNORE = -100
@@ -98,18 +99,9 @@ def mixed_cross_entropy(
             f"Cannot mix logits: target {largest} is outside the {rows} rows that the heads share (strong has "
             f"{len(strong.weight_VD)}, weak {len(weak.weight_VD)}). Use two models with one vocabulary."
         )
-    total, _ = mixed_cross_entropy_with_statistics(
-        strong_TD,
-        strong,
-        weak_TE,
-        weak,
-        target_T,
-        strong_weight=strong_weight,
-        scale=1.0 if reduction == "sum" else 1 / len(target_T) if len(target_T) else float("nan"),
-        implementation=implementation,
-        statistics=False,
-    )
-    return total
+    scale = 1.0 if reduction == "sum" else 1 / len(target_T) if len(target_T) else float("nan")
+    options: dict[str, Any] = {"strong_weight": strong_weight, "implementation": implementation, "statistics": False}
+    return mixed_cross_entropy_with_statistics(strong_TD, strong, weak_TE, weak, target_T, scale=scale, **options)[0]
 
 
 def mixed_cross_entropy_with_statistics(
@@ -135,25 +127,15 @@ def mixed_cross_entropy_with_statistics(
     """
     if not 0 <= strong_weight <= 1:
         raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
-    if not 0 <= strong_anchor < float("inf"):
-        raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
+    refuse_negative(strong_anchor=strong_anchor)
     triton = use_triton(implementation, weak_TE if strong_TD is None else strong_TD)
     strong_runs, weak_runs = strong_weight > 0 or strong_anchor > 0, strong_weight < 1
     if strong_runs and weak_runs:
         rows = min(len(strong.weight_VD), len(weak.weight_VD))
         strong, weak = first_rows(strong, rows), first_rows(weak, rows)
     if not strong_runs:  # the weak branch is all there is
-        loss, alone = mixed_cross_entropy_with_statistics(
-            weak_TE,
-            weak,
-            None,
-            weak,
-            target_T,
-            strong_weight=1,
-            scale=scale,
-            implementation=implementation,
-            statistics=statistics,
-        )
+        same: dict[str, Any] = {"scale": scale, "implementation": implementation, "statistics": statistics}
+        loss, alone = mixed_cross_entropy_with_statistics(weak_TE, weak, None, weak, target_T, strong_weight=1, **same)
         nan = torch.full_like(alone.mixed_loss, torch.nan)
         return loss, MixStatistics(*alone[:1], nan, *alone[1:2], *alone[3:4], nan, nan, *alone[6:7], nan, *alone[7:8])
     lengths = [None if x is None else len(x) for x in (strong_TD, weak_TE if weak_runs else target_T, target_T)]
@@ -217,7 +199,8 @@ def _mixed_ce(
         gradients = SEPARATE
     elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
         gradients, factors = SHARED, (strong_weight * scales[0], (1 - strong_weight) * scales[1])
-    fill = row_function(triton)
+    fill, options = row_function(triton), dict[str, Any](strong_weight=strong_weight, strong_anchor=strong_anchor)
+    options |= {"scales": scales, "caps": caps, "statistics": statistics, "gradients": gradients}
     chunk, tile = tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
     chunk = min(chunk, max(len(target_T), 1))
     tile = min(tile, chunk)
@@ -232,18 +215,8 @@ def _mixed_ce(
                 last = min(first + tile, end)
                 if weak:
                     weak_logits = weak.logits(first, last, weak_RV)
-                row_results = fill(
-                    strong_logits[first - begin : last - begin],
-                    weak_logits,
-                    target_T[first:last],
-                    strong_weight=strong_weight,
-                    strong_anchor=strong_anchor,
-                    scales=scales,
-                    caps=caps,
-                    statistics=statistics,
-                    gradients=gradients,
-                )
-                results.append(row_results)
+                strong_RV = strong_logits[first - begin : last - begin]
+                results.append(fill(strong_RV, weak_logits, target_T[first:last], **options))
             if gradients:
                 strong.take(strong_logits, begin, end, scale, factors[0])
             if gradients and weak and weak_logits is not None:
@@ -297,15 +270,7 @@ def _reference(
     if anchor:
         loss = loss + anchor * F.cross_entropy(strong_TV, target_T, reduction="sum")
     with torch.no_grad():
-        columns = mix_rows(
-            strong_TV,
-            None if weak_TE is None else weak_TV,
-            target_T,
-            strong_weight=weight,
-            strong_anchor=anchor,
-            scales=(1.0, 1.0),
-            caps=(0.0, 0.0),
-            statistics=True,
-            gradients=NO_GRADIENT,
-        )
+        options: dict[str, Any] = {"strong_weight": weight, "strong_anchor": anchor, "gradients": NO_GRADIENT}
+        options |= {"scales": (1.0, 1.0), "caps": (0.0, 0.0), "statistics": True}
+        columns = mix_rows(strong_TV, None if weak_TE is None else weak_TV, target_T, **options)
     return scale * loss, MixStatistics(*columns.sum(0).unbind())

@@ -67,15 +67,11 @@ class NoisyEmbeddings(Variant):
                 f"{type(inner).__name__} multiplies its embeddings by {factor} where no noise can be added after it; "
                 "train this model without embedding noise."
             )
-        hooks = [
+        with (
             inner.base_model.register_forward_pre_hook(callback.read_inputs, with_kwargs=True),
             inner.get_input_embeddings().register_forward_hook(callback.add_noise),  # Gemma's has scaled its output
-        ]
-        try:
+        ):
             yield [callback]
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class Segment(NamedTuple):
@@ -122,7 +118,11 @@ class NoiseCallback(TrainerCallback):
             drawn = np.random.SeedSequence([*self.seed, self.step, self.process]).generate_state(1, np.uint64)
             self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0] >> 1))
         noise_BLD = self._noise(embedding_BLD.shape)
-        self._measure(noise_BLD, embedding_BLD.detach())
+        size, mask_BL = embedding_BLD.shape[-1], self.inputs["attention_mask"]
+        squares = [x.float().square().sum(-1) for x in (noise_BLD, embedding_BLD.detach())]
+        real_BL = torch.ones_like(squares[0]) if mask_BL is None else mask_BL.to(squares[0])
+        sums = torch.stack([(squares[0] * real_BL).sum(), (squares[1] * real_BL).sum(), real_BL.sum() * size])
+        self.sums = sums if self.sums is None else self.sums + sums
         return embedding_BLD + noise_BLD.to(embedding_BLD.dtype)
 
     def _noise(self, shape: torch.Size) -> Tensor:
@@ -135,13 +135,6 @@ class NoiseCallback(TrainerCallback):
         for row, start, length in segments(rows, width, packed=self.packed, **self.inputs):
             noise_BLD[row, start : start + length] = self.noise.draw(length, (length, size), self.generator)
         return noise_BLD
-
-    def _measure(self, noise_BLD: Tensor, embedding_BLD: Tensor) -> None:
-        size, mask_BL = embedding_BLD.shape[-1], self.inputs["attention_mask"]
-        squares = [x.float().square().sum(-1) for x in (noise_BLD, embedding_BLD)]
-        real_BL = torch.ones_like(squares[0]) if mask_BL is None else mask_BL.to(squares[0])
-        sums = torch.stack([(squares[0] * real_BL).sum(), (squares[1] * real_BL).sum(), real_BL.sum() * size])
-        self.sums = sums if self.sums is None else self.sums + sums
 
 
 def segments(

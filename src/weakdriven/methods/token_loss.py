@@ -3,9 +3,10 @@
 T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,10 +41,8 @@ class Tokens(NamedTuple):
     """All that the collator gave."""
 
 
-class TokenLoss(Protocol):
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and sums over tokens to log, under their names."""
-        ...
+TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
+"""Gives the loss, and sums over tokens to log, under their names."""
 
 
 class TokenLossTrainer(SFTTrainer):
@@ -92,6 +91,8 @@ class TokenLossTrainer(SFTTrainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def _tokens(self, model: Any, inputs: dict[str, Any], items: Any) -> Tokens:
+        first_row = self._step_rows[1] if self._step_rows[0] == self.state.global_step else 0  # of this micro-batch
+        self._step_rows = (self.state.global_step, first_row + len(inputs["attention_mask"]))
         target_BL, mask_BL = targets(inputs["labels"]), inputs["attention_mask"]
         # both wait for the GPU, so they come before the models run and it has something to do
         place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
@@ -109,20 +110,13 @@ class TokenLossTrainer(SFTTrainer):
             head=head(model),
             target_T=target_BL.flatten().index_select(0, place),
             length_T=mask_BL.sum(1)[row],
-            key_T=((row + self._first_row(len(mask_BL))) << 32) + mask_BL.cumsum(1)[row, column],
+            key_T=((row + first_row) << 32) + mask_BL.cumsum(1)[row, column],
             step=self.state.global_step,
             scale=scale,
             teacher_TE=teacher_TE,
             teacher_head=None if self.teacher is None else head(self.teacher),
             batch=inputs,
         )
-
-    def _first_row(self, rows: int) -> int:
-        """Rows of this step that came in earlier micro-batches."""
-        step, before = self._step_rows
-        before = before if step == self.state.global_step else 0
-        self._step_rows = (self.state.global_step, before + rows)
-        return before
 
 
 def refuse_other_vocabulary(head: Head, teacher: Head) -> None:

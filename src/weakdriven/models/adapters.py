@@ -127,7 +127,7 @@ def _plain(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
-def _same(own: nn.Parameter, other: nn.Parameter) -> bool:
+def _same(own: Any, other: Any) -> bool:
     kind = type(own).__name__
     if own.requires_grad or other.requires_grad or own.is_meta or other.is_meta or kind != type(other).__name__:
         return False
@@ -135,10 +135,8 @@ def _same(own: nn.Parameter, other: nn.Parameter) -> bool:
         return False
     if own.shape != other.shape or own.dtype != other.dtype or not torch.equal(own.to(other.device), other):
         return False
-    return kind == "Parameter" or _same_scales(own, other)
-
-
-def _same_scales(own: Any, other: Any) -> bool:
+    if kind == "Parameter":
+        return True
     mine, theirs = (weight.quant_state.as_dict(packed=True) for weight in (own, other))
     return mine.keys() == theirs.keys() and all(
         torch.equal(mine[key].to(theirs[key].device), theirs[key]) for key in mine

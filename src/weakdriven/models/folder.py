@@ -10,8 +10,6 @@ from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.load import load_model, locate_model
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -27,8 +25,8 @@ class ModelFolder:
     @property
     def tokenizer(self) -> Path | None:
         """Folder of its tokenizer; the weak half of a training checkpoint has none."""
-        folders = (self.folder, self.model)
-        return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER)), None)
+        names, folders = ("tokenizer.json", "tokenizer_config.json"), (self.folder, self.model)
+        return next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
 
     def load(self, precision: str, *, attention: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
         """The model, to be evaluated; an adapter is merged into its base."""

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.multimodal import check_text_weights, is_multimodal, load_text_model, text_config
+from weakdriven.models.gemma3.multimodal import checked_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
 from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 from weakdriven.runs.files import digest, file_digest, read_json
@@ -92,9 +92,7 @@ def load_model(
     trust_remote_code: bool = False,
     quantize: str | None = None,
 ) -> PreTrainedModel:
-    """A causal LM with all of its weights; a checkpoint that lacks some raises an error.
-
-    Of a multimodal Gemma-3, the language model alone.
+    """A causal LM with all of its weights; of a multimodal Gemma-3, the language model alone.
 
     Args:
         quantize: `4bit` holds linear layers except the head in NF4, on the GPU.
@@ -165,7 +163,7 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{folder} is an encoder-decoder model; weak-driven training needs a causal LM.")
     if is_multimodal(folder):
-        check_text_weights(folder)
+        checked_text_weights(folder, text_config(folder))
     elif hasattr(config, "vision_config"):
         raise UserError(
             f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs, and "

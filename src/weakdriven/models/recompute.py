@@ -6,8 +6,11 @@ from types import MethodType
 from typing import Any, Literal
 
 import torch
+from peft import PeftModel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
+
+from weakdriven.models.head import causal_lm
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default}
@@ -23,14 +26,16 @@ Kept = Literal["keep_attention", "keep_products"]
 NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
-def keep(model: PreTrainedModel, kept: Kept) -> None:
-    """Make gradient checkpointing of this model keep attention's results, or those and every matrix product's.
+def keep(model: PreTrainedModel | PeftModel, kept: Kept | bool) -> None:
+    """Let gradient checkpointing keep attention's results, or those and every matrix product's, unless `kept` is bool.
 
     Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, which cannot hold a function,
     so the model's own `gradient_checkpointing_enable` adds it. Bound like a method, it survives a deep copy.
     """
-    model._kept_in_checkpoints = kept  # pyright: ignore
-    model.gradient_checkpointing_enable = MethodType(_enable, model)
+    inner: Any = causal_lm(model)
+    if isinstance(kept, str):
+        inner._kept_in_checkpoints = kept
+        inner.gradient_checkpointing_enable = MethodType(_enable, inner)
 
 
 def _enable(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:

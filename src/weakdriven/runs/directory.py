@@ -45,8 +45,14 @@ class Progress:
 
 
 def put_in_place(home: Path, target: Path) -> None:
-    """Make what a stage's work folder holds in `out` its result."""
-    _publish(home / "out", target)
+    """Make what a stage's work folder holds in `out` its result; an older one is moved aside first and removed last."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    old = home / "replaced"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(home / "out", target)
+    sync(target.parent)
     shutil.rmtree(home, ignore_errors=True)
 
 
@@ -152,17 +158,6 @@ def refuse_other_owner(run_file: bytes, place: str, recipe_name: str) -> None:
         raise UserError(
             f"{place} holds a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
         )
-
-
-def _publish(out: Path, target: Path) -> None:
-    """Put a finished folder in place; an older result is moved aside first and removed last."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    old = out.with_name("replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(out, target)
-    sync(target.parent)
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:

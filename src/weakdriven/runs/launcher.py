@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from weakdriven.errors import UserError
 from weakdriven.runs.signals import EXIT_CODE
-from weakdriven.runs.yaml import read_yaml
+from weakdriven.runs.yaml import read_yaml, shipped
 
 OPTION = "--launch"
 PASSED_ON = {
@@ -29,12 +29,7 @@ PASSED_ON = {
 """Schedulers send USR1 before a job's time is up, which for us means: save and end."""
 SHUTDOWN_SECONDS = "600"
 """How long torchrun waits, after a SIGTERM, before it kills processes that are still saving; its own default is 30."""
-
-
-def shipped_configs() -> dict[str, Path]:
-    """Name to file of the launch configurations that ship with the package."""
-    folder = Path(str(resources.files("weakdriven.config"))) / "launch"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+shipped_configs = partial(shipped, "launch")
 
 
 def find_config(name: str) -> Path:

@@ -181,15 +181,6 @@ def refuse_uneven(batches: dict[str, int], processes: int) -> None:
             )
 
 
-def all_agree(found: bool) -> bool:
-    """Whether it is true in every process; all of them call it."""
-    return all(gathered([found]))
-
-
-def wait_for_all() -> None:
-    gathered([None])
-
-
 def leave() -> None:
     """Leave the process group before exiting; otherwise the exit may abort.
 

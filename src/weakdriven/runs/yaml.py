@@ -4,6 +4,7 @@ It also refuses a key given twice, and aliases that expand to far more than the 
 """
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ LONGEST = 200_000
 """Characters; the longest recipe that ships has a few thousand."""
 LARGEST = 5 * LONGEST
 """Characters of the value as JSON, where every alias is written out."""
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """Name to file of the `recipes`, `sweeps` or `launch` configurations in the package."""
+    folder = Path(str(resources.files("weakdriven.config"))) / kind
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_yaml(path: Path) -> Any:

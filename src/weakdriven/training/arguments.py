@@ -54,10 +54,7 @@ def alike_together(order: np.ndarray, length_N: np.ndarray, batch_size: int) -> 
 def training_arguments(
     settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
 ) -> SFTConfig:
-    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
-
-    With several processes each takes every n-th micro-batch, so a step has the rows it would have with one process.
-    """
+    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch."""
     batch = min(settings.batch_size, rows)
     processes = size()
     refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)

@@ -1,7 +1,7 @@
 """Which of PyTorch's attention kernels training uses: none with a wrong gradient, the fused causal one if possible."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,10 +12,7 @@ from transformers import PreTrainedModel
 @contextmanager
 def trained_attention(model: nn.Module) -> Iterator[None]:
     """Every training runs in this context. On the CPU padding stays masked: dropping the mask gains nothing there."""
-    with ExitStack() as entered:
-        entered.enter_context(without_cudnn_attention())
-        if torch.cuda.is_available():
-            entered.enter_context(without_padding_masks(model))
+    with without_cudnn_attention(), without_padding_masks(model) if torch.cuda.is_available() else nullcontext():
         yield
 
 
@@ -41,12 +38,10 @@ def without_padding_masks(model: nn.Module) -> Iterator[None]:
     Any mask keeps PyTorch from its fused causal kernel. Hidden states of padding change; no loss reads them.
     """
     inner = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one.base_model is not one]
-    hooks = [one.base_model.register_forward_pre_hook(_drop_padding_mask, with_kwargs=True) for one in inner]
-    try:
+    with ExitStack() as hooks:
+        for one in inner:
+            hooks.enter_context(one.base_model.register_forward_pre_hook(_drop_padding_mask, with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:

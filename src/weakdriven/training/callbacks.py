@@ -14,7 +14,7 @@ from weakdriven.models.adapters import has_adapter
 from weakdriven.models.sharded import local_part
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
-from weakdriven.runs.processes import all_agree, gathered, size, wait_for_all
+from weakdriven.runs.processes import gathered, size
 from weakdriven.runs.signals import stop_requested
 from weakdriven.training.checkpoints import seal
 
@@ -63,12 +63,11 @@ class PhaseCallback(TrainerCallback):
             self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (
-            name := signalled()
-        ) and state.global_step < state.max_steps:  # after the last step the stage is finished instead
+        last = state.global_step >= state.max_steps  # then the stage is finished instead of stopped
+        if (name := signalled()) and not last:
             self.stopped = name
             control.should_save = control.should_training_stop = True
-        if state.global_step >= state.max_steps and size() == 1 and not has_adapter(kwargs["model"]):
+        if last and size() == 1 and not has_adapter(kwargs["model"]):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -76,7 +75,7 @@ class PhaseCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
-        wait_for_all()  # each may have written a part
+        gathered([None])  # waits for all: each may have written a part
         if state.is_world_process_zero:
             seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
@@ -87,5 +86,5 @@ def signalled() -> str | None:
 
 
 def refuse_broken_weights(model: Any, step: int) -> None:
-    if not all_agree(all(torch.isfinite(local_part(weight)).all() for weight in model.parameters())):
+    if not all(gathered([all(torch.isfinite(local_part(weight)).all() for weight in model.parameters())])):
         raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")

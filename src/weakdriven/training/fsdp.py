@@ -12,13 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict, state_dict_loader
 from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
@@ -104,15 +98,20 @@ class ShardedCheckpoints(SFTTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder, model = Path(resume_from_checkpoint), model or self.model
         if (folder / MODEL_SHARDS).is_dir():
-            load_model_shards(model, folder)
+            state = {"model": state_dict.get_model_state_dict(model)}
+            state_dict_loader.load(state, checkpoint_id=folder / MODEL_SHARDS, no_dist=not dist.is_initialized())
+            state_dict.set_model_state_dict(model, state["model"])
         elif self.is_fsdp_enabled:
             self._load_whole(model, folder)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    @torch.no_grad()
     def _load_whole(self, model: Any, folder: Path) -> None:
-        """An ordinary checkpoint into a sharded model."""
-        load_into_shards(model, checkpoint_weights(model, folder))
+        """An ordinary checkpoint into a sharded model: every process reads all of it and keeps its part."""
+        state = checkpoint_weights(model, folder)
+        for name, weight in model.state_dict().items():
+            weight.copy_(_like(state[name], weight))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         folder = Path(checkpoint or "")
@@ -123,28 +122,12 @@ class ShardedCheckpoints(SFTTrainer):
             state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
             self.optimizer.load_state_dict(sharded_state(state, self.optimizer))  # pyright: ignore
         else:
-            load_optimizer_shards(self.model, self.optimizer, folder)
+            model: Any = self.model
+            optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper holds it
+            state = {"optimizer": state_dict.get_optimizer_state_dict(model, optimizer)}
+            state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
+            state_dict.set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))  # pyright: ignore
-
-
-def load_model_shards(model: Any, folder: Path) -> None:
-    state = {"model": get_model_state_dict(model)}
-    state_dict_loader.load(state, checkpoint_id=folder / MODEL_SHARDS, no_dist=not dist.is_initialized())
-    set_model_state_dict(model, state["model"])
-
-
-def load_optimizer_shards(model: Any, optimizer: Any, folder: Path) -> None:
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper holds it
-    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
-    state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
-
-
-@torch.no_grad()
-def load_into_shards(model: Any, state: dict[str, Any]) -> None:
-    """Every process has the whole state, and keeps its part of it."""
-    for name, weight in model.state_dict().items():
-        weight.copy_(_like(state[name], weight))
 
 
 def sharded_state(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:

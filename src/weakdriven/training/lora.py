@@ -20,13 +20,8 @@ from weakdriven.models.load import fingerprint, locate_model, refuse_different_v
 
 
 def lora_config(lora: LoraSettings) -> LoraConfig:
-    return LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
+    size = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    return LoraConfig(**size, target_modules=lora.target_modules, task_type="CAUSAL_LM")  # pyright: ignore
 
 
 def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = False) -> None:
@@ -92,7 +87,10 @@ def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_cod
             " the base itself; convert it first (save_pretrained with path_initial_model_for_weight_conversion)."
         )
     name = config.base_model_name_or_path
-    if name != base_source and not _same_model(Path(str(name)), base):
+    here = Path(str(name))
+    if name != base_source and not (
+        here.is_dir() and (os.path.samefile(here, base) or fingerprint(here) == fingerprint(base))
+    ):
         raise UserError(
             f"sft.model: {source} is an adapter over {name}, but the recipe's model is {base_source}; use an adapter "
             f"over the same base (if the base has only moved, correct base_model_name_or_path in {ADAPTER_FILE})."
@@ -100,10 +98,6 @@ def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_cod
     if (folder / "tokenizer_config.json").is_file():
         refuse_different_vocabularies(base, folder, trust_remote_code=trust_remote_code)
     return folder
-
-
-def _same_model(one: Path, other: Path) -> bool:
-    return one.is_dir() and (os.path.samefile(one, other) or fingerprint(one) == fingerprint(other))
 
 
 def name_base(model: PeftModel, source: str, folder: Path) -> None:

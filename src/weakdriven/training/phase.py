@@ -20,16 +20,10 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.disk import disk_need, held, refuse_full_disk
 from weakdriven.runs.processes import agree, on_main
 from weakdriven.runs.signals import Stopped
+from weakdriven.training import checkpoints
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.callbacks import PhaseCallback
-from weakdriven.training.checkpoints import (
-    last_complete_checkpoint,
-    remove_unmarked,
-    step_of,
-    tokens_so_far,
-    usable_checkpoint,
-)
 from weakdriven.training.optimizer import optimizer_class, state_bytes
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 
@@ -59,14 +53,8 @@ class Phase:
     ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callbacks."""
         rows, epochs = len(dataset), self.epochs
-        order = training_order(
-            rows,
-            epochs=epochs,
-            batch_size=settings.batch_size,
-            seed=recipe.seed,
-            phase=self.number,
-            epoch_rows=self.epoch_rows,
-        )
+        options = {"seed": recipe.seed, "phase": self.number, "epoch_rows": self.epoch_rows}
+        order = training_order(rows, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
         rows = self.epoch_rows or rows
         order = alike_together(order, padded_lengths(dataset), min(settings.batch_size, rows))
         folder = self.work / "checkpoints"
@@ -93,18 +81,29 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
-    checkpoint = agree(on_main(lambda: usable_checkpoint(folder, phase.progress if phase else Progress())))
+    checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress if phase else Progress())))
     if phase:
         check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
-        trainer._total_train_tokens = tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
+        trainer._total_train_tokens = checkpoints.tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:
         with trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
-        if is_disk_full(error):
-            raise disk_is_full(trainer, phase, folder) from error
-        raise
+        if not is_disk_full(error):
+            raise
+        checkpoints.remove_unmarked(folder)
+        good = checkpoints.last_complete_checkpoint(folder)
+        kept = (
+            f"its checkpoint of step {checkpoints.step_of(good)} is kept and"
+            if good
+            else "it has no checkpoint yet, so"
+        )
+        raise UserError(
+            f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
+            f"{trainer.state.global_step}; {kept} the next run resumes from {'there' if good else 'its start'}. Free "
+            "some space and run the same command again."
+        ) from error
     if phase and phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
@@ -135,18 +134,6 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
     refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
-
-
-def disk_is_full(trainer: Trainer, phase: PhaseCallback | None, folder: Path) -> UserError:
-    """The error to raise; also removes the incomplete checkpoint."""
-    remove_unmarked(folder)
-    good = last_complete_checkpoint(folder)
-    kept = f"its checkpoint of step {step_of(good)} is kept and" if good else "it has no checkpoint yet, so"
-    return UserError(
-        f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
-        f"{trainer.state.global_step}; {kept} the next run resumes from {'there' if good else 'its start'}. Free some "
-        "space and run the same command again."
-    )
 
 
 def padded_lengths(rows: Dataset) -> np.ndarray:

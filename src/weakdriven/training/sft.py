@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,7 @@ def train_supervised(
         variant: What a method changes.
         teacher: A frozen model, for a variant that needs one.
     """
-    if isinstance(settings.gradient_checkpointing, str):
-        keep(causal_lm(model), settings.gradient_checkpointing)
+    keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
     with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
@@ -65,11 +64,9 @@ def save_model(
         # PEFT would ask the Hub whether the embedding is that of the base, which it is
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
-    elif precision == "bf16-mixed":
-        with in_bf16(network):
-            network.save_pretrained(out)
     else:
-        network.save_pretrained(out)
+        with in_bf16(network) if precision == "bf16-mixed" else nullcontext():
+            network.save_pretrained(out)
     network.config.use_cache = cached
     tokenizer.save_pretrained(out)
     if work:

@@ -197,16 +197,11 @@ def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> N
         devices = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
         if len(devices) > 1:
             _refuse_several_gpus(f"The {name} model is on {len(devices)} GPUs")
-        if learns[name] and not fresh[name]:
-            _refuse_nothing_to_learn(model, name)
-
-
-def _refuse_nothing_to_learn(model: Any, name: str) -> None:
-    if not any(weight.requires_grad for weight in model.parameters()):
-        raise UserError(
-            f"No weight of the {name} model is trainable. An adapter is loaded for training by "
-            "PeftModel.from_pretrained(base, folder, is_trainable=True)."
-        )
+        if learns[name] and not fresh[name] and not any(weight.requires_grad for weight in model.parameters()):
+            raise UserError(
+                f"No weight of the {name} model is trainable. An adapter is loaded for training by "
+                "PeftModel.from_pretrained(base, folder, is_trainable=True)."
+            )
 
 
 def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:

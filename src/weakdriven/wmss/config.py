@@ -71,8 +71,21 @@ class WDJTConfig(SFTConfig):
         for name, known in (("strong_weight_schedule", Schedule), ("loss_implementation", Implementation)):
             if getattr(self, name) not in get_args(known):
                 raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(known))}.")
-        _refuse_other_losses(self)
-        _refuse_metrics_of_logits(self.metric_for_best_model or "")
+        if self.loss_type != "nll":
+            raise UserError(
+                f"loss_type is {self.loss_type!r}; WDJTTrainer's loss is the mixed cross-entropy: use 'nll'."
+            )
+        if self.label_smoothing_factor:
+            raise UserError(
+                f"label_smoothing_factor is {self.label_smoothing_factor}; the mixed cross-entropy takes no smoothed "
+                "labels: set it to 0."
+            )
+        best = self.metric_for_best_model or ""
+        if best.endswith("mean_token_accuracy") or (best.endswith("entropy") and not best.endswith(tuple(METRICS))):
+            raise UserError(
+                f"metric_for_best_model is {best!r}, which is TRL's and not measured here; use one of "
+                f"{', '.join(METRICS)}."
+            )
         # eval_loss is that of the mixture, which a schedule changes at each step; the strong model is what is kept
         if self.load_best_model_at_end and not metric_given and (self.strong_weight or self.strong_anchor):
             self.metric_for_best_model = "strong_loss"
@@ -111,21 +124,3 @@ class WDJTConfig(SFTConfig):
 def _within(value: Any, low: float, high: float) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and low <= value <= high
-
-
-def _refuse_metrics_of_logits(metric: str) -> None:
-    if metric.endswith("mean_token_accuracy") or (metric.endswith("entropy") and not metric.endswith(tuple(METRICS))):
-        raise UserError(
-            f"metric_for_best_model is {metric!r}, which is TRL's and not measured here; use one of "
-            f"{', '.join(METRICS)}."
-        )
-
-
-def _refuse_other_losses(args: SFTConfig) -> None:
-    if args.loss_type != "nll":
-        raise UserError(f"loss_type is {args.loss_type!r}; WDJTTrainer's loss is the mixed cross-entropy: use 'nll'.")
-    if args.label_smoothing_factor:
-        raise UserError(
-            f"label_smoothing_factor is {args.label_smoothing_factor}; the mixed cross-entropy takes no smoothed "
-            "labels: set it to 0."
-        )

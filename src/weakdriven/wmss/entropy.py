@@ -173,7 +173,16 @@ def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary
     rows = [dataset[int(number)] for number in numbers]
     names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
     for row, name in zip(rows, names, strict=True):
-        _refuse_malformed(row, name, vocabulary)
+        tokens, labels = len(row["input_ids"]), len(row["labels"])
+        if not tokens or tokens != labels:
+            raise UserError(
+                f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at "
+                "least one token."
+            )
+        if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
+            raise UserError(
+                f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
+            )
     width = max(len(row["input_ids"]) for row in rows)
     if packed:
         starts = np.cumsum([0] + [len(row["input_ids"]) for row in rows])
@@ -199,19 +208,6 @@ def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary
     truncated = [row.get("truncated", False) for row in rows]
     counts = np.array([len(part) for part in targets])
     return _Batch(numbers, names, truncated, inputs, predictor_T, target_T, counts)
-
-
-def _refuse_malformed(row: dict[str, Any], name: str, vocabulary: int) -> None:
-    tokens, labels = len(row["input_ids"]), len(row["labels"])
-    if not tokens or tokens != labels:
-        raise UserError(
-            f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at least "
-            "one token."
-        )
-    if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
-        raise UserError(
-            f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
-        )
 
 
 def _states(model: PreTrainedModel, batch: _Batch) -> tuple[Tensor, Tensor]:

@@ -16,20 +16,13 @@ from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.folder import ModelFolder, open_model
 from weakdriven.models.gemma3.wrap import refuse_used
-from weakdriven.models.load import (
-    check_model,
-    load_tokenizer,
-    refuse_different_vocabularies,
-    vocabulary_size,
-)
+from weakdriven.models.load import check_model, load_tokenizer, refuse_different_vocabularies, vocabulary_size
 from weakdriven.models.trust import SAFE
 from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, RUN_FILE
 from weakdriven.runs.files import PART
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.wmss.mixture import MixtureForCausalLM
 from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER
-
-DEFAULT_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,8 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
     if mix.weak.tokenizer is not None:
         refuse_different_vocabularies(mix.weak.tokenizer, mix.strong.tokenizer)
     tokenizer = load_tokenizer(mix.strong.tokenizer)
-    precision = dtype or common_precision(mix)
+    dtypes = [AutoConfig.from_pretrained(one.model, trust_remote_code=False).dtype for one in (mix.strong, mix.weak)]
+    precision = dtype or ("bf16" if all(kind == torch.bfloat16 for kind in dtypes) else "fp32")  # the lossless choice
     strong, weak = mix.strong.load(precision), mix.weak.load(precision)
     ids = torch.arange(8)[None]
     expected = mixed_logits(strong, weak, ids, mix.strong_weight)
@@ -160,18 +154,10 @@ def trained_weight(strong: Path) -> tuple[float, str]:
     if "strong_weight" not in settings:
         run = next((folder for folder in strong.resolve().parents if (folder / RUN_FILE).is_file()), None)
         if run is None or not (run / RECIPE_FILE).is_file():
-            return DEFAULT_WEIGHT, "the default"
+            return 0.5, "the default"
         settings, origin = load_recipe(str(run / RECIPE_FILE)).joint.model_dump(), str(run / RECIPE_FILE)
     end = settings.get("strong_weight_end")
     return (settings["strong_weight"] if end is None else end), origin
-
-
-def common_precision(mix: Mix) -> str:
-    """The lossless choice: bf16 if both are saved in it."""
-    dtypes = [
-        AutoConfig.from_pretrained(branch.model, trust_remote_code=False).dtype for branch in (mix.strong, mix.weak)
-    ]
-    return "bf16" if all(dtype == torch.bfloat16 for dtype in dtypes) else "fp32"
 
 
 @torch.no_grad()

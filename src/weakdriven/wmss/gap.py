@@ -49,7 +49,8 @@ def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, floa
     bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
     bad = [name for name in bad if name != "mixed"] or bad
     if bad:
-        found = " and ".join(f"the {_subject(name)} cross-entropy is {losses[name]}" for name in bad)
+        subjects = {name: name if name == "mixed" else f"{name} model's" for name in bad}
+        found = " and ".join(f"the {subject} cross-entropy is {losses[name]}" for name, subject in subjects.items())
         rest = ", ".join(f"{name}: {loss:.4g}" for name, loss in losses.items() if math.isfinite(loss))
     else:
         bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
@@ -58,10 +59,6 @@ def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, floa
     if bad:
         other = f" ({rest})" if rest else ""
         raise UserError(f"Training diverged at step {step}: {found}{other}. The weights are as before it. {REMEDY}")
-
-
-def _subject(name: str) -> str:
-    return "mixed" if name == "mixed" else f"{name} model's"
 
 
 class GapWatch:

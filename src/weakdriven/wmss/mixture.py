@@ -83,14 +83,8 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
         self, config: MixtureConfig, strong: PreTrainedModel | None = None, weak: PreTrainedModel | None = None
     ):
         super().__init__(config)
-        self.strong: Any = (
-            AutoModelForCausalLM.from_config(config.strong_config, trust_remote_code=False)
-            if strong is None
-            else strong
-        )
-        self.weak: Any = (
-            AutoModelForCausalLM.from_config(config.weak_config, trust_remote_code=False) if weak is None else weak
-        )
+        self.strong: Any = strong or AutoModelForCausalLM.from_config(config.strong_config, trust_remote_code=False)
+        self.weak: Any = weak or AutoModelForCausalLM.from_config(config.weak_config, trust_remote_code=False)
         self.post_init()
 
     @classmethod

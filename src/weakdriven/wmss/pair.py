@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from weakdriven.errors import UserError
 from weakdriven.losses.mean_logit import MeanRow, mean_row, summed_mean_logit
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
+from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights
 from weakdriven.models.head import causal_lm, head, hidden_states, refuse_different_heads
@@ -59,8 +60,7 @@ class WeakStrongPair(nn.Module):
         super().__init__()
         if not 0 <= strong_weight <= 1:
             raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
-        if not 0 <= strong_anchor < float("inf"):
-            raise UserError(f"strong_anchor is {strong_anchor}; it must be 0 or more.")
+        refuse_negative(strong_anchor=strong_anchor)
         if strong_weight == strong_anchor == 0:
             warnings.warn("strong_weight is 0, so the strong model gets no gradient", stacklevel=2)
         refuse_shared_layers(strong, weak)
@@ -132,16 +132,11 @@ class WeakStrongPair(nn.Module):
     def _mixed_loss(
         self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
     ) -> tuple[Tensor, MixStatistics, tuple[Tensor, Tensor]]:
+        scale = 1 / max(float(len(target_T) if items is None else items), 1.0)
+        options: dict[str, Any] = {"strong_weight": self.strong_weight, "strong_anchor": self.strong_anchor}
+        options |= {"scale": scale, "implementation": self.implementation}
         loss, statistics = mixed_cross_entropy_with_statistics(
-            strong_TD,
-            head(self.strong),
-            weak_TE,
-            head(self.weak),
-            target_T,
-            strong_weight=self.strong_weight,
-            strong_anchor=self.strong_anchor,
-            scale=1 / max(float(len(target_T) if items is None else items), 1.0),
-            implementation=self.implementation,
+            strong_TD, head(self.strong), weak_TE, head(self.weak), target_T, **options
         )
         unknown = torch.full_like(statistics.mixed_loss, torch.nan)
         strong, weak = (

@@ -49,7 +49,7 @@ def selection_weights(
     [[0.06, 0.0], [0.32, 0.48], [0.0, 0.01]]
     """
     weights_3 = _checked_weights(consolidation, difficulty, repair)
-    terms_3N = _weighted_terms(*_entropies(weak_entropy_N, strong_entropy_N), weights_3, _checked_formula(formula))
+    terms_3N = _weighted_terms(*_entropies(weak_entropy_N, strong_entropy_N), weights_3, formula)
     return terms_3N if rows is None else terms_3N[:, np.asarray(rows)]
 
 
@@ -74,9 +74,8 @@ def selection_probabilities(
     >>> selection_probabilities(weak, strong).round(6).tolist()
     [0.251656, 0.324503, 0.423841, 0.0]
     """
-    weights_3 = _checked_weights(consolidation, difficulty, repair)
-    weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
-    weight_N = _weighted_terms(weak_N, strong_N, weights_3, _checked_formula(formula)).sum(0)
+    weights = {"consolidation": consolidation, "difficulty": difficulty, "repair": repair, "formula": formula}
+    weight_N = selection_weights(weak_entropy_N, strong_entropy_N, **weights).sum(0)  # pyright: ignore
     if not weight_N.any():
         logger.warning("every selection weight is zero, so the active set is drawn uniformly")
         return np.full(len(weight_N), 1 / len(weight_N))
@@ -141,7 +140,7 @@ def selection_counters(
     weights_3 = _checked_weights(consolidation, difficulty, repair)
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
     p, count = probabilities_N, draws(len(probabilities_N), multiplier)
-    sums_3 = _weighted_terms(weak_N, strong_N, weights_3, _checked_formula(formula)).sum(1)
+    sums_3 = _weighted_terms(weak_N, strong_N, weights_3, formula).sum(1)
     shares_3 = (sums_3 / max(sums_3.sum(), 1e-300)).tolist()
     return {
         "examples": len(p),
@@ -195,6 +194,11 @@ def _mean_ranks(x_N: np.ndarray) -> np.ndarray:
 
 def _weighted_terms(weak_N: np.ndarray, strong_N: np.ndarray, weights_3: tuple[float, ...], formula: str) -> np.ndarray:
     """One row for each of the three terms: (3, N)."""
+    if formula not in FORMULAS:
+        raise UserError(
+            f"formula is {formula!r}, expected 'paper' (the printed equation) or 'official' (the authors' code); "
+            "choose one of the two."
+        )
     terms_3N = np.empty((3, len(weak_N)))
     fall_N, level_N, rise_N = (terms_3N[row] for row in ((0, 1, 2) if formula == "paper" else (1, 0, 2)))
     level_N[:] = strong_N if formula == "paper" else weak_N
@@ -274,15 +278,6 @@ def _id_column(ids: Ids) -> pa.ChunkedArray:
 
 def _name_ids(ids: pa.ChunkedArray, chosen_N: np.ndarray, most: int = 5) -> str:
     return ", ".join(repr(ids[row].as_py()) for row in np.flatnonzero(chosen_N)[:most].tolist())
-
-
-def _checked_formula(formula: str) -> str:
-    if formula not in FORMULAS:
-        raise UserError(
-            f"formula is {formula!r}, expected 'paper' (the printed equation) or 'official' (the authors' code); "
-            "choose one of the two."
-        )
-    return formula
 
 
 def _checked_weights(consolidation: float, difficulty: float, repair: float) -> tuple[float, ...]:

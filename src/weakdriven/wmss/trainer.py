@@ -11,11 +11,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
@@ -190,18 +186,14 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
-        self._measure_heads()
-        return super().training_step(*args, **kwargs)
-
-    def _measure_heads(self) -> None:
-        """Once per step: measure mean logits if the step will be logged."""
-        step, args = self.state.global_step + 1, self.args
-        if step != self._measured:
-            logged = args.logging_strategy == IntervalStrategy.EPOCH or (step == 1 and args.logging_first_step)
-            if args.logging_strategy == IntervalStrategy.STEPS:
+        step, strategy = self.state.global_step + 1, self.args.logging_strategy
+        if step != self._measured:  # mean logits are measured in steps that will be logged
+            logged = strategy == IntervalStrategy.EPOCH or (step == 1 and self.args.logging_first_step)
+            if strategy == IntervalStrategy.STEPS:
                 logged = logged or step % self.state.logging_steps == 0
             self.pair.measure_mean_logits(logged)
             self._measured = step
+        return super().training_step(*args, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -379,9 +371,8 @@ def train_joint(
     phase: Phase,
 ) -> dict[str, Any]:
     """Train both in place; returns counters."""
-    if isinstance(settings.gradient_checkpointing, str):
-        for model in (strong, weak):
-            keep(causal_lm(model), settings.gradient_checkpointing)
+    for model in (strong, weak):
+        keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
     made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
     counters = fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))

@@ -59,9 +59,8 @@ def spin(context: Context, data: Stage) -> Model:
     settings, model = context.recipe.spin, first_strong(context, data)
     made = list[Stage]()
     for round_number in range(1, settings.iterations + 1):
-        name = (
-            "spin" if round_number == 1 else f"spin-{round_number}"
-        )  # so that one more iteration keeps those before it
+        # the first has no number, so that one more iteration keeps those before it
+        name = "spin" if round_number == 1 else f"spin-{round_number}"
         rollouts = rollout_stage(
             context, name, model, data, settings.rollouts, verified=False, round_number=round_number - 1
         )

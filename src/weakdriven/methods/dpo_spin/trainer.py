@@ -16,7 +16,6 @@ from trl.trainer.sft_config import SFTConfig
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
-from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
@@ -103,8 +102,7 @@ def train_preference(
         dataset: Rows of `pair_rows`.
         beta: How strongly the model is held to the reference.
     """
-    if isinstance(settings.gradient_checkpointing, str):
-        keep(causal_lm(model), settings.gradient_checkpointing)
+    keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe, COLUMNS)
     optimizer = made.pop("optimizer_cls_and_kwargs")
     made["args"] = preference_arguments(made["args"], beta=beta)

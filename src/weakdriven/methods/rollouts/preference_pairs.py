@@ -84,14 +84,9 @@ class Pair:
 
     def as_row(self) -> dict[str, Any]:
         """For pairs.jsonl; the texts stand in rollouts.jsonl and in the data."""
-        chosen, rejected = self.chosen, self.rejected
-        return {
-            "id": self.id,
-            "chosen_sample": chosen.sample,
-            "chosen_ended": chosen.ended,
-            "rejected_sample": rejected.sample,
-            "rejected_ended": rejected.ended,
-        }
+        sides = {"chosen": self.chosen, "rejected": self.rejected}
+        facts = ((name, fact, getattr(side, fact)) for name, side in sides.items() for fact in ("sample", "ended"))
+        return {"id": self.id, **{f"{name}_{fact}": value for name, fact, value in facts}}
 
 
 @dataclass

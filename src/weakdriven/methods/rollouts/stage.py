@@ -58,8 +58,6 @@ def rollout_stage(
 ) -> Stage:
     """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
 
-    Of several processes each asks for its share of them.
-
     Args:
         prompts: A stage whose examples.jsonl holds what is asked, and the gold answers.
         verified: Whether completions are compared with them; rows that have none are then left out.
@@ -70,7 +68,10 @@ def rollout_stage(
     """
     recipe = context.recipe
     seed = request_seed(recipe.seed, "turn", round_number) if round_number else recipe.seed
-    judging = grading_terms(context) if verified else {}
+    # what decides a verdict beside the answers; how programs are run only where that is not as usual
+    ways = {"code_python": recipe.eval.code_python, "unsafe": recipe.eval.unsafe}
+    terms = {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
+    judging: dict[str, Any] = terms if verified else {}
     spread = recipe.eval.engine != "vllm"  # one server answers, and the first process asks it
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def rollout_stage(
         sampling = sampling_of(context, settings, lengths, whole)
         longest = max(lengths) + sampling.max_new_tokens
         counters: dict[str, int] = dict.fromkeys(COUNTS, 0)
-        total = len(examples) * settings.samples
+        total, unjudged = len(examples) * settings.samples, Fault(NOT_VERIFIED)
         try:
             for begin in range(0, len(examples), BLOCK):
                 block = {example.id: example for example in examples[begin : begin + BLOCK]}
@@ -91,7 +92,7 @@ def rollout_stage(
                     work / f"{begin // BLOCK:05d}",
                     lambda: context.engine(model, longest),
                     sampling,
-                    partial(judged, context, block, rooms) if verified else not_judged,
+                    partial(judged, context, block, rooms) if verified else lambda rows: [unjudged] * len(rows),
                     terms={id: digest([judging, one.gold, one.meta]) for id, one in block.items()}.__getitem__,
                     seed=seed,
                 )
@@ -103,7 +104,8 @@ def rollout_stage(
                 )
                 found = merged(found) if spread else found
                 if is_main():
-                    keep(found, out)
+                    append_jsonl(out / ROLLOUTS, (rollout.row for rollout in found))
+                    append_jsonl(out / LABELS, (as_label(rollout.row, rollout.fault) for rollout in found))
                 count(found, counters)
         finally:
             context.engines.close()  # what comes next trains, and needs its memory
@@ -128,12 +130,6 @@ def rollout_stage(
             new_tokens=settings.max_new_tokens or recipe.data.max_length,
         ),
     )
-
-
-def grading_terms(context: Context) -> dict[str, Any]:
-    """What decides a verdict beside the answers; how programs are run only where that is not as usual."""
-    ways = {"code_python": context.recipe.eval.code_python, "unsafe": context.recipe.eval.unsafe}
-    return {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
 
 
 def chosen_prompts(
@@ -220,15 +216,6 @@ def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
     if room is not None and row["tokens"] > room:
         return Fault(RIGHT_BUT_CUT, f"{row['tokens']} tokens, and data.max_length leaves {room}")
     return None
-
-
-def not_judged(rows: list[Row]) -> list[Fault | None]:
-    return [Fault(NOT_VERIFIED)] * len(rows)
-
-
-def keep(found: list[Rollout], out: Path) -> None:
-    append_jsonl(out / ROLLOUTS, (rollout.row for rollout in found))
-    append_jsonl(out / LABELS, (as_label(rollout.row, rollout.fault) for rollout in found))
 
 
 def count(found: list[Rollout], counters: dict[str, int]) -> None:

@@ -41,12 +41,6 @@ class DistilStatistics(NamedTuple):
     """Sum of the stored tokens' probability in the teacher at the temperature."""
 
 
-def topk_distillation_reference(logits_TV: Tensor, teacher_TV: Tensor, *, temperature: float) -> Tensor:
-    """The whole KL divergence: what the stored one is with all logits."""
-    q_TV = (teacher_TV / temperature).softmax(-1)
-    return (torch.xlogy(q_TV, q_TV) - q_TV * (logits_TV / temperature).log_softmax(-1)).sum()
-
-
 def topk_distillation(
     hidden_TD: Tensor,
     head_VD: Tensor | Head,
@@ -62,7 +56,7 @@ def topk_distillation(
 ) -> tuple[Tensor, DistilStatistics]:
     """kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE, the loss of SSB.
 
-    One pass over the logits of one tile of tokens at a time gives both terms. The gradient can be taken once.
+    The gradient can be taken once.
 
     Args:
         head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.

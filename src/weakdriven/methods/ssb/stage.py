@@ -63,22 +63,11 @@ def ssb(context: Context, data: Stage) -> Model:
     start = context.base if settings.start == "base" else first_strong(context, data)
     attempts = rollout_stage(context, "ssb", start, data, settings.rollouts)
     hints = hint_stage(context, data, attempts)
-    replies = rollout_stage(
-        context,
-        "ssb-hinted",
-        start,
-        hints,
-        teacher_rollouts(context),
-        max_prompt_tokens=hint_limit(context),
-        round_number=1,
-        at_most=settings.rollouts.subsample,
-    )
+    asked = RolloutSettings(samples=1, **settings.teacher.model_dump(exclude={"max_prompt_tokens"}))
+    limit, at_most = hint_limit(context), settings.rollouts.subsample
+    options = {"max_prompt_tokens": limit, "round_number": 1, "at_most": at_most}
+    replies = rollout_stage(context, "ssb-hinted", start, hints, asked, **options)  # pyright: ignore
     return student(context, start, target_stage(context, start, data, hints, replies))
-
-
-def teacher_rollouts(context: Context) -> RolloutSettings:
-    asked = context.recipe.ssb.teacher.model_dump(exclude={"max_prompt_tokens"})
-    return RolloutSettings(samples=1, **asked)
 
 
 def hint_limit(context: Context) -> int:
@@ -193,11 +182,8 @@ def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
             top = top_logits(
                 hidden_LD[end - row["reply"] : end], head(network), k=settings.top_k, temperature=settings.temperature
             )
-            done[number] = (
-                {name: row[name] for name in ("id", "input_ids", "labels")}
-                | stored(top)
-                | coverage(top, settings.temperature)
-            )
+            kept = {name: row[name] for name in ("id", "input_ids", "labels")}
+            done[number] = kept | stored(top) | coverage(top, settings.temperature)
     return [row for row in done if row is not None]
 
 

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from weakdriven.config.baselines import SsbSettings
@@ -18,7 +19,6 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
 from weakdriven.methods.token_loss import TokenLossTrainer, Tokens
-from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.training.phase import Phase, fit
 
@@ -53,20 +53,15 @@ class Collator:
     pad: int
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        width = max(len(row["input_ids"]) for row in rows)
 
-        def padded(name: str, filler: int) -> Tensor:
-            parts = [np.asarray(row[name], np.int64) for row in rows]
-            return torch.from_numpy(
-                np.stack([np.pad(part, (0, width - len(part)), constant_values=filler) for part in parts])
-            )
+        def padded(parts: list[np.ndarray], filler: int) -> Tensor:
+            return pad_sequence([torch.tensor(np.asarray(part, np.int64)) for part in parts], True, filler)
 
         ids_N, logits_N, lse_T = (np.concatenate([np.asarray(row[name]) for row in rows]) for name in STORED)
-        mask = [np.arange(width) < len(row["input_ids"]) for row in rows]
         return {
-            "input_ids": padded("input_ids", self.pad),
-            "labels": padded("labels", IGNORE),
-            "attention_mask": torch.from_numpy(np.stack(mask).astype(np.int64)),
+            "input_ids": padded([row["input_ids"] for row in rows], self.pad),
+            "labels": padded([row["labels"] for row in rows], IGNORE),
+            "attention_mask": padded([np.ones(len(row["input_ids"])) for row in rows], 0),
             "teacher_ids": torch.from_numpy(ids_N.astype(np.int64)).view(len(lse_T), -1),
             "teacher_logits": from_bits(logits_N).view(len(lse_T), -1),
             "teacher_lse": torch.from_numpy(lse_T.astype(np.float32)),
@@ -80,18 +75,12 @@ class StoredLogits:
     settings: SsbSettings
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        settings, (ids_TK, logits_TK, lse_T) = self.settings, (tokens.batch[name] for name in STORED)
+        names = {"temperature", "kd_weight", "ce_weight", "renormalize"}
+        options = self.settings.model_dump(include=names)
+        options["support"] = self.settings.student_support
+        ids_TK, logits_TK, lse_T = (tokens.batch[name] for name in STORED)
         loss, sums = topk_distillation(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.target_T,
-            (ids_TK, logits_TK, lse_T),
-            temperature=settings.temperature,
-            kd_weight=settings.kd_weight,
-            ce_weight=settings.ce_weight,
-            renormalize=settings.renormalize,
-            support=settings.student_support,
-            scale=tokens.scale,
+            tokens.hidden_TD, tokens.head, tokens.target_T, (ids_TK, logits_TK, lse_T), scale=tokens.scale, **options
         )
         return loss, sums._asdict()
 
@@ -105,8 +94,7 @@ def train_student(
     phase: Phase,
 ) -> dict[str, Any]:
     """Train an adapter in place on replies with their teacher's logits; returns counters."""
-    if isinstance(settings.gradient_checkpointing, str):
-        keep(causal_lm(model), settings.gradient_checkpointing)
+    keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset.with_format("numpy"), settings, recipe, ("input_ids", "labels", *STORED))
     made["args"].remove_unused_columns = False
     collate = Collator(tokenizer.pad_token_id or 0)  # pyright: ignore

@@ -102,14 +102,6 @@ class AdjustedLogits:
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         assert tokens.teacher_TE is not None and tokens.teacher_head is not None
-        loss, sums = adjusted_logit_loss(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.teacher_TE,
-            tokens.teacher_head,
-            tokens.target_T,
-            strength=self.strength,
-            ce_weight=self.ce_weight,
-            scale=tokens.scale,
-        )
+        models = tokens.hidden_TD, tokens.head, tokens.teacher_TE, tokens.teacher_head
+        loss, sums = adjusted_logit_loss(*models, tokens.target_T, scale=tokens.scale, **vars(self))
         return loss, sums._asdict()

@@ -50,8 +50,7 @@ def noised_cross_entropy(
 ) -> tuple[Tensor, NoiseStatistics]:
     """Cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (the paper's description of UNDIAL).
 
-    A token's noise follows from `seed` and its key alone, so it does not change with the size of tiles or batches. The
-    gradient can be taken once.
+    The gradient can be taken once.
 
     Args:
         target_T: Supervised targets only: none is -100.
@@ -117,18 +116,9 @@ class NoisedLogits:
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
-        loss, sums = noised_cross_entropy(
-            tokens.hidden_TD,
-            tokens.head,
-            tokens.target_T,
-            tokens.length_T,
-            sigma=self.sigma,
-            site=self.site,
-            sign=self.sign,
-            seed=int(drawn[0] >> 1),
-            key_T=tokens.key_T,
-            scale=tokens.scale,
-        )
+        given = tokens.hidden_TD, tokens.head, tokens.target_T, tokens.length_T
+        options = {**vars(self), "seed": int(drawn[0] >> 1), "key_T": tokens.key_T, "scale": tokens.scale}
+        loss, sums = noised_cross_entropy(*given, **options)
         return loss, sums._asdict()
 
 

@@ -121,11 +121,6 @@ def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, St
     return weights
 
 
-def check_text_weights(folder: Path) -> None:
-    """Raise an error if the language model of a multimodal Gemma-3 folder is incomplete."""
-    checked_text_weights(folder, text_config(folder))
-
-
 def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, dict[str, Any]]:
     """The language model of a multimodal Gemma-3 folder and transformers' account of the loading.
 

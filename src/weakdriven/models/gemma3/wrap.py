@@ -13,15 +13,7 @@ from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextC
 
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE
-from weakdriven.models.gemma3.multimodal import (
-    HEAD,
-    expected_shapes,
-    is_multimodal,
-    refuse_other_weights,
-    renamed,
-    text_name,
-    vision_name,
-)
+from weakdriven.models.gemma3 import multimodal
 from weakdriven.models.gemma3.shards import SHARD_BYTES, Stored, refuse_changed, stored_weights, write_shards
 from weakdriven.models.load import load_tokenizer, locate_model, vocabulary_size
 from weakdriven.runs.files import PART, read_json, sync_tree, write_json
@@ -58,8 +50,6 @@ class Wrapped:
 def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> Wrapped:
     """Save a trained `Gemma3ForCausalLM` as a `Gemma3ForConditionalGeneration` with its base's vision side.
 
-    Tensors are copied file by file and compared with their sources afterwards; neither model is built.
-
     Args:
         trained: Folder of the text-only checkpoint, with its tokenizer; its precision is kept.
         base: Folder or Hub id of the multimodal model that it was trained from.
@@ -68,7 +58,7 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
     """
     target = refuse_used(Path(out).expanduser().resolve())
     text_folder, base_folder = locate_text_model(trained), locate_model(base)
-    if not is_multimodal(base_folder):
+    if not multimodal.is_multimodal(base_folder):
         raise UserError(
             f"{base} is {described(base_folder)}; expected the multimodal Gemma-3 (model type gemma3 with a "
             "vision_config) that the model was trained from, because its vision tower is added."
@@ -133,16 +123,16 @@ def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]
     Args:
         config: Of the result.
     """
-    text, vision = stored_weights(trained), renamed(base, vision_name)
+    text, vision = stored_weights(trained), multimodal.renamed(base, multimodal.vision_name)
     expected = {
-        vision_name(name) or f"{TEXT}{text_name(name)}": shape
-        for name, shape in expected_shapes(Gemma3ForConditionalGeneration, config).items()
+        multimodal.vision_name(name) or f"{TEXT}{multimodal.text_name(name)}": shape
+        for name, shape in multimodal.expected_shapes(Gemma3ForConditionalGeneration, config).items()
     }
     if config.tie_word_embeddings:
-        text.pop(HEAD, None)
-        del expected[f"{TEXT}{HEAD}"]
+        text.pop(multimodal.HEAD, None)
+        del expected[f"{TEXT}{multimodal.HEAD}"]
     wanted = {f"{TEXT}{name}": stored for name, stored in text.items()} | vision
-    refuse_other_weights(wanted, expected, f"{trained} with the vision tower of {base}")
+    multimodal.refuse_other_weights(wanted, expected, f"{trained} with the vision tower of {base}")
     return wanted
 
 
