@@ -64,11 +64,7 @@ def clean(
 
 
 def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mapping[str, float]) -> Overlap | None:
-    """The strongest overlap for which a row is removed, or None.
-
-    Args:
-        texts: See `asked_texts`.
-    """
+    """The strongest overlap for which a row with these `asked_texts` is removed, or None."""
     found = [
         overlap
         for text in texts

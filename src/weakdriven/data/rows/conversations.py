@@ -7,14 +7,8 @@ from weakdriven.data.example import Message, refuse_broken_text
 from weakdriven.errors import UserError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-}
+SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SHAREGPT_ROLES |= {"model": "assistant", "system": "system"}
 INFO_FIELDS = ("reference_answer", "test_case", "source")
 
 
@@ -86,16 +80,18 @@ def info_of(messages: Any) -> dict[str, Any]:
     True
     """
     found: dict[str, Any] = {}
-    for turn in messages if isinstance(messages, list) else []:
-        info = turn.get("info") if isinstance(turn, dict) else None
-        given = info if isinstance(info, dict) else {}
+    for given in _infos(messages):
         found = {name: given[name] for name in INFO_FIELDS if given.get(name) not in (None, "")} | found
     return found
 
 
 def carries_info(messages: Any) -> bool:
+    return bool(_infos(messages))
+
+
+def _infos(messages: Any) -> list[dict[str, Any]]:
     turns = messages if isinstance(messages, list) else []
-    return any(isinstance(turn, dict) and isinstance(turn.get("info"), dict) for turn in turns)
+    return [turn["info"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("info"), dict)]
 
 
 def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:

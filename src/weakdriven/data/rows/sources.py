@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weakdriven.data.example import Example, Message, refuse_broken_text
+from weakdriven.data.example import Example
 from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, read_rows
 from weakdriven.data.rows.layouts import Layout, as_example, detect
 from weakdriven.errors import UserError
 
-__all__ = ["EMBEDDED", "Example", "Message", "Source", "as_example", "load_examples", "open_source", "read_rows"]
-__all__ += ["refuse_broken_text"]
+__all__ = ["EMBEDDED", "Example", "Source", "as_example", "load_examples", "open_source", "read_rows"]
 FIRST_ROWS = 20
 """Rows from which the layout is detected."""
 
@@ -54,12 +53,7 @@ class Source:
 
 
 def open_source(
-    path: str,
-    split: str = "train",
-    limit: int | None = None,
-    *,
-    domain: str = "",
-    empty_completions: str = "error",
+    path: str, split: str = "train", limit: int | None = None, *, domain: str = "", empty_completions: str = "error"
 ) -> Source:
     """Detect the layout of a source from its first rows; the others are not read yet.
 
