@@ -18,14 +18,12 @@ _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
 )
+_TAG_FREE = "Solve the problem step by step. End your solution with the final answer enclosed in \\boxed{}"
 SYSTEM_PROMPTS = {
     ("math", "tagged"): _TAGGED + "Put the final answer in \\boxed{}.",
     ("code", "tagged"): _TAGGED + "Give the program as one Python code block.",
     ("logic", "tagged"): _TAGGED + "End with: The answer is (X).",
-    (
-        "math",
-        "tag-free",
-    ): "Solve the problem step by step. End your solution with the final answer enclosed in \\boxed{}",
+    ("math", "tag-free"): _TAG_FREE,
     ("code", "tag-free"): "Provide clean, correct Python code",
     ("logic", "tag-free"): "End your response with 'The answer is (X).'",
 }

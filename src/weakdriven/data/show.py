@@ -91,11 +91,7 @@ def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tall
 def print_source(
     source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
 ) -> Tally:
-    """Print the layout, some rows with the learned text in colour, and what would be cut or left out.
-
-    Args:
-        count: Number of rows, if known.
-    """
+    """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut."""
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
     tally = Tally()

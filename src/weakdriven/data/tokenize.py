@@ -48,9 +48,7 @@ def tokenize_pair(
 ) -> dict[str, Any]:
     """Two replies to the prompt of an example, with the same tokens as in `tokenize`.
 
-    Args:
-        chosen: Text, and whether the end of the turn follows it, which a truncated reply lacks.
-        rejected: Likewise.
+    A reply is its text, and whether the end of the turn follows it, which a truncated one lacks.
     """
 
     def ids(text: str) -> list[int]:

@@ -89,8 +89,7 @@ class Repeat(NamedTuple):
 class Held:
     """An index of held-out items: built once, searched for every training row.
 
-    Texts on both sides should be bare (`weakdriven.data.questions.bare`), or all questions overlap in the words that we
-    add.
+    Texts on both sides should be bare (`questions.bare`), or all questions overlap in the words that we add.
 
     >>> held = Held([HeldItem("gsm8k", "7", "Ann has 3 red pens and buys 4 more. How many pens?")])
     >>> held.find("Ann has 3 RED pens, and buys 4 more: how many pens?")
@@ -120,8 +119,7 @@ class Held:
 
     def find(self, text: str) -> list[Overlap]:
         """All overlaps of a text, strongest kind first, one for each kind and item."""
-        print_ = fingerprint(text, signs=self.rules.signs)
-        if not print_.words:
+        if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return []
         exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
         near = dict(self.near_texts.find(self.rules.key(print_), print_.words))
@@ -138,8 +136,7 @@ class Held:
 
     def contained(self, text: str) -> Overlap | None:
         """The first item that is the text or is contained in it; cheaper than `find`."""
-        print_ = fingerprint(text, signs=self.rules.signs)
-        if not print_.words:
+        if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return None
         for item in self._same.get(("exact", print_.exact), ()):
             return Overlap("exact", *self._names[item], 1.0)
@@ -156,8 +153,7 @@ class Held:
         for run in runs:
             self._by_run.setdefault(run, []).append(item)
         self._runs.append(len(runs))
-        short = not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT
-        if short and self.rules.short_items:
+        if self.rules.short_items and not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT:
             word = max(print_.words, key=len)  # long words are rare, so few places have to be compared
             self._short.setdefault(word, []).append((print_.words.index(word), print_.words, item))
 
@@ -186,7 +182,7 @@ def deduplicate(
     followed. Reads ahead by `LEARN_FROM` rows; memory grows with the kept rows.
 
     Args:
-        text: The text of a row that is compared, with its options: many questions have the same few words.
+        text: What is compared, with options: many questions have the same few words.
         key: Rows with different keys (answers, say) never repeat each other.
 
     >>> [row for row, repeat in deduplicate(["2 red cats", "one dog", "2 RED cats!"]) if repeat is None]

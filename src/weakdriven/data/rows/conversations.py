@@ -20,10 +20,8 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
     if turns is None:
         raise UserError(f"{where}: expected text or messages with role and content, found {_start(value)}.")
     for place, turn in enumerate(_checked(turns, where), start=1):
-        if turn["role"] not in ROLES:
-            raise UserError(
-                f"{where}: message {place} has the role {turn['role']!r}; expected one of {', '.join(ROLES)}."
-            )
+        if (found := turn["role"]) not in ROLES:
+            raise UserError(f"{where}: message {place} has the role {found!r}; expected one of {', '.join(ROLES)}.")
     return turns
 
 
@@ -54,9 +52,8 @@ def from_history(value: Any, where: str) -> list[Message]:
     pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise UserError(
-                f"{where}: expected history as a list of pairs, each a question and its answer, found {_start(value)}."
-            )
+            expected = "history as a list of pairs, each a question and its answer"
+            raise UserError(f"{where}: expected {expected}, found {_start(value)}.")
     roles = ("user", "assistant")
     turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
     return _checked(turns, where)

@@ -122,8 +122,7 @@ def refuse_configuration(name: str, config: str | None) -> None:
 
 
 def _inner_ending(file: Path) -> str:
-    packed = file.suffix in (".gz", ".zst")
-    return Path(file.stem).suffix if packed else file.suffix
+    return Path(file.stem).suffix if file.suffix in (".gz", ".zst") else file.suffix
 
 
 def _open(file: Path) -> IO[bytes]:

@@ -115,12 +115,7 @@ def unknown_layout(row: Row, where: str) -> UserError:
 
 
 def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:
-    """Read one row in any known layout.
-
-    Args:
-        number: Counts from 1 and replaces a missing id.
-        domain: Domain of rows that name none: math, code or logic.
-    """
+    """Read one row in any known layout; its number replaces a missing id, and `domain` a missing domain."""
     where = f"{path}, row {number}"
     if (name := layout_name(row)) is None:
         raise unknown_layout(row, where)

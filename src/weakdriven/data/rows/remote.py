@@ -85,11 +85,7 @@ def _fetch(address: str) -> Path:
 
 
 def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
-    """The file system of an address, and the place in it.
-
-    Args:
-        instead: What a user can do if it cannot be reached.
-    """
+    """The file system of an address, and the place in it; errors end in what a user can do `instead`."""
     import fsspec.core
 
     scheme = address.partition("://")[0].lower()

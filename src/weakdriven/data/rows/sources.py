@@ -31,10 +31,9 @@ class Source:
             self.layout.refuse_other(row, f"{self.path}, row {number}")
             example = self._example(row, number)
             if example.id in seen:
-                raise UserError(
-                    f"{self.path}: id {example.id!r} is in rows {self._row_of(example.id)} and {number}; "
-                    "ids must be unique."
-                )
+                rows = enumerate(read_rows(self.path, self.split), start=1)
+                first = next(place for place, row in rows if self._example(row, place).id == example.id)
+                raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {number}; ids must be unique.")
             seen.add(example.id)
             yield example
 
@@ -46,10 +45,6 @@ class Source:
     def _example(self, row: Row, number: int) -> Example:
         needs_completion = self.empty_completions != "drop"
         return as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
-
-    def _row_of(self, id: str) -> int:
-        rows = enumerate(read_rows(self.path, self.split), start=1)
-        return next(number for number, row in rows if self._example(row, number).id == id)
 
 
 def open_source(
