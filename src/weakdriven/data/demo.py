@@ -7,6 +7,7 @@ problems share the same operations with the same numbers, so a test item never h
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 
 LEVELS = (2, 3, 4, 5)
 """Difficulty of a problem: the number of calculations its solution needs."""
@@ -16,12 +17,13 @@ VERSION = 1
 LARGEST = 150
 
 NAMES = ("Mia", "Tom", "Lena", "Ravi", "Noah", "Sara", "Omar", "Ana")
+SIGNS = {"add": "+", "add_groups": "+", "take": "-", "take_groups": "-", "times": "*", "share": "/"}
 THINGS = ("apples", "books", "coins", "stamps", "shells", "cards", "pens", "marbles")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One event of the story: `kind` is add, take, times, share, add_groups or take_groups."""
+    """One event of the story; `kind` is one of SIGNS."""
 
     kind: str
     amount: int
@@ -32,14 +34,9 @@ class Step:
         return 2 if self.size else 1
 
     def apply(self, value: int) -> int:
-        return {
-            "add": value + self.amount,
-            "take": value - self.amount,
-            "times": value * self.amount,
-            "share": value // self.amount,
-            "add_groups": value + self.amount * self.size,
-            "take_groups": value - self.amount * self.size,
-        }[self.kind]
+        amount = self.amount * (self.size or 1)
+        results = {"+": value + amount, "-": value - amount, "*": value * amount, "/": value // amount}
+        return results[SIGNS[self.kind]]
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,7 @@ class Problem:
             a, b, after = step.amount, step.size, step.apply(value)
             if step.size:
                 lines.append(f"{a} * {b} = {a * b}.")
-            sign = {"add": "+", "add_groups": "+", "take": "-", "take_groups": "-", "times": "*", "share": "/"}[
-                step.kind
-            ]
-            lines.append(f"{value} {sign} {a * b if step.size else a} = {after}.")
+            lines.append(f"{value} {SIGNS[step.kind]} {a * (b or 1)} = {after}.")
             value = after
         return lines
 
@@ -131,13 +125,12 @@ def _random_step(rng: random.Random, value: int, left: int) -> Step:
 def problem_stream(seed: int) -> Iterator[Problem]:
     """Endless problems, cycling through the levels, without repeats of numbers and operations."""
     rng, seen = random.Random(seed), set()
-    while True:
-        for level in LEVELS:
+    for level in cycle(LEVELS):
+        problem = random_problem(rng, level)
+        while (problem.start, problem.steps) in seen:
             problem = random_problem(rng, level)
-            while (problem.start, problem.steps) in seen:
-                problem = random_problem(rng, level)
-            seen.add((problem.start, problem.steps))
-            yield problem
+        seen.add((problem.start, problem.steps))
+        yield problem
 
 
 def demo_problems(split: str, seed: int = 42) -> list[Problem]:

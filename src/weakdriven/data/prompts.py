@@ -18,14 +18,12 @@ _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
 )
+_TAG_FREE = "Solve the problem step by step. End your solution with the final answer enclosed in \\boxed{}"
 SYSTEM_PROMPTS = {
     ("math", "tagged"): _TAGGED + "Put the final answer in \\boxed{}.",
     ("code", "tagged"): _TAGGED + "Give the program as one Python code block.",
     ("logic", "tagged"): _TAGGED + "End with: The answer is (X).",
-    (
-        "math",
-        "tag-free",
-    ): "Solve the problem step by step. End your solution with the final answer enclosed in \\boxed{}",
+    ("math", "tag-free"): _TAG_FREE,
     ("code", "tag-free"): "Provide clean, correct Python code",
     ("logic", "tag-free"): "End your response with 'The answer is (X).'",
 }
@@ -79,7 +77,8 @@ class Renderer:
         _, found, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).partition(_SENTINEL)
         if not found:
             raise UserError("The chat template leaves out the assistant's reply, so there is nothing to learn from.")
-        ends = [after.find(token) + len(token) for token in self._special_tokens() if token in after]
+        special = [*special_tokens(self.tokenizer), *self.tokenizer.all_special_tokens]
+        ends = [after.find(token) + len(token) for token in special if token in after]
         return after[: min(ends)] if ends else ""
 
     @cached_property
@@ -99,10 +98,6 @@ class Renderer:
             )
         return ""
 
-    def _special_tokens(self) -> list[str]:
-        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        return [*added, *self.tokenizer.all_special_tokens]
-
     @cached_property
     def stop_ids(self) -> list[int]:
         """Tokens that end generation: the chat template's end of turn and the tokenizer's EOS."""
@@ -120,12 +115,21 @@ class Renderer:
             raise UserError(f"The chat template cannot be used with style {self.style!r}: {error}.") from error
 
 
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
+    return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+
+
 def give_chat_template(
     tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str, *, setting: str = "chat_template"
 ) -> None:
     """Set the chat template (a file or a shipped name), or make sure that the tokenizer has one."""
     if template in SHIPPED_TEMPLATES:
-        refuse_missing_marks(tokenizer, template, model, setting)
+        # a mark that is no special token would be split, and its last piece would end every reply
+        if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special_tokens(tokenizer)]:
+            raise UserError(
+                f"{setting}: {template} writes {' and '.join(missing)}, which the tokenizer of {model} does not have "
+                "as special tokens; use a template that fits the model."
+            )
         tokenizer.chat_template = (resources.files("weakdriven.data") / f"{template}.jinja").read_text()
     elif template is not None:
         try:
@@ -139,14 +143,4 @@ def give_chat_template(
         raise UserError(
             f"The tokenizer of {model} has no chat template; set {setting} to a template file or to a "
             f"shipped one ({', '.join(SHIPPED_TEMPLATES)})."
-        )
-
-
-def refuse_missing_marks(tokenizer: "PreTrainedTokenizerBase", template: str, model: str, setting: str) -> None:
-    """Raise an error if a mark is no special token: it would be split, and its last piece would end every reply."""
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special]:
-        raise UserError(
-            f"{setting}: {template} writes {' and '.join(missing)}, which the tokenizer of {model} does not have as "
-            "special tokens; use a template that fits the model."
         )

@@ -51,8 +51,7 @@ def logic_question(context: str, question: str, options: Sequence[str]) -> str:
     (A) Tom sleeps.
     (B) Tom is awake.
     """
-    parts = [context.strip(), question.strip(), lettered(options)]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, [context.strip(), question.strip(), lettered(options)]))
 
 
 def code_question(prompt: str, entry_point: str, test: str = "") -> str:

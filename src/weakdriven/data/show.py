@@ -1,5 +1,6 @@
 """`weakdriven data show`: a source's layout, some rows with their supervised tokens, and what would be left out."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -43,7 +44,7 @@ class Tally:
 
     rows: int = 0
     longest: int = 0
-    fates: dict[str, int] = field(default_factory=dict)
+    fates: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
     """The error at which training would stop."""
 
@@ -56,9 +57,8 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
     kinds[max_length:] = ["cut"] * len(kinds[max_length:])
     if blank := not example.completion.strip():
         kinds = ["prompt" if kind == "prompt" else "cut" for kind in kinds]
-    runs = []
-    for kind, group in groupby(zip(kinds, row["input_ids"], strict=True), key=lambda pair: pair[0]):
-        runs.append((str(renderer.tokenizer.decode([token for _, token in group])), kind))
+    groups = groupby(zip(kinds, row["input_ids"], strict=True), key=lambda pair: pair[0])
+    runs = [(str(renderer.tokenizer.decode([token for _, token in group])), kind) for kind, group in groups]
     learned = kinds.count("learned")
     if blank:
         fate = "no completion: an error, or left out with data.empty_completions=drop"
@@ -82,7 +82,7 @@ def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tall
             tally.rows += 1
             tally.longest = max(tally.longest, one.tokens)
             if one.fate:
-                tally.fates[one.fate] = tally.fates.get(one.fate, 0) + 1
+                tally.fates[one.fate] += 1
             yield one
     except UserError as error:
         tally.stopped = str(error)
@@ -91,11 +91,7 @@ def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tall
 def print_source(
     source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
 ) -> Tally:
-    """Print the layout, some rows with the learned text in colour, and what would be cut or left out.
-
-    Args:
-        count: Number of rows, if known.
-    """
+    """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut."""
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
     tally = Tally()
@@ -103,11 +99,9 @@ def print_source(
         if number <= rows:
             print_look(one, console)
     console.print()
-    fates = [f"{number:,} {fate}" for fate, number in tally.fates.items()]
-    whole = tally.rows - sum(tally.fates.values())
     _say(console, f"Of the first {tally.rows:,} rows (longest: {tally.longest:,} tokens):")
-    for words in [f"{whole:,} learned whole", *fates]:
-        _say(console, f"  {words}")
+    for fate, number in {"learned whole": tally.rows - tally.fates.total(), **tally.fates}.items():
+        _say(console, f"  {number:,} {fate}")
     if tally.stopped:
         _say(console, f"Training would stop here: {tally.stopped}", "red")
     if renderer.warning:

@@ -36,10 +36,7 @@ def _strip_once(text: str) -> str:
         if found["marker"]:
             pieces.append(text[start : found.start()])
             start = found.end()
-    if not pieces:
-        return text
-    trimmed = map(_trim, [*pieces, text[start:]])
-    return "\n\n".join(piece for piece in trimmed if piece)
+    return "\n\n".join(filter(None, map(_trim, [*pieces, text[start:]]))) if pieces else text
 
 
 def _trim(piece: str) -> str:

@@ -20,14 +20,8 @@ VERSION = 2
 BATCH = 1000
 BLOCK = 10_000
 """Rows in memory at once when only their lengths are needed."""
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("labels", pa.list_(pa.int32())),
-        ("truncated", pa.bool_()),
-    ]
-)
+IDS = pa.list_(pa.int32())
+SCHEMA = pa.schema({"id": pa.string(), "input_ids": IDS, "labels": IDS, "truncated": pa.bool_()})
 
 
 def tokenize(example: Example, renderer: Renderer, max_length: int | None = None) -> dict[str, Any]:
@@ -54,9 +48,7 @@ def tokenize_pair(
 ) -> dict[str, Any]:
     """Two replies to the prompt of an example, with the same tokens as in `tokenize`.
 
-    Args:
-        chosen: Text, and whether the end of the turn follows it, which a truncated reply lacks.
-        rejected: Likewise.
+    A reply is its text, and whether the end of the turn follows it, which a truncated one lacks.
     """
 
     def ids(text: str) -> list[int]:
@@ -140,8 +132,7 @@ def write_tokens(
 
 
 def unlearned_warning(counters: dict[str, int]) -> str:
-    count = counters.get("unlearned_replies", 0)
-    if not count:
+    if not (count := counters.get("unlearned_replies", 0)):
         return ""
     return (
         f"{count} replies before the last of their conversation are not supervised: the chat template rewrites earlier "

@@ -5,10 +5,9 @@ again, a tile of tokens at a time, where they are needed side by side.
 """
 
 import fcntl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def diagnose_run(
 
     Args:
         rows: Source of the examples; unset: what the run was trained on.
-        split: Of that source.
         round_number: Round whose pair is looked at; unset: the last that is finished, else the first.
         seed: Of the draw of examples; unset: the recipe's.
     """
@@ -89,11 +87,8 @@ def diagnose_run(
         planned.stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs)
         progress.plan(planned.planned)
         try:
-            return (
-                Run(root, seed=seed, progress=progress)
-                .stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs)
-                .path
-            )
+            run = Run(root, seed=seed, progress=progress)
+            return run.stage(DIAGNOSTICS, compute, settings=settings, inputs=inputs).path
         finally:
             progress.close()
 
@@ -114,7 +109,7 @@ def chosen_round(found: RunModels, round_number: int | None) -> int:
 def strong_weights(found: RunModels, round_number: int) -> list[float]:
     """Share of the strong logits at the begin and at the end of a round, as it was trained or will be."""
     joint = found.recipe.joint
-    trained = mapping(found.manifests.get(f"round-{round_number}/strong", {}).get("settings"))
+    trained = found.round_settings(round_number)
     settings = trained if "strong_weight" in trained else joint.model_dump()
     begin, end = (gap(settings.get(name)) for name in ("strong_weight", "strong_weight_end"))
     begin = joint.strong_weight if begin is None else begin
@@ -122,10 +117,7 @@ def strong_weights(found: RunModels, round_number: int) -> list[float]:
 
 
 def roles(round_number: int, names: Iterable[str], weak: str | None = None) -> dict[str, str]:
-    """What the models of a round are to it, of those that are there.
-
-    Args:
-        weak: Name of the weak model, if it is not M_{t-1}.
+    """What the models of a round are to it, of those that are there; `weak` names the weak one if not M_{t-1}.
 
     >>> roles(1, ["base", "sft", "round-1", "baseline-sft"])
     {'weak': 'base', 'strong_before': 'sft', 'strong_after': 'round-1', 'control': 'baseline-sft'}
@@ -162,14 +154,12 @@ class Diagnosis:
         """Measure everything and write the files; returns the counters for the manifest."""
         notes = [*self.found.notes, *self._run_models(work, out)]
         logits, (pairs, more) = self._logits(), self._pairs()
-        steps = self._steps()
-        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": steps}
+        drift = {"models": self._chain(), "rounds": self._rounds(), "steps": (steps := self._steps())}
         silent = [stage for stage, rows in steps.items() if not any(name in row for row in rows for name in DRIFTING)]
         listed = self._token_view(out / TOKEN_VIEW)
         facts = self._facts([*notes, *more, *map(NO_STEPS.format, silent)])
-        write_json(out / LOGITS, {"facts": facts, **logits})
-        write_json(out / GRADIENTS, {"facts": facts, "pairs": pairs})
-        write_json(out / DRIFT, {"facts": facts, **drift})
+        for name, values in ((LOGITS, logits), (GRADIENTS, {"pairs": pairs}), (DRIFT, drift)):
+            write_json(out / name, {"facts": facts, **values})
         return {**self._size(), "models": list(self.measured), "listed": listed, "failed": self.failed}
 
     def _run_models(self, work: Path, out: Path) -> list[str]:
@@ -209,8 +199,7 @@ class Diagnosis:
 
     def _facts(self, notes: list[str]) -> dict[str, Any]:
         models = {name: model for name, model in self.wanted.items() if name in self.measured}
-        needless = {"data"} if self.other else set[str]()
-        missing = {name: why for name, why in self.found.missing.items() if name not in needless}
+        missing = {name: why for name, why in self.found.missing.items() if not (self.other and name == "data")}
         return {
             "round": self.round_number,
             **self._size(),
@@ -249,7 +238,7 @@ class Diagnosis:
             pairs["before"] = self._pair(weak, strong, self.weights[0])
         if after and (beside := names.get("weak_after", weak)):
             pairs["after"] = self._pair(beside, after, self.weights[1])
-            if beside == weak and self._settings().get("weak") != "frozen":
+            if beside == weak and self.found.round_settings(self.round_number).get("weak") != "frozen":
                 notes.append(
                     f"The trained weak model was not kept (joint.save_weak: true keeps it), so {after} is paired with "
                     f"{weak}, the weak model as the round began."
@@ -260,13 +249,9 @@ class Diagnosis:
         assert self.sample is not None
         ours, theirs = self.measured[strong], self.measured[weak]
         columns = self._compare(weak, strong, weight), ours.statistics, theirs.statistics
-        facts = {"weak": weak, "strong": strong, "strong_weight": weight}
-        facts["vocabulary"] = min(ours.vocabulary, theirs.vocabulary)
+        vocabulary = min(ours.vocabulary, theirs.vocabulary)
+        facts = {"weak": weak, "strong": strong, "strong_weight": weight, "vocabulary": vocabulary}
         return facts | summarise_pair(*columns, self.sample.example_T, weight)
-
-    def _settings(self) -> dict[str, Any]:
-        """What the round was trained with; nothing where it was not."""
-        return mapping(self.found.manifests.get(f"round-{self.round_number}/strong", {}).get("settings"))
 
     def _compare(self, weak: str, strong: str, weight: float) -> dict[str, np.ndarray]:
         """Per-token columns of a pair, computed once."""
@@ -313,21 +298,18 @@ class Diagnosis:
             self._compare(weak, strong, self.weights[0]),
             strong_weight=self.weights[0],
             seed=self.seed,
-            decode=partial(_decode, self._tokenizer()),
+            decode=self._decoder(),
         )
 
-    def _tokenizer(self) -> Any:
+    def _decoder(self) -> Callable[[int], str]:
+        """Text of one token; empty where no tokenizer is there or the id only pads the head."""
         for model in self.wanted.values():
             try:
-                return load_tokenizer(model.folder, trust_remote_code=self.found.recipe.trust_remote_code)
+                tokenizer = load_tokenizer(model.folder, trust_remote_code=self.found.recipe.trust_remote_code)
             except UserError:  # a weak model that was kept has none of its own
                 continue
-        return None
-
-
-def _decode(tokenizer: Any, token: int) -> str:
-    """Text of one token; empty where no tokenizer is there or the id only pads the head."""
-    return "" if tokenizer is None else str(tokenizer.decode([token]))
+            return lambda token: str(tokenizer.decode([token]))
+        return lambda token: ""
 
 
 @contextmanager

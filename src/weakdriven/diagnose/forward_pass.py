@@ -76,9 +76,8 @@ def measure(
     kept_TD = torch.empty(tokens, output.weight_VD.shape[1], dtype=output.weight_VD.dtype) if keep else None
     batches = plan_batches(row_lengths(sample.dataset), loader.recipe.selection.batch_tokens)
     for states in supervised_states(network, sample.dataset, batches):
-        place_T = np.concatenate(
-            [begin_N[n] + np.arange(count) for n, count in zip(states.numbers, states.count_B, strict=True)]
-        )
+        counts = zip(states.numbers, states.count_B, strict=True)
+        place_T = np.concatenate([begin_N[n] + np.arange(count) for n, count in counts])
         values = logit_statistics(states.hidden_TD, output, states.target_T)
         found_ST[:, place_T] = torch.stack(values).cpu().numpy()
         target_T[torch.from_numpy(place_T)] = states.target_T.cpu()
@@ -100,9 +99,8 @@ def compare(strong: Measured, weak: Measured, strong_weight: float) -> dict[str,
 
 def hardest(strong: Measured, weak: Measured, strong_weight: float, place_T: np.ndarray, count: int) -> HardNegatives:
     """The hard negatives of some tokens."""
-    return top_hard_negatives(
-        *_inputs(strong, weak, torch.from_numpy(place_T)), strong_weight=strong_weight, count=count
-    )
+    inputs = _inputs(strong, weak, torch.from_numpy(place_T))
+    return top_hard_negatives(*inputs, strong_weight=strong_weight, count=count)
 
 
 def _inputs(strong: Measured, weak: Measured, place_T: Tensor | None = None) -> tuple[Any, ...]:

@@ -70,9 +70,8 @@ def rows_statistics(logits_RV: Tensor, target_R: Tensor) -> LogitStatistics:
     target = logits_RV.gather(1, place_R1)
     total = logits_RV.sum(-1, dtype=torch.float64)
     mean = total / vocabulary
-    background = (
-        (total - target[:, 0].double()) / (vocabulary - 1) if vocabulary > 1 else torch.full_like(mean, torch.nan)
-    )
+    others = total - target[:, 0].double()
+    background = others / (vocabulary - 1) if vocabulary > 1 else torch.full_like(mean, torch.nan)
     centered_norm = (logits_RV - mean[:, None].to(logits_RV.dtype)).square_().sum(-1, dtype=torch.float64).sqrt()
     top = logits_RV.amax(-1, keepdim=True)
     shifted_RV = logits_RV - top

@@ -52,13 +52,16 @@ class RunModels:
             turn for turn in self.rounds if self.plan.get(f"round-{turn}/strong") == self.models[f"round-{turn}"].key
         ]
 
+    def round_settings(self, turn: int) -> dict[str, Any]:
+        """What a round was trained with; empty where it was not."""
+        return mapping(self.manifests.get(f"round-{turn}/strong", {}).get("settings"))
+
     def weak_of(self, turn: int) -> str:
         """Name of a round's weak model, as the round was trained or will be."""
-        trained = self.manifests.get(f"round-{turn}/strong")
         share = self.recipe.joint.weak_snapshot
-        if turn == 1 and share is not None and "strong_weight" not in mapping(mapping(trained).get("settings")):
+        if turn == 1 and share is not None and "strong_weight" not in self.round_settings(turn):
             return f"sft-at-{percent(share)}"
-        return weak_of(turn, trained)
+        return weak_of(turn, self.manifests.get(f"round-{turn}/strong"))
 
     @property
     def last_round(self) -> int:
@@ -98,8 +101,7 @@ def find_models(root: Path) -> RunModels:
             key = digest([found.models[f"round-{turn}"].key, WEAK_FOLDER])
             found.models[f"round-{turn}-weak"] = Model(f"round-{turn}-weak", folder, key)
     _add_snapshot(found, found.weak_of(1))
-    controls = [stage_of(name) for name in CONTROLS]
-    for stage in controls:
+    for stage in (controls := [stage_of(name) for name in CONTROLS]):
         if stage.removeprefix("baselines/") in (recipe.method, *recipe.baselines) or (root / stage).is_dir():
             _add(found, stage, stage.replace("baselines/", "baseline-"))
     if not any(name.startswith("baseline-") for name in found.models) and not set(controls) & set(found.missing):
@@ -109,8 +111,9 @@ def find_models(root: Path) -> RunModels:
 
 
 def _add(found: RunModels, stage: str, name: str) -> None:
-    if manifest := _stage(found, stage):
-        found.models[name] = Model(name, found.root / stage, str(manifest["key"]))
+    _stage(found, stage)
+    if stage in found.manifests:
+        found.models[name] = Model(name, found.root / stage, str(found.manifests[stage]["key"]))
 
 
 def _add_snapshot(found: RunModels, name: str) -> None:
@@ -125,23 +128,19 @@ def _add_snapshot(found: RunModels, name: str) -> None:
         found.missing[name] = f"{SNAPSHOTS}/{place} of {last} is not there"
 
 
-def _stage(found: RunModels, stage: str) -> dict[str, Any] | None:
-    """Manifest of a finished stage; of another, why it is missing is written down."""
-    path = found.root / stage / MANIFEST
+def _stage(found: RunModels, stage: str) -> None:
+    """Note the manifest of a finished stage; of another, why it is missing."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict) or not manifest.get("key"):
+        manifest = json.loads((found.root / stage / MANIFEST).read_text(encoding="utf-8"))
+        if not mapping(manifest).get("key"):
             raise ValueError
+        found.manifests[stage] = manifest
     except FileNotFoundError:
         begun = work_folder(found.root, stage).is_dir()
         unasked = found.plan and stage not in found.plan
         found.missing[stage] = "begun and not finished" if begun else f"not {'asked for' if unasked else 'run yet'}"
     except (OSError, ValueError):
         found.missing[stage] = f"its {MANIFEST} cannot be read"
-    else:
-        found.manifests[stage] = manifest
-        return manifest
-    return None
 
 
 def _tell_outdated(found: RunModels) -> None:
@@ -158,10 +157,9 @@ def _tell_outdated(found: RunModels) -> None:
 def read_lenient(path: Path) -> dict[str, Any]:
     """The values in a file; none if it is missing or cannot be read."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def read_recipe(path: Path) -> tuple[Recipe, list[str]]:

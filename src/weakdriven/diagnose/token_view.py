@@ -4,6 +4,7 @@ N = examples, T = tokens of all of them, K = hard negatives of a token that are 
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,13 @@ EACH = 12
 """Examples of each list."""
 NEGATIVES = 8
 """Hard negatives named for each token."""
-NUMBERS = pa.list_(pa.float32())
+VALUES = tuple(f"{model}_probability" for model in ("weak", "strong", "mixed", "after"))
+VALUES += ("weak_entropy", "strong_entropy", "disagreement", "hard_negatives", "uniform_margin")
 SCHEMA = pa.schema(
-    [
-        ("lists", pa.list_(pa.string())),
-        ("id", pa.string()),
-        ("row", pa.int64()),
-        ("position", pa.int32()),
-        ("token", pa.int32()),
-        ("text", pa.string()),
-        ("weak_probability", pa.float64()),
-        ("strong_probability", pa.float64()),
-        ("mixed_probability", pa.float64()),
-        ("after_probability", pa.float64()),
-        ("weak_entropy", pa.float64()),
-        ("strong_entropy", pa.float64()),
-        ("disagreement", pa.float64()),
-        ("hard_negatives", pa.float64()),
-        ("uniform_margin", pa.float64()),
-        ("negative_tokens", pa.list_(pa.int32())),
-        ("negative_texts", pa.list_(pa.string())),
-        ("negative_weak", NUMBERS),
-        ("negative_strong", NUMBERS),
-        ("negative_mixed", NUMBERS),
-        ("negative_gradient", NUMBERS),
-    ]
+    {"lists": pa.list_(pa.string()), "id": pa.string(), "row": pa.int64(), "position": pa.int32(), "token": pa.int32()}
+    | {"text": pa.string(), **dict.fromkeys(VALUES, pa.float64())}
+    | {"negative_tokens": pa.list_(pa.int32()), "negative_texts": pa.list_(pa.string())}
+    | {f"negative_{name}": pa.list_(pa.float32()) for name in ("weak", "strong", "mixed", "gradient")}
 )
 """One row for each supervised token; what is not known is null.
 
@@ -90,13 +73,7 @@ def write_token_view(
     """
     entropies = [_example_means(sample, one.statistics["entropy"]) for one in (weak, strong)]
     lists = choose_examples(entropies[0], entropies[1], seed)
-    texts: dict[int, str] = {}
-
-    def text(token: int) -> str:
-        if token not in texts:
-            texts[token] = decode(token)
-        return texts[token]
-
+    text = cache(decode)
     names = [str(name) for name in sample.dataset["id"]]
     with pq.ParquetWriter(path, SCHEMA) as writer:
         for n in sorted({n for chosen in lists.values() for n in chosen}):
@@ -105,6 +82,7 @@ def write_token_view(
                 continue
             top = hardest(strong, weak, strong_weight, place_T, NEGATIVES)
             targets = strong.target_T[place_T].tolist()
+            unknown = [None] * len(place_T)
             known = (top.ids_TK >= 0).numpy()
             columns: dict[str, Any] = {
                 "lists": [[name for name in LISTS if n in lists[name]]] * len(place_T),
@@ -113,7 +91,7 @@ def write_token_view(
                 "position": range(len(place_T)),
                 "token": targets,
                 "text": [text(token) for token in targets],
-                "after_probability": _numbers(np.exp(-after.statistics["nll"][place_T])) if after else None,
+                "after_probability": _numbers(np.exp(-after.statistics["nll"][place_T])) if after else unknown,
                 "weak_entropy": _numbers(weak.statistics["entropy"][place_T]),
                 "strong_entropy": _numbers(strong.statistics["entropy"][place_T]),
                 "negative_tokens": _ragged(top.ids_TK.numpy(), known),
@@ -125,9 +103,7 @@ def write_token_view(
                 columns[f"negative_{name}"] = _ragged(getattr(top, f"{name}_TK").float().numpy(), known)
             for name in ("disagreement", "hard_negatives", "uniform_margin"):
                 columns[name] = _numbers(pair[name][place_T])
-            empty = [None] * len(place_T)
-            arrays = [pa.array(empty if columns[f.name] is None else columns[f.name], f.type) for f in SCHEMA]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+            writer.write_table(pa.Table.from_pydict(columns, schema=SCHEMA))
     return {name: len(chosen) for name, chosen in lists.items()}
 
 

@@ -41,16 +41,17 @@ def layer_saved(shape: Shape, numbers: Numbers) -> dict[str, float]:
     around = 2 * _norm(h, r, shape, numbers)
     if shape.norm_after:
         around += 2 * _norm(h, c, shape, numbers)
-    queries = 0.0
     if shape.query_norm:
-        queries = _norm(shape.query, c, shape, numbers) + _norm(shape.key, c, shape, numbers)
+        around += _norm(shape.query, c, shape, numbers) + _norm(shape.key, c, shape, numbers)
     keys = shape.query if numbers.masked else shape.key
     attention = c * (2 * shape.query + 2 * keys) + 4 * shape.heads  # q, k, v, its result, log-sum-exp
     attention += numbers.eager * shape.heads * (4 + c)
     mlp = c * shape.intermediate * ((3 if numbers.fast else 4) if trains else (2 if numbers.fast else 3))
     # q, k, v and gate, up read the same tensor; under autocast each makes a copy of its own
-    inputs = c * h * (5 if numbers.mixed else 2) if trains else _adapter_inputs(shape, numbers)
-    return {"norms": around + queries, "attention": attention, "mlp": mlp, "inputs of products": inputs}
+    inputs = float(c * h * (5 if numbers.mixed else 2)) if trains else 0.0
+    if numbers.adapter and (adapter := shape.adapter):
+        inputs = numbers.adapter * (adapter.inputs + adapter.modules * adapter.rank)
+    return {"norms": around, "attention": attention, "mlp": mlp, "inputs of products": inputs}
 
 
 def _norm(width: int, size: int, shape: Shape, numbers: Numbers) -> float:
@@ -59,13 +60,6 @@ def _norm(width: int, size: int, shape: Shape, numbers: Numbers) -> float:
         return size * width + 4
     normalized = 4 if shape.wide_norm else size
     return 4 * width + 4 + (normalized * width if numbers.adapter is None else 0)
-
-
-def _adapter_inputs(shape: Shape, numbers: Numbers) -> float:
-    adapter, size = shape.adapter, numbers.adapter or 0
-    if adapter is None:
-        return 0.0
-    return size * (adapter.inputs + adapter.modules * adapter.rank)
 
 
 def kept(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> float:

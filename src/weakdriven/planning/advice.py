@@ -25,77 +25,47 @@ def candidates(
         return [([f"selection.batch_tokens={size // share}"], SAME) for share in (2, 4, 8) if size // share]
     if workload.settings is None:
         return []
-    block, found = workload.block, list[tuple[list[str], str]]()
-    if recipe.fast_layers == "off" and not on_cpu:
-        found.append((["fast_layers=auto"], SAME))
-    smaller = micro // 2
-    while smaller >= 1:
-        found.append(([f"{block}.micro_batch_size={smaller}"], SAME))
-        smaller //= 2
-    for mode in ("keep_products", "keep_attention", "true"):
-        found.append(([f"{block}.gradient_checkpointing={mode}"], SAME))
-    if not on_cpu:
-        found.append(([f"{block}.activation_offloading=true"], SAME))
-    found.append(([f"{block}.optimizer=adamw_8bit"], OTHER))
-    found.append((["precision=bf16", f"{block}.optimizer=adamw_bf16"], OTHER))
-    found.append((["precision=bf16", f"{block}.optimizer=adamw_8bit"], OTHER))
-    found.append(([f"data.max_length={recipe.data.max_length // 2}"], OTHER))
-    if sharding == "fsdp" or (recipe.sft.model and recipe.lora is None):
-        return found
-    found.append((["lora={}"], OTHER))
-    if not on_cpu:
-        found.append((["lora={quantize: 4bit}"], OTHER))
-    return found
+    block = workload.block
+    same = [["fast_layers=auto"]] if recipe.fast_layers == "off" and not on_cpu else []
+    same += [[f"{block}.micro_batch_size={micro >> halvings}"] for halvings in range(1, micro.bit_length())]
+    same += [[f"{block}.gradient_checkpointing={mode}"] for mode in ("keep_products", "keep_attention", "true")]
+    same += [] if on_cpu else [[f"{block}.activation_offloading=true"]]
+    other = [[f"{block}.optimizer=adamw_8bit"]]
+    other += [["precision=bf16", f"{block}.optimizer={optimizer}"] for optimizer in ("adamw_bf16", "adamw_8bit")]
+    other += [[f"data.max_length={recipe.data.max_length // 2}"]]
+    if sharding != "fsdp" and not (recipe.sft.model and recipe.lora is None):
+        other += [["lora={}"]] if on_cpu else [["lora={}"], ["lora={quantize: 4bit}"]]
+    return [(overrides, SAME) for overrides in same] + [(overrides, OTHER) for overrides in other]
 
 
 def advise(now: Cost, room: float, choices: list[tuple[list[str], str]], attempt: Try, largest: int) -> Advice:
-    """Each choice alone, and the first few that do it together.
-
-    Args:
-        room: Bytes of the device.
-        largest: The largest micro-batch that fits with nothing else changed.
-    """
+    """Each choice alone, and the first few that do it together; `room` is the device's memory in bytes."""
     assert now.memory is not None
-    changes, sure, together = list[Change](), list[str](), list[str]()
-    for overrides, result in choices:
+
+    def tried(overrides: list[str]) -> tuple[float, float] | None:
+        """Bytes and seconds; None where the recipe would not accept the overrides."""
         try:
             cost = attempt(overrides)
-        except UserError:  # the recipe would refuse it
-            continue
-        if cost.memory is None or (saves := now.memory.total - cost.memory.total) < 0.01 * 2**30:
-            continue
-        slower = cost.seconds / now.seconds if now.seconds else 1.0
-        changes.append(Change(" ".join(overrides), saves, slower, cost.memory.total <= room, result))
-        if not together:
-            joined = _joined(sure, overrides)
-            try:
-                both = attempt(joined)
-            except UserError:
-                continue
-            if both.memory is not None:
-                sure = joined
-                together = sure if both.memory.total <= room else []
-    kept = _without_needless(together, room, attempt)
-    return Advice(now.workload.name, now.memory.total, room, changes, kept, largest)
-
-
-def _joined(before: list[str], more: list[str]) -> list[str]:
-    """Later ones stand for earlier ones of the same setting."""
-    keys = {text.partition("=")[0] for text in more}
-    return [text for text in before if text.partition("=")[0] not in keys] + more
-
-
-def _without_needless(overrides: list[str], room: float, attempt: Try) -> list[str]:
-    """Without those that are not needed, the dearest asked first."""
-    for one in reversed(overrides):
-        fewer = [text for text in overrides if text != one]
-        try:
-            cost = attempt(fewer)
         except UserError:
+            return None
+        return (cost.memory.total, cost.seconds) if cost.memory else None
+
+    changes, sure, together = list[Change](), list[str](), list[str]()
+    for overrides, result in choices:
+        if (alone := tried(overrides)) is None or (saves := now.memory.total - alone[0]) < 0.01 * 2**30:
             continue
-        if fewer and cost.memory is not None and cost.memory.total <= room:
-            overrides = fewer
-    return overrides
+        slower = alone[1] / now.seconds if now.seconds else 1.0
+        changes.append(Change(" ".join(overrides), saves, slower, alone[0] <= room, result))
+        replaced = {text.partition("=")[0] for text in overrides}
+        joined = [text for text in sure if text.partition("=")[0] not in replaced] + overrides
+        if not together and (both := tried(joined)):
+            sure = joined
+            together = sure if both[0] <= room else []
+    for one in reversed(together):  # what is not needed is left out, the dearest first
+        fewer = [text for text in together if text != one]
+        if fewer and (needs := tried(fewer)) and needs[0] <= room:
+            together = fewer
+    return Advice(now.workload.name, now.memory.total, room, changes, together, largest)
 
 
 def largest_micro(workload: Workload, batch: int, room: float, cost_of: Callable[[Workload], Cost]) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from weakdriven.planning.memory import Memory
@@ -74,10 +74,10 @@ class Advice:
     stage: str
     needs: float
     has: float
-    changes: list[Change] = field(default_factory=list)
-    together: list[str] = field(default_factory=list)
+    changes: list[Change]
+    together: list[str]
     """The first of them that fit when taken together; empty if none do."""
-    micro_batch: int = 0
+    micro_batch: int
     """Largest micro_batch_size that fits with nothing else changed; 0: none."""
 
 

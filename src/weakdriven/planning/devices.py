@@ -111,8 +111,7 @@ def this_much(device: Device, memory: float) -> Device:
 
 def match_device(name: str) -> Device | None:
     """The device that a driver's name, such as `NVIDIA H200`, speaks of; the first of its kind."""
-    plain = _plain(name)
-    return next((device for device in DEVICES.values() if _plain(_short(device)) in plain), None)
+    return next((device for device in DEVICES.values() if _plain(_short(device)) in _plain(name)), None)
 
 
 def _short(device: Device) -> str:

@@ -100,14 +100,9 @@ class Step:
         adapter = None
         if self.shape.adapter:
             adapter = 4 if self.precision != "bf16-mixed" and not self.shape.adapter.quantized else 2
-        return Numbers(
-            compute=compute,
-            residual=4 if mixed else compute,
-            fast=self.fast,
-            adapter=adapter,
-            masked=self.masked,
-            eager=int(self.length) if self.eager else 0,
-        )
+        eager = int(self.length) if self.eager else 0
+        residual = 4 if mixed else compute
+        return Numbers(compute, residual, fast=self.fast, adapter=adapter, masked=self.masked, eager=eager)
 
 
 def base_weights(step: Step) -> float:
@@ -130,25 +125,23 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     weights = base_weights(step) / split
     gradients = learns * step.trained_bytes / split
     state = learns * state_bytes(step.optimizer, step.trained_bytes) / split
-    weights += _gathered(step) if split > 1 else 0.0
+    if split > 1:  # a layer is gathered while it works, the next one meanwhile; embedding and head stay gathered
+        outer = shape.head * (1 if shape.tied else 2)
+        weights += (4 if step.precision == "fp32" else 2) * (2 * shape.layer + step.models * outer)
     copies = 0.0
     if step.precision == "bf16-mixed" and not step.adapted:  # autocast keeps a bf16 copy of each weight it has met
         copies = 2.0 * step.models * shape.linear if split == 1 else 2.0 * shape.layer
-    layers, runs_back = shape.layers, step.trained
     a_layer = step.tokens * kept(shape, numbers, step.checkpointing)
-    saved = runs_back * layers * a_layer
+    saved = 2 * a_layer if step.offloading else step.trained * shape.layers * a_layer
     hidden = step.models * step.tokens * shape.hidden * numbers.compute
-    if step.offloading:
-        saved = 2 * a_layer
     in_layer = step.tokens * working(shape, numbers, step.checkpointing)
     loss = loss_memory(step)
-    head_gradients = 0.0 if step.adapted else step.trained * shape.head * step.trained_bytes
+    embedding = 0.0 if step.adapted else shape.head * step.trained_bytes
     there = gradients if step.accumulates else 0.0
     whole = Memory(weights=weights, gradients=gradients, optimizer=state)
     first_layers = 0.0 if step.adapted else shape.layer * step.trained_bytes / split
     if not step.adapted and not shape.tied:
         first_layers += shape.head * step.trained_bytes / split  # the embedding's own comes after all layers
-    embedding = 0.0 if step.adapted else shape.head * step.trained_bytes
     moments = [
         replace(
             whole,
@@ -161,7 +154,7 @@ def training_memory(step: Step, machine: Machine) -> Memory:
         replace(
             whole,
             weights=weights + (copies if step.checkpointing is False else 0.0),
-            gradients=max(there, min(head_gradients, gradients)),
+            gradients=max(there, min(step.trained * embedding, gradients)),
             activations=saved + hidden + in_layer,
             moment="the start of the backward pass",
         ),
@@ -179,23 +172,14 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     return with_reserve(peak, on_cpu=step.on_cpu)
 
 
-def _gathered(step: Step) -> float:
-    """A layer is gathered while it works, the next one meanwhile, and embedding and head stay gathered."""
-    shape, size = step.shape, 4 if step.precision == "fp32" else 2
-    outer = shape.head * (1 if shape.tied else 2)
-    return size * (2 * shape.layer + step.models * outer)
-
-
 def loss_memory(step: Step) -> float:
     """Tiles of logits, fp32 sums of the heads' gradients, the rounded one beside them, gradients of hidden states."""
     shape, size = step.shape, step.numbers.compute
-    tile = CPU_TILE_BYTES if step.on_cpu else TILE_BYTES
-    tile = min(tile, step.tokens * shape.vocabulary * 4 * 3)
+    tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
     hidden = step.trained * step.tokens * shape.hidden * size
     if step.adapted:
         return tile + hidden
-    sums = 4.0 * step.trained * shape.head
-    return hidden + sums + max(tile, shape.head * step.trained_bytes)
+    return hidden + 4.0 * step.trained * shape.head + max(tile, shape.head * step.trained_bytes)
 
 
 def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
@@ -208,12 +192,8 @@ def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
     in_layer = step.tokens * numbers.compute * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
     cache = cache_tokens * 2 * shape.key * shape.layers * size
     tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
-    found = Memory(
-        weights=base_weights(plain),
-        activations=in_layer + cache,
-        loss=tile,
-        moment="the forward pass",
-    )
+    weights = base_weights(plain)
+    found = Memory(weights=weights, activations=in_layer + cache, loss=tile, moment="the forward pass")
     return with_reserve(found, on_cpu=step.on_cpu)
 
 

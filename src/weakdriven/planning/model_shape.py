@@ -20,9 +20,8 @@ from weakdriven.training.lora import lora_config, refuse_targets
 
 def config_folder(source: str) -> Path:
     """A folder that holds config.json: a local one, or what the Hub gives of this single file."""
-    if source == EMBEDDED or Path(source).expanduser().is_dir():
-        return locate_model(source)
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+    on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+    if source == EMBEDDED or Path(source).expanduser().is_dir() or not on_hub:
         return locate_model(source)  # which says what was expected
     from huggingface_hub import hf_hub_download
 
@@ -63,9 +62,7 @@ def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code
     model.tie_weights()
     weights = {id(weight): weight for weight in model.parameters()}
     head = model.get_output_embeddings()
-    linear = sum(
-        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear) and module is not head
-    )
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     kinds = list(getattr(config, "layer_types", None) or [])
     heads = config.num_attention_heads
@@ -79,7 +76,7 @@ def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=config.vocab_size,
         parameters=sum(weight.numel() for weight in weights.values()),
-        linear=linear,
+        linear=sum(module.weight.numel() for module in linear),
         tied=head is not None and head.weight is model.get_input_embeddings().weight,
         tensors=len(weights),
         query_norm="q_norm" in names,

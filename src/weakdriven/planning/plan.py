@@ -12,14 +12,7 @@ import torch
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.planning.advice import advise, candidates, largest_micro
-from weakdriven.planning.costs import (
-    ANSWER_HIGH,
-    ANSWER_LOW,
-    ANSWER_SHARE,
-    Advice,
-    Cost,
-    disk_bytes,
-)
+from weakdriven.planning.costs import ANSWER_HIGH, ANSWER_LOW, ANSWER_SHARE, Advice, Cost, disk_bytes
 from weakdriven.planning.devices import (
     DEVICES,
     MEASURED,
@@ -33,7 +26,7 @@ from weakdriven.planning.devices import (
 from weakdriven.planning.model_shape import config_folder, read_config, shape_of
 from weakdriven.planning.rows import Rows, known_rows, sampled_rows
 from weakdriven.planning.shape import Adapter, Shape
-from weakdriven.planning.stage_costs import Planner
+from weakdriven.planning.stage_costs import Planner, epoch_rows, student_lora
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.processes import size
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
@@ -124,23 +117,19 @@ class Planning:
     tokenizer_bytes: float = 12e6
     _shapes: dict[str, Shape] = field(default_factory=dict)
 
-    def shape(self, lora: LoraSettings | None, *, trust: bool = False) -> Shape:
+    def shape(self, lora: LoraSettings | None) -> Shape:
         key = lora.model_dump_json() if lora else ""
         if key not in self._shapes:
-            self._shapes[key] = shape_of(self.config, lora, trust_remote_code=trust)
+            self._shapes[key] = shape_of(self.config, lora, trust_remote_code=self.recipe.trust_remote_code)
         return self._shapes[key]
 
     def planner(self, recipe: Recipe) -> Planner:
-        trust = recipe.trust_remote_code
-        shape = self.shape(recipe.lora, trust=trust)
-        own = LoraSettings(rank=recipe.ssb.rank, alpha=recipe.ssb.alpha)
-        if recipe.lora:
-            own = recipe.lora.model_copy(update={"rank": recipe.ssb.rank, "alpha": recipe.ssb.alpha})
+        shape = self.shape(recipe.lora)
         adapters: dict[int, Adapter] = {}
         if "ssb" in (recipe.method, *recipe.baselines):
-            adapter = self.shape(own, trust=trust).adapter
+            adapter = self.shape(student_lora(recipe, recipe.ssb)).adapter
             assert adapter is not None
-            adapters[own.rank] = adapter
+            adapters[recipe.ssb.rank] = adapter
         rows, limit = self.rows, recipe.data.max_length
         if limit < rows.longest:  # a recipe with shorter rows than this one
             shorter = {name: min(getattr(rows, name), limit) for name in ("longest", "likely_longest", "mean")}
@@ -152,38 +141,29 @@ class Planning:
             return False
         return self.config.model_type in LIGER if self.fast is None else self.fast
 
-    def changed(self, overrides: list[str]) -> Recipe:
-        """The recipe with overrides; a UserError if it would not be accepted."""
-        tree = self.recipe.model_dump(mode="json")
-        for override in overrides:
-            apply_override(tree, override)
-        return parse_recipe(tree, self.recipe.name)
-
     def plan(self, workloads: list[Workload]) -> Plan:
         planner, advice, micro = self.planner(self.recipe), list[Advice](), dict[str, int]()
         costs = [planner.cost(workload) for workload in workloads]
         room = self.machine.device.memory
         for cost in costs:
             workload, largest = cost.workload, 0
-            if workload.kind == "train":
-                largest = micro[workload.name] = self._largest(planner, workload, room)
+            if workload.kind == "train" and workload.settings:
+                rows = epoch_rows(workload, self.recipe, self.rows.count)
+                batch = max(min(workload.settings.batch_size, rows) // self.machine.count, 1)
+                largest = micro[workload.name] = largest_micro(workload, batch, room, planner.cost)
             if cost.memory and cost.memory.total > room:
                 advice.append(self.advice(cost, room, largest))
-        return Plan(
-            self.recipe, self.machine, costs, advice, micro, self.assumptions(workloads), self.guesses(workloads)
-        )
-
-    def _largest(self, planner: Planner, workload: Workload, room: float) -> int:
-        assert workload.settings is not None
-        rows = planner.part_rows(workload)
-        own = max(min(workload.settings.batch_size, rows) // self.machine.count, 1)
-        return largest_micro(workload, own, room, planner.cost)
+        unsure = self.assumptions(workloads), self.guesses(workloads)
+        return Plan(self.recipe, self.machine, costs, advice, micro, *unsure)
 
     def advice(self, cost: Cost, room: float, largest: int) -> Advice:
         workload, on_cpu = cost.workload, self.machine.device.is_cpu
 
         def attempt(overrides: list[str]) -> Cost:
-            recipe = self.changed(overrides)
+            tree = self.recipe.model_dump(mode="json")
+            for override in overrides:
+                apply_override(tree, override)
+            recipe = parse_recipe(tree, self.recipe.name)
             return self.planner(recipe).cost(workload.under(recipe))
 
         choices = candidates(workload, self.recipe, cost.micro_batch, on_cpu=on_cpu, sharding=self.machine.sharding)

@@ -39,23 +39,12 @@ def will_run(planned: list[Planned]) -> set[str]:
 
 
 def check_room(
-    context: Context,
-    data: Stage,
-    planned: list[Planned],
-    work: Callable[[Context], Any],
-    *,
-    force: bool = False,
+    context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any], *, force: bool = False
 ) -> None:
-    """Refuse a run that cannot fit in memory or on the disk; what may not fit is reported.
-
-    Args:
-        data: The finished rows.
-        planned: Which stages will run.
-        force: Tell what would be refused, and go on.
-    """
+    """Refuse a run that cannot fit in memory or on the disk; what may not fit, and with `force` all of it, is reported."""
     progress, names = context.progress, will_run(planned)
-    workloads = [workload for workload in list_workloads(context, work) if workload.name in names]
-    workloads = [workload for workload in workloads if workload.kind in ("train", "scan") or workload.name == "merged"]
+    listed = [workload for workload in list_workloads(context, work) if workload.name in names]
+    workloads = [workload for workload in listed if workload.kind in ("train", "scan") or workload.name == "merged"]
     costs: list[Cost] = []
     if workloads:
         planning = planning_of(context, data)
@@ -67,25 +56,20 @@ def check_room(
             check_memory(costs, planning, progress, force=force)
     saved = [cost for cost in costs if cost.workload.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are here by now
-    on_main(
-        lambda: check_disk(saved, ahead, context.run.root, progress, force=force)
-    )  # free space changes between looks
+    # free space changes between looks
+    on_main(lambda: check_disk(saved, ahead, context.run.root, progress, force=force))
 
 
 def check_memory(costs: list[Cost], planning: Planning, progress: Progress, *, force: bool) -> None:
     """On one device, each training stage and scan alone."""
     recipe, room = planning.recipe, planning.machine.device.memory
     for cost in costs:
-        if cost.memory is None:
+        if cost.memory is None or (needs := cost.memory.allocated) <= room * (1 - TOLERANCE):
             continue
-        needs = cost.memory.allocated
-        if needs <= room * (1 - TOLERANCE):
-            continue
-        impossible = needs * (1 - TOLERANCE) > room
         sentence = told(cost, room, planning)
         if not batch_is_known(cost.workload, recipe, planning.rows.count):
             progress.note(f"{sentence} Its rows may be fewer, and its micro-batches smaller, so it is tried.")
-        elif not impossible:
+        elif needs * (1 - TOLERANCE) <= room:
             progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
         elif force:
             progress.note(f"{sentence} It is tried all the same (--force).")
@@ -104,10 +88,8 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
     written = {cost.workload.name: still_to_write(cost, root) for cost in costs}
     copied = {name: still_to_copy(name, size, root) for name, size in sizes.items() if size}
     need, linked = (disk_bytes(some[name] for name in names if name in some)[1] for some in (written | copied, written))
-    short = shortage(root, round(need), "The run")
-    if not short:
+    if not (sentence := shortage(root, round(need), "The run")):
         return
-    sentence = short
     largest = max(costs, key=lambda cost: cost.work, default=None)
     if largest and largest.work:
         most = f"checkpoints of {largest.workload.name} are up to {gib(round(largest.work))} of it at once"
@@ -152,17 +134,13 @@ def told(cost: Cost, room: float, planning: Planning) -> str:
     sizes = {name: size for name, size in memory.parts().items() if size >= 0.05 * GIB and name != "reserve"}
     split = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items())
     where = "this computer" if planning.machine.device.is_cpu else "the GPU"
-    return (
-        f"{workload.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for "
-        f"{rows_in(workload, cost, planning)}, and {where} has {room / GIB:.1f}."
-    )
-
-
-def rows_in(workload: Workload, cost: Cost, planning: Planning) -> str:
     if workload.kind == "scan":
-        return f"batches of {planning.recipe.selection.batch_tokens:,} tokens"
-    longest = planning.planner(planning.recipe).longest(workload)
-    return f"micro-batches of {cost.micro_batch} with rows of up to {longest:,} tokens"
+        rows = f"batches of {planning.recipe.selection.batch_tokens:,} tokens"
+    else:
+        longest = planning.planner(planning.recipe).longest(workload)
+        rows = f"micro-batches of {cost.micro_batch} with rows of up to {longest:,} tokens"
+    needs = f"{workload.name} needs about {memory.allocated / GIB:.1f} GiB ({split})"
+    return f"{needs} for {rows}, and {where} has {room / GIB:.1f}."
 
 
 def remedies(advice: Advice) -> str:
@@ -212,8 +190,7 @@ def held_by_others() -> str:
         free, total = torch.cuda.mem_get_info()
     except RuntimeError:  # a GPU so full that not even this can be asked
         return ""
-    others = total - free - torch.cuda.memory_reserved()
-    if others < CROWDED:
+    if (others := total - free - torch.cuda.memory_reserved()) < CROWDED:
         return ""
     return f" Other processes, such as runs beside this one, hold {gib(others)} of the GPU: without them it may fit."
 

@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
-from weakdriven.config.recipe import JointSettings, LoraSettings, Recipe
+from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.errors import UserError
@@ -30,7 +30,7 @@ from weakdriven.methods.ssb.trainer import stored, train_student
 from weakdriven.planning.costs import micro_batch
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.preflight import will_run
-from weakdriven.planning.stage_costs import batch_is_known, epoch_rows
+from weakdriven.planning.stage_costs import batch_is_known, epoch_rows, student_lora
 from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
 from weakdriven.runs.executor import Run
 from weakdriven.runs.files import read_json
@@ -79,8 +79,7 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
     names, seen, done = will_run(planned), set[tuple[str, bool]](), list[str]()
     keys = {entry.name: entry.key for entry in planned}
     count = len(load_tokens(data.path / TOKENS))
-    listed = [one for one in list_workloads(context, work) if one.name in names]
-    workloads = [one for one in listed if one.kind in ("train", "scan")]
+    workloads = [one for one in list_workloads(context, work) if one.name in names and one.kind in ("train", "scan")]
     with same_random_numbers():
         for workload in workloads:
             like = (workload.alike(), batch_is_known(workload, context.recipe, count))
@@ -95,8 +94,14 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
                 except Stopped as stop:
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
             done.append(workload.name)
-            progress.note(f"rehearsed {workload.name} on the longest rows: {summary(time.monotonic() - begin)}")
-            tidy()
+            summary = f"rehearsed {workload.name} on the longest rows: {time.monotonic() - begin:.1f} s"
+            if torch.cuda.is_available():
+                summary += f", at most {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
+            progress.note(summary)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
     return done
 
 
@@ -111,32 +116,16 @@ def resumes(context: Context, workload: Workload, key: str) -> bool:
     return same and any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(folder))
 
 
-def summary(seconds: float) -> str:
-    if not torch.cuda.is_available():
-        return f"{seconds:.1f} s"
-    return f"{seconds:.1f} s, at most {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
-
-
-def tidy() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
     """What is drawn afterwards is what would have been drawn without."""
-    own, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    own, numpys = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(own)
         np.random.set_state(numpys)
-        torch.set_rng_state(torchs)
-        if devices is not None:
-            torch.cuda.set_rng_state_all(devices)
 
 
 @dataclass(frozen=True)
@@ -159,10 +148,13 @@ class Rehearsal:
 
     def of(self, workload: Workload) -> None:
         if workload.settings is None:
-            return self.scan()
+            self.scan()
+            return
         assert workload.start is not None
         settings, rows = self.shortened(workload, workload.settings)
-        phase = ShortPhase(workload.name, 0, STEPS, self.work(workload), Progress())
+        folder = self.folder / workload.name.replace("/", "--") / "work"
+        folder.mkdir(parents=True)
+        phase = ShortPhase(workload.name, 0, STEPS, folder, Progress())
         tokenizer = self.context.renderer.tokenizer
         if isinstance(settings, SsbSettings):
             self.student(settings, rows, phase, workload.start)
@@ -177,12 +169,6 @@ class Rehearsal:
             teacher = workload.teacher and self.loader.load(self.present(workload.teacher), train=False, scan=True)
             model = self.loader.load(self.present(workload.start))
             train_supervised(model, tokenizer, rows, settings, self.recipe, phase, variant, teacher)
-        return None
-
-    def work(self, workload: Workload) -> Path:
-        folder = self.folder / workload.name.replace("/", "--") / "work"
-        folder.mkdir(parents=True)
-        return folder
 
     def shortened(self, workload: Workload, settings: TrainSettings) -> tuple[Any, Dataset]:
         """The stage's own micro-batches, two to a step where it has several, filled with the longest rows.
@@ -200,11 +186,7 @@ class Rehearsal:
         return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:
-        """The model if it is there to stay, else M0; where an adapter is needed, a fresh one over M0.
-
-        Args:
-            adapted: With `lora`, a model that is loaded as an adapter.
-        """
+        """The model if it is there to stay, else M0; with `lora` and where it must be `adapted`, an adapter over M0."""
         if not self.will_change(model) and any(model.folder.glob("*.safetensors")):
             return model
         base = self.context.base
@@ -224,9 +206,8 @@ class Rehearsal:
 
     def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, begin: Model) -> None:
         """SSB's student, with made-up logits of a teacher."""
-        recipe, size = self.recipe, settings.model_dump(include={"rank", "alpha"})
-        lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
-        adapted, start = recipe.model_copy(update={"lora": lora}), self.present(begin)
+        recipe, start = self.recipe, self.present(begin)
+        adapted = recipe.model_copy(update={"lora": student_lora(recipe, settings)})
         model = Loader(adapted, self.context.base if recipe.lora else start).load(start)
         tokens = (sum(label != IGNORE for label in labels[1:]) for labels in rows["labels"])
         found = [stored(made_up(count, settings.top_k)) for count in tokens]

@@ -82,9 +82,8 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
         mean = MEAN_SHARE * limit
         assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
         return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
-    source = open_source(
-        settings.path, settings.split, settings.limit, domain=settings.domain, empty_completions="drop"
-    )
+    where = (settings.path, settings.split, settings.limit)
+    source = open_source(*where, domain=settings.domain, empty_completions="drop")
     sample = list(islice(source, SAMPLED))
     if not sample:
         raise UserError(f"{settings.path} has no rows; give a file that has some.")
@@ -99,8 +98,6 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     else:
         texts = (sum(len(turn["content"]) for turn in one.prompt) + len(one.completion) for one in sample)
         found = [min(characters / CHARACTERS, limit) for characters in texts]
-        how = (
-            f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
-            f"row in the first {len(sample):,}."
-        )
+        how = f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
+        how += f"row in the first {len(sample):,}."
     return Rows(count, float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))

@@ -74,9 +74,11 @@ def micro_work(step: Step) -> Work:
     traffic = tokens * shape.layers * forwards * TRAFFIC * _stock_bytes(step)
     if step.precision == "bf16-mixed":
         traffic += tokens * shape.layers * forwards * CASTS * 4 * shape.hidden
-    if step.shape.adapter:
-        traffic += tokens * shape.layers * forwards * _adapter_bytes(step)
-        flops += tokens * step.trained * 6.0 * step.shape.adapter.parameters
+    if adapter := shape.adapter:  # casts and sums around adapters, by counting PEFT's operations
+        wide = step.numbers.adapter or 2
+        around = (2 + 2 * wide) * adapter.inputs + (4 + 5 * wide) * adapter.outputs
+        traffic += tokens * shape.layers * forwards * around
+        flops += tokens * step.trained * 6.0 * adapter.parameters
     return Work(flops, again, traffic, shape.layers * passes)
 
 
@@ -85,19 +87,9 @@ def _stock_bytes(step: Step) -> float:
     if step.fast:
         return 0.0
     numbers = step.numbers
-    stock, fused = (
-        layer_saved(step.shape, type(numbers)(numbers.compute, numbers.residual, fast=fast)) for fast in (False, True)
-    )
-    return max(sum(stock.values()) - sum(fused.values()), 0.0)
-
-
-def _adapter_bytes(step: Step) -> float:
-    """Casts and sums around adapters, per token and layer of one forward pass, by counting PEFT's operations."""
-    adapter = step.shape.adapter
-    if adapter is None:
-        return 0.0
-    wide = step.numbers.adapter or 2
-    return (2 + 2 * wide) * adapter.inputs + (4 + 5 * wide) * adapter.outputs
+    plain = (type(numbers)(numbers.compute, numbers.residual, fast=fast) for fast in (False, True))
+    stock, fused = (sum(layer_saved(step.shape, one).values()) for one in plain)
+    return max(stock - fused, 0.0)
 
 
 def micro_seconds(step: Step, device: Device) -> float:
@@ -105,9 +97,7 @@ def micro_seconds(step: Step, device: Device) -> float:
     work = micro_work(step)
     rate = device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
     busy = (work.flops + work.again) / rate + work.traffic / (device.bandwidth * 1e12)
-    if step.adapted and step.numbers.adapter == 4 and not device.is_cpu:
-        adapter = step.shape.adapter
-        assert adapter is not None
+    if (adapter := step.shape.adapter) and step.numbers.adapter == 4 and not device.is_cpu:
         forwards = 3 + (step.checkpointing is not False)
         busy += step.tokens * step.trained * 2.0 * forwards * adapter.parameters / (rate * FP32)
     return max(busy, 0.0 if device.is_cpu else host_seconds(step, work.passes))
@@ -115,13 +105,9 @@ def micro_seconds(step: Step, device: Device) -> float:
 
 def host_seconds(step: Step, passes: float) -> float:
     """Python and launches of so many passes through a layer."""
-    slower = 1.0
-    if step.adapted:
-        slower *= ADAPTED
-    if step.precision == "bf16-mixed":
-        slower *= AUTOCAST
-    if step.checkpointing in ("keep_attention", "keep_products"):
-        slower *= SELECTIVE
+    slower = ADAPTED if step.adapted else 1.0
+    slower *= AUTOCAST if step.precision == "bf16-mixed" else 1.0
+    slower *= SELECTIVE if step.checkpointing in ("keep_attention", "keep_products") else 1.0
     return HOST * passes * slower
 
 

@@ -3,17 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
-from weakdriven.config.recipe import Recipe
+from weakdriven.config.baselines import SsbSettings
+from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.methods.control_stages import TokenCosts
-from weakdriven.planning.costs import (
-    ANSWER_HIGH,
-    ANSWER_LOW,
-    ANSWER_SHARE,
-    Cost,
-    Workload,
-    active_rows,
-    micro_batch,
-)
+from weakdriven.planning.costs import ANSWER_HIGH, ANSWER_LOW, ANSWER_SHARE, Cost, Workload, active_rows, micro_batch
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Step, forward_memory, training_memory
 from weakdriven.planning.rows import Rows
@@ -36,8 +29,12 @@ def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
     Args:
         count: Rows of the training data.
     """
-    if workload.budget:
-        return _budget_rows(recipe, count)
+    if workload.budget:  # what WMSS costs in rows of SFT, if all rows were of average length
+        costs, joint = TokenCosts.of(recipe), recipe.joint
+        drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
+        rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
+        first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
+        return costs.in_sft_rows(first + costs.scans * count + costs.pair * joint.rounds * joint.epochs * rows, 1.0)
     if workload.pairs or workload.adapter is not None:
         return most_pairs(workload.block, recipe, count)
     if workload.active and not workload.matched:
@@ -66,13 +63,10 @@ def most_pairs(block: str, recipe: Recipe, count: int) -> int:
     return sampled_prompts(block, recipe, count) * (recipe.spin.rollouts.samples if block == "spin" else 1)
 
 
-def _budget_rows(recipe: Recipe, count: int) -> int:
-    """What WMSS costs in rows of SFT, if all rows were of average length."""
-    costs, joint = TokenCosts.of(recipe), recipe.joint
-    drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
-    rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
-    first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
-    return costs.in_sft_rows(first + costs.scans * count + costs.pair * joint.rounds * joint.epochs * rows, 1.0)
+def student_lora(recipe: Recipe, settings: SsbSettings) -> LoraSettings:
+    """The adapter of SSB's student."""
+    size = settings.model_dump(include={"rank", "alpha"})
+    return recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
 
 
 @dataclass(frozen=True)
@@ -103,9 +97,8 @@ class Planner:
             return Cost(workload, self.shape.parameters, kept=self.model_bytes(replace(self.shape, adapter=None)))
         if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
             count = sampled_prompts("ssb", self.recipe, self.rows.count)
-            asked = getattr(self.recipe.ssb, "top_k", 20)
             found = replace(self, rows=replace(self.rows, count=count))._scan(workload)
-            return replace(found, kept=count * self.rows.mean * (TOKEN_BYTES + 6 * asked + 4))
+            return replace(found, kept=count * self.rows.mean * (TOKEN_BYTES + 6 * self.recipe.ssb.top_k + 4))
         if workload.name.startswith(("pairs/", "hints/")):
             block = workload.name.partition("/")[2].partition("-")[0]
             texts = most_pairs(block, self.recipe, self.rows.count)
@@ -116,9 +109,6 @@ class Planner:
         if workload.adapter is None:
             return self.shape
         return self.shape.with_adapter((self.adapters or {}).get(workload.adapter))
-
-    def part_rows(self, workload: Workload) -> int:
-        return epoch_rows(workload, self.recipe, self.rows.count)
 
     def step(self, workload: Workload, *, length: float, micro: int, accumulates: bool = True) -> Step:
         recipe, settings = self.recipe, workload.settings
@@ -147,18 +137,20 @@ class Planner:
     def _train(self, workload: Workload) -> Cost:
         settings, shape = workload.settings, self.shape_for(workload)
         assert settings is not None
-        rows, devices = self.part_rows(workload), self.machine.count
+        rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
         micro, many = micro_batch(rows, settings.batch_size, settings.micro_batch_size, devices)
-        memory = training_memory(
-            self.step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1), self.machine
-        )
+        largest = self.step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1)
         mean = self.step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
         asked = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference's pass over both sides, once
         seconds += scan_seconds(self._asked(self.rows.mean), self.machine.device, asked) / devices
-        checkpoint = self.checkpoint_bytes(workload, shape)
+        # weights of every model as they are trained, and the optimizer's state of those that learn
+        size = 2 if shape.adapter is None and self.recipe.precision == "bf16" else 4
+        state = state_bytes(settings.optimizer, size)
+        weights = shape.trained
+        checkpoint = workload.models * weights * size + workload.trained * weights * state + self.tokenizer_bytes
         writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
         snapshots = len(settings.snapshots)
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
@@ -166,7 +158,7 @@ class Planner:
             workload,
             parameters=workload.models * shape.parameters if shape.adapter is None else shape.parameters,
             trained=workload.trained * shape.trained,
-            memory=memory,
+            memory=training_memory(largest, self.machine),
             micro_batch=micro,
             steps=steps,
             tokens=workload.trained * mean.tokens * many * devices * steps,
@@ -183,15 +175,6 @@ class Planner:
         if shape.adapter:
             return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
         return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes
-
-    def checkpoint_bytes(self, workload: Workload, shape: Shape) -> float:
-        """Weights of every model as they are trained, and the optimizer's state of those that learn."""
-        settings = workload.settings
-        assert settings is not None
-        size = 4 if shape.adapter else (2 if self.recipe.precision == "bf16" else 4)
-        weights = shape.adapter.parameters if shape.adapter else shape.parameters
-        state = state_bytes(settings.optimizer, size)
-        return workload.models * weights * size + workload.trained * weights * state + self.tokenizer_bytes
 
     def _asked(self, tokens: float) -> Step:
         """A forward pass over rows of the mean length."""
@@ -242,12 +225,12 @@ class Planner:
             for share in (ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH)
         )
         tokens = answers * ANSWER_SHARE * workload.new_tokens
-        asked = Step(self.shape, tokens=min(batch, answers) * prompt, length=longest, precision=recipe.precision)
-        asked = replace(asked, on_cpu=device.is_cpu)
+        together = min(batch, answers)
+        asked = Step(self.shape, together * prompt, longest, precision=recipe.precision, on_cpu=device.is_cpu)
         return Cost(
             workload,
             parameters=shape.parameters,
-            memory=forward_memory(asked, cache_tokens=min(batch, answers) * longest),
+            memory=forward_memory(asked, cache_tokens=together * longest),
             tokens=tokens,
             flops=2.0 * shape.products * (tokens + answers * prompt),
             seconds=middle,

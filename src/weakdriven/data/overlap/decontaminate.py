@@ -17,10 +17,8 @@ are puzzles that say other things in the same words."""
 NGRAM_SHARE = {"math": 0.0, "code": 0.0, "logic": 0.2}
 """By domain of the held-out items: the share of an item's n-grams that a row must contain to be removed as `ngram`.
 
-At 0, one n-gram is enough. Logic needs more, because its questions end in stock phrases such as "which one of the
-following is most strongly supported by the information above". Of LogiQA 2.0's development rows, 159 share an n-gram
-with a test item, and all but 6 of them less than a fifth of the item's.
-"""
+At 0, one n-gram is enough. Logic needs more, because its questions end in stock phrases: of LogiQA 2.0's development
+rows, 159 share an n-gram with a test item, and all but 6 of them less than a fifth of the item's."""
 
 
 def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
@@ -33,11 +31,8 @@ def clean(
 ) -> Iterator[Example]:
     """Yield the examples to keep, in order and with unique ids; `funnel` counts all of them.
 
-    Memory grows with the words of the kept examples, not with their completions.
-
-    Args:
-        overlaps: The result of `worst_overlap` for each example.
-        domain: Of the set.
+    `overlaps` has the result of `worst_overlap` for each. Memory grows with the words of the kept examples, not with
+    their completions.
     """
     compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
     ids: set[str] = set()
@@ -60,15 +55,11 @@ def clean(
         funnel.keep()
         id = unused(example.id, ids, numbers)
         ids.add(id)
-        yield example if id == example.id else replace(example, id=id)
+        yield replace(example, id=id)
 
 
 def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mapping[str, float]) -> Overlap | None:
-    """The strongest overlap for which a row is removed, or None.
-
-    Args:
-        texts: See `asked_texts`.
-    """
+    """The strongest overlap for which a row with these `asked_texts` is removed, or None."""
     found = [
         overlap
         for text in texts
@@ -114,10 +105,7 @@ def asked_with_options(example: Example) -> tuple[str, list[str]]:
 
 
 def unused(id: str, ids: set[str], numbers: Counter[str]) -> str:
-    """A free variant of an id.
-
-    Args:
-        numbers: The last number that each id was given; updated here, so that none is tried twice.
+    """A free variant of an id; `numbers` keeps the last number of each id, so that none is tried twice.
 
     >>> unused("7", {"7", "7#2"}, Counter())
     '7#3'

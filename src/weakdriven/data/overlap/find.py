@@ -10,6 +10,7 @@ Kinds of overlap, strongest first:
 `fingerprint.py` says what a word and a number are, `near_duplicates.py` how near pairs are found.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -48,9 +49,6 @@ class Rules:
     among puzzles, where many have the same few words."""
     short_items: bool = False
     """Whether a text overlaps with an item shorter than `ngram` words if it contains all of it."""
-
-    def fingerprint(self, text: str) -> Fingerprint:
-        return fingerprint(text, signs=self.signs)
 
     def key(self, print_: Fingerprint) -> str:
         """What near texts must have exactly in common."""
@@ -91,8 +89,7 @@ class Repeat(NamedTuple):
 class Held:
     """An index of held-out items: built once, searched for every training row.
 
-    Texts on both sides should be bare (`weakdriven.data.questions.bare`), or all questions overlap in the words that we
-    add.
+    Texts on both sides should be bare (`questions.bare`), or all questions overlap in the words that we add.
 
     >>> held = Held([HeldItem("gsm8k", "7", "Ann has 3 red pens and buys 4 more. How many pens?")])
     >>> held.find("Ann has 3 RED pens, and buys 4 more: how many pens?")
@@ -113,8 +110,7 @@ class Held:
         """A word of a short item -> where in the item it stands, the item's words, its number."""
         prints = []
         for benchmark, id, text in items:
-            print_ = self.rules.fingerprint(text)
-            if print_.words:
+            if (print_ := fingerprint(text, signs=self.rules.signs)).words:
                 self._names.append((benchmark, id))
                 prints.append(print_)
         self.near_texts = NearTexts(self.rules.near, seen=(print_.words for print_ in prints))
@@ -123,8 +119,7 @@ class Held:
 
     def find(self, text: str) -> list[Overlap]:
         """All overlaps of a text, strongest kind first, one for each kind and item."""
-        print_ = self.rules.fingerprint(text)
-        if not print_.words:
+        if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return []
         exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
         near = dict(self.near_texts.find(self.rules.key(print_), print_.words))
@@ -141,8 +136,7 @@ class Held:
 
     def contained(self, text: str) -> Overlap | None:
         """The first item that is the text or is contained in it; cheaper than `find`."""
-        print_ = self.rules.fingerprint(text)
-        if not print_.words:
+        if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return None
         for item in self._same.get(("exact", print_.exact), ()):
             return Overlap("exact", *self._names[item], 1.0)
@@ -159,17 +153,14 @@ class Held:
         for run in runs:
             self._by_run.setdefault(run, []).append(item)
         self._runs.append(len(runs))
-        short = not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT
-        if short and self.rules.short_items:
+        if self.rules.short_items and not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT:
             word = max(print_.words, key=len)  # long words are rare, so few places have to be compared
             self._short.setdefault(word, []).append((print_.words.index(word), print_.words, item))
 
     def _shared_grams(self, words: list[str]) -> dict[int, float]:
         """Item -> share of its n-grams that are among these words, in the order of the items."""
-        shared: dict[int, int] = {}
-        for run in grams(words, self.rules.ngram):
-            for item in self._by_run.get(run, ()):
-                shared[item] = shared.get(item, 0) + 1
+        runs = grams(words, self.rules.ngram)
+        shared = Counter(item for run in runs for item in self._by_run.get(run, ()))
         shares = {item: shared[item] / self._runs[item] for item in shared}
         for place, word in enumerate(words) if self._short else ():
             for before, run, item in self._short.get(word, ()):
@@ -191,7 +182,7 @@ def deduplicate(
     followed. Reads ahead by `LEARN_FROM` rows; memory grows with the kept rows.
 
     Args:
-        text: The text of a row that is compared, with its options: many questions have the same few words.
+        text: What is compared, with options: many questions have the same few words.
         key: Rows with different keys (answers, say) never repeat each other.
 
     >>> [row for row, repeat in deduplicate(["2 red cats", "one dog", "2 RED cats!"]) if repeat is None]
@@ -202,12 +193,12 @@ def deduplicate(
     rules = rules or Rules()
     rows = iter(rows)
     first = list(islice(rows, LEARN_FROM))
-    seen = (rules.fingerprint(text(row)).words for row in first)
+    seen = (fingerprint(text(row), signs=rules.signs).words for row in first)
     near_texts = NearTexts(rules.near, rules.ordered, seen)
     kept_exact: dict[bytes, int] = {}
     kept: list[int] = []
     for number, row in enumerate(chain(first, rows)):
-        print_ = rules.fingerprint(text(row))
+        print_ = fingerprint(text(row), signs=rules.signs)
         apart = key(row)
         same = print_.exact + (blake2b(apart.encode(errors="surrogatepass"), digest_size=8).digest() if apart else b"")
         near_key = f"{apart}\n{rules.key(print_)}" if apart else rules.key(print_)

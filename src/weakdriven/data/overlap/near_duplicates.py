@@ -54,6 +54,7 @@ class NearTexts:
         # A float's 0.7 * n can lie above the whole number it stands for, and would then miss a pair at the border.
         self._near, self._ordered = Fraction(str(near)), Fraction(str(ordered))
         self._least = self._ordered or self._near
+        self._more = SHARED_RUNS if self._ordered else SHARED_WORDS
         self.compared = 0
         """How many pairs were looked at: the work done so far."""
         count = Counter(chain.from_iterable(map(self._elements, seen)))
@@ -112,10 +113,6 @@ class NearTexts:
     def _index(self, index: dict[str, list[int]], number: int) -> None:
         for element in self._first(self._elements(self._texts[number])):
             index.setdefault(element, []).append(number)
-
-    @property
-    def _more(self) -> int:
-        return SHARED_RUNS if self._ordered else SHARED_WORDS
 
     def _first(self, elements: set[str]) -> list[str]:
         """The rarest elements, as many as leave a near text `_more` of them to share."""

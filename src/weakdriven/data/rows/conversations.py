@@ -7,14 +7,8 @@ from weakdriven.data.example import Message, refuse_broken_text
 from weakdriven.errors import UserError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-}
+SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SHAREGPT_ROLES |= {"model": "assistant", "system": "system"}
 INFO_FIELDS = ("reference_answer", "test_case", "source")
 
 
@@ -26,10 +20,8 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
     if turns is None:
         raise UserError(f"{where}: expected text or messages with role and content, found {_start(value)}.")
     for place, turn in enumerate(_checked(turns, where), start=1):
-        if turn["role"] not in ROLES:
-            raise UserError(
-                f"{where}: message {place} has the role {turn['role']!r}; expected one of {', '.join(ROLES)}."
-            )
+        if (found := turn["role"]) not in ROLES:
+            raise UserError(f"{where}: message {place} has the role {found!r}; expected one of {', '.join(ROLES)}.")
     return turns
 
 
@@ -60,9 +52,8 @@ def from_history(value: Any, where: str) -> list[Message]:
     pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise UserError(
-                f"{where}: expected history as a list of pairs, each a question and its answer, found {_start(value)}."
-            )
+            expected = "history as a list of pairs, each a question and its answer"
+            raise UserError(f"{where}: expected {expected}, found {_start(value)}.")
     roles = ("user", "assistant")
     turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
     return _checked(turns, where)
@@ -86,16 +77,18 @@ def info_of(messages: Any) -> dict[str, Any]:
     True
     """
     found: dict[str, Any] = {}
-    for turn in messages if isinstance(messages, list) else []:
-        info = turn.get("info") if isinstance(turn, dict) else None
-        given = info if isinstance(info, dict) else {}
+    for given in _infos(messages):
         found = {name: given[name] for name in INFO_FIELDS if given.get(name) not in (None, "")} | found
     return found
 
 
 def carries_info(messages: Any) -> bool:
+    return bool(_infos(messages))
+
+
+def _infos(messages: Any) -> list[dict[str, Any]]:
     turns = messages if isinstance(messages, list) else []
-    return any(isinstance(turn, dict) and isinstance(turn.get("info"), dict) for turn in turns)
+    return [turn["info"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("info"), dict)]
 
 
 def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:

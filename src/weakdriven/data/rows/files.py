@@ -6,7 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,16 +23,10 @@ Row = dict[str, Any]
 
 def read_rows(path: str, split: str = "train") -> Iterator[Row]:
     """Rows of the embedded set, a JSONL, JSON or Parquet file (the first two also .gz or .zst), or a Hub dataset."""
-    if path == EMBEDDED:
-        yield from demo_rows(split)
-    elif (file := find_file(path)) is None:
-        yield from hub_rows(path, split)
-    elif file.suffix == ".parquet":
-        yield from _parquet(file)
-    elif _inner_ending(file) == ".json":
-        yield from _json_array(file)
-    else:
-        yield from _json_lines(file)
+    for row in read_each(path, split):
+        if isinstance(row, UserError):
+            raise row
+        yield row
 
 
 def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Row | UserError]:
@@ -41,15 +35,18 @@ def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Ro
     Skipped lines of JSONL are not parsed. An error of the whole file (a damaged archive) is raised.
     """
     file = None if path == EMBEDDED else find_file(path)
-    if file is None or file.suffix == ".parquet" or _inner_ending(file) == ".json":
-        yield from islice(read_rows(path, split), start, None)
-        return
-    lines = ((number, line) for number, line in enumerate(_lines(file), start=1) if line.strip())
-    for number, line in islice(lines, start, None):
-        try:
-            yield _json_line(line, file, number)
-        except UserError as error:
-            yield error
+    if file is None:
+        rows = demo_rows(split) if path == EMBEDDED else hub_rows(path, split)
+        yield from islice(rows, start, None)
+    elif file.suffix == ".parquet" or _inner_ending(file) == ".json":
+        yield from islice(_parquet(file) if file.suffix == ".parquet" else _json_array(file), start, None)
+    else:
+        lines = ((number, line) for number, line in enumerate(_lines(file), start=1) if line.strip())
+        for number, line in islice(lines, start, None):
+            try:
+                yield _json_line(line, file, number)
+            except UserError as error:
+                yield error
 
 
 def count_rows(path: str, split: str = "train") -> int:
@@ -68,7 +65,10 @@ def count_rows(path: str, split: str = "train") -> int:
 def find_file(path: str) -> Path | None:
     """The file of a source, downloaded if it is an address; None for a dataset on the Hub."""
     if is_remote(path):
-        return _known_kind(fetch(path), path)
+        file = fetch(path)
+        if file.suffix not in ENDINGS:
+            raise UserError(f"{without_login(path)} has an unknown ending; expected one of {', '.join(ENDINGS)}.")
+        return file
     try:
         file = Path(path).expanduser()
     except RuntimeError:  # ~name of an unknown user
@@ -82,12 +82,6 @@ def find_file(path: str) -> Path | None:
             f"{path}: there is no such data file; a relative path is looked up from where the command is started."
         )
     return None
-
-
-def _known_kind(file: Path, path: str) -> Path:
-    if file.suffix not in ENDINGS:
-        raise UserError(f"{without_login(path)} has an unknown ending; expected one of {', '.join(ENDINGS)}.")
-    return file
 
 
 def split_config(path: str) -> tuple[str, str | None]:
@@ -128,8 +122,7 @@ def refuse_configuration(name: str, config: str | None) -> None:
 
 
 def _inner_ending(file: Path) -> str:
-    packed = file.suffix in (".gz", ".zst")
-    return Path(file.stem).suffix if packed else file.suffix
+    return Path(file.stem).suffix if file.suffix in (".gz", ".zst") else file.suffix
 
 
 def _open(file: Path) -> IO[bytes]:
@@ -152,41 +145,26 @@ def _lines(file: Path) -> Iterator[bytes]:
         raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
 
 
-def _json_lines(file: Path) -> Iterator[Row]:
-    for number, line in enumerate(_lines(file), start=1):
-        if line.strip():
-            yield _json_line(line, file, number)
-
-
 def _json_line(line: bytes, file: Path, number: int) -> Row:
     try:
         return _object(json.loads(line.decode()), file, number)
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
-        unknown = (
-            "" if file.suffix in ENDINGS else f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
-        )
+        expected = f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
+        unknown = "" if file.suffix in ENDINGS else expected
         raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
 
 
 def _json_array(file: Path) -> Iterator[Row]:
     try:
-        for number, row in enumerate(JsonArray(_text_blocks(file)), start=1):
-            yield _object(row, file, number)
-    except NotJson as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}.") from None
-
-
-def _text_blocks(file: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    try:
         with _open(file) as data:
-            for block in chain(iter(lambda: data.read(BLOCK), b""), [b""]):
-                yield decoder.decode(block, final=not block)
+            blocks = codecs.iterdecode(iter(lambda: data.read(BLOCK), b""), "utf-8-sig")
+            for number, row in enumerate(JsonArray(blocks), start=1):
+                yield _object(row, file, number)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} cannot be read as JSON: {error}; save the file as UTF-8.") from None
-    except (OSError, zlib.error, EOFError) as error:
+    except (NotJson, OSError, zlib.error, EOFError) as error:
         raise UserError(f"{file} cannot be read as JSON: {error}.") from None
 
 

@@ -1,6 +1,7 @@
 """Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_text
@@ -114,12 +115,7 @@ def unknown_layout(row: Row, where: str) -> UserError:
 
 
 def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:
-    """Read one row in any known layout.
-
-    Args:
-        number: Counts from 1 and replaces a missing id.
-        domain: Domain of rows that name none: math, code or logic.
-    """
+    """Read one row in any known layout; its number replaces a missing id, and `domain` a missing domain."""
     where = f"{path}, row {number}"
     if (name := layout_name(row)) is None:
         raise unknown_layout(row, where)
@@ -151,9 +147,17 @@ def as_example(row: Row, number: int, path: str, *, needs_completion: bool = Tru
         domain=domain,
         source=source if isinstance(source, str) else "",
         meta=meta,
-        all_turns=_learns_all_turns(name, row, prompt),
+        all_turns=(name != "prompt/completion" or row.get("all_turns") is True)
+        and any(message["role"] == "assistant" for message in prompt),
     )
-    return _with_every_reply(example, where, needs_completion)
+    if all(reply.strip() for reply in example.replies()):
+        return example
+    if needs_completion:
+        raise UserError(
+            f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "
+            "data.empty_completions=drop."
+        )
+    return replace(example, completion="", all_turns=False)
 
 
 def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[list[Message], list[Message]]:
@@ -211,21 +215,3 @@ def _text(row: Row, field: str, where: str) -> str:
     if len(messages) != 1:
         raise UserError(f"{where}, {field}: expected a text, found {len(messages)} messages.")
     return messages[0]["content"]
-
-
-def _learns_all_turns(name: str, row: Row, prompt: list[Message]) -> bool:
-    """In a conversation every reply is learned; replies in a field `prompt` only if the row says so."""
-    asked_for = row.get("all_turns") is True if name == "prompt/completion" else True
-    return asked_for and any(message["role"] == "assistant" for message in prompt)
-
-
-def _with_every_reply(example: Example, where: str, needs_completion: bool) -> Example:
-    """The example, if no reply is blank; else an error, or an empty completion where that is allowed."""
-    if all(reply.strip() for reply in example.replies()):
-        return example
-    if needs_completion:
-        raise UserError(
-            f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "
-            "data.empty_completions=drop."
-        )
-    return Example(**{**vars(example), "completion": "", "all_turns": False})

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -76,16 +77,15 @@ def _fetch(address: str) -> Path:
     blob = _copy(system, place, address, found.get("size"))
     facts = {"address": without_login(address), "blob": blob.name, "size": blob.stat().st_size}
     facts |= {"mark": mark, "reported_size": found.get("size")}
-    _write(ref, json.dumps(facts, indent=1).encode())
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".part", dir=ref.parent, delete=False) as part:
+        json.dump(facts, part, indent=1)
+    os.replace(part.name, ref)
     return blob
 
 
 def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
-    """The file system of an address, and the place in it.
-
-    Args:
-        instead: What a user can do if it cannot be reached.
-    """
+    """The file system of an address, and the place in it; errors end in what a user can do `instead`."""
     import fsspec.core
 
     scheme = address.partition("://")[0].lower()
@@ -113,22 +113,15 @@ class _Web:
         _refuse_status(answer)
         size = answer.headers.get("Content-Length", "")
         packed = answer.headers.get("Content-Encoding", "identity") != "identity"
-        marks = {name: answer.headers.get(header) for name, header in (("ETag", "ETag"), ("mtime", "Last-Modified"))}
+        marks = {"ETag": answer.headers.get("ETag"), "mtime": answer.headers.get("Last-Modified")}
         return {**marks, "size": int(size) if size.isdecimal() and not packed else None}
 
     @contextmanager
-    def open(self, address: str, mode: str) -> Iterator["_Body"]:
+    def open(self, address: str, mode: str) -> Iterator[Any]:
         with httpx.stream("GET", address, follow_redirects=True, timeout=60) as answer:
             _refuse_status(answer)
-            yield _Body(answer.iter_bytes(BLOCK))
-
-
-class _Body:
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self.blocks = blocks
-
-    def read(self, _: int) -> bytes:
-        return next(self.blocks, b"")
+            blocks = answer.iter_bytes(BLOCK)
+            yield SimpleNamespace(read=lambda _: next(blocks, b""))
 
 
 def _refuse_status(answer: httpx.Response) -> None:
@@ -209,11 +202,3 @@ def _read_ref(path: Path) -> dict[str, Any]:
         return {}
     good = isinstance(found, dict) and re.fullmatch(r"[0-9a-f]{64}[.a-z]{0,12}", str(found.get("blob")))
     return found if good else {}
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(suffix=".part", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(part, path)

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weakdriven.data.example import Example, Message, refuse_broken_text
+from weakdriven.data.example import Example
 from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, read_rows
 from weakdriven.data.rows.layouts import Layout, as_example, detect
 from weakdriven.errors import UserError
 
-__all__ = ["EMBEDDED", "Example", "Message", "Source", "as_example", "load_examples", "open_source", "read_rows"]
-__all__ += ["refuse_broken_text"]
+__all__ = ["EMBEDDED", "Example", "Source", "as_example", "load_examples", "open_source", "read_rows"]
 FIRST_ROWS = 20
 """Rows from which the layout is detected."""
 
@@ -32,10 +31,9 @@ class Source:
             self.layout.refuse_other(row, f"{self.path}, row {number}")
             example = self._example(row, number)
             if example.id in seen:
-                raise UserError(
-                    f"{self.path}: id {example.id!r} is in rows {self._row_of(example.id)} and {number}; "
-                    "ids must be unique."
-                )
+                rows = enumerate(read_rows(self.path, self.split), start=1)
+                first = next(place for place, row in rows if self._example(row, place).id == example.id)
+                raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {number}; ids must be unique.")
             seen.add(example.id)
             yield example
 
@@ -48,18 +46,9 @@ class Source:
         needs_completion = self.empty_completions != "drop"
         return as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
 
-    def _row_of(self, id: str) -> int:
-        rows = enumerate(read_rows(self.path, self.split), start=1)
-        return next(number for number, row in rows if self._example(row, number).id == id)
-
 
 def open_source(
-    path: str,
-    split: str = "train",
-    limit: int | None = None,
-    *,
-    domain: str = "",
-    empty_completions: str = "error",
+    path: str, split: str = "train", limit: int | None = None, *, domain: str = "", empty_completions: str = "error"
 ) -> Source:
     """Detect the layout of a source from its first rows; the others are not read yet.
 
