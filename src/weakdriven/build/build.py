@@ -53,11 +53,9 @@ class Build:
 
     def key(self) -> str:
         """Key of the whole result, by which a finished build is recognised."""
-        cleaned = digest([self.verify_key, self.items, self.shares])
-        if self.teacher is None:
-            return digest([cleaned, {}, None])
-        teacher = self.teacher.settings
-        return digest([cleaned, self.teacher.facts, (teacher.samples, teacher.keep)])
+        teacher = self.teacher
+        terms = [teacher.facts, (teacher.settings.samples, teacher.settings.keep)] if teacher else [{}, None]
+        return digest([digest([self.verify_key, self.items, self.shares]), *terms])
 
 
 def build(settings: BuildSettings, root: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -86,9 +84,9 @@ def carry_out(job: Build) -> dict[str, Any]:
         return done
     steps = {"verify": verify_rows(settings, job.verify_key, work, job.progress)}
     steps["clean"] = clean_rows(job, steps["verify"].kept)
+    more: dict[str, Any] = {"rows": steps["clean"].kept}
     if job.teacher is None:
         os.replace(work / CLEANED, work / settings.result)
-        more = {"rows": steps["clean"].kept}
     else:
         distilled = distil_rows(job, job.teacher, steps["clean"].kept)
         steps["distil"] = distilled.problems
@@ -97,7 +95,12 @@ def carry_out(job: Build) -> dict[str, Any]:
     funnel_file.unlink(missing_ok=True)  # the key in it says that the result is its own
     if not funnel["kept"]:
         write_json(funnel_file, funnel)
-        raise UserError(nothing_kept(settings, funnel, funnel_file))
+        dropped = funnel["dropped"] | funnel.get("completions", {}).get("dropped", {})
+        reasons = [f"{reason} ({one['rows']})" for reason, one in dropped.items()][:6]
+        raise UserError(
+            f"{', '.join(settings.sources)}: none of {funnel['in']} rows is kept; found "
+            f"{', '.join(reasons) or 'no row'}. {funnel_file} names the first rows of each reason."
+        )
     os.replace(work / settings.result, result)
     write_json(funnel_file, funnel := funnel | {"key": key})
     return funnel
@@ -182,12 +185,3 @@ def report(job: Build, steps: dict[str, Funnel]) -> dict[str, Any]:
         **whole.to_json(),
         "steps": {name: step.to_json() for name, step in steps.items()},
     }
-
-
-def nothing_kept(settings: BuildSettings, funnel: dict[str, Any], path: Path) -> str:
-    dropped = funnel["dropped"] | funnel.get("completions", {}).get("dropped", {})
-    reasons = [f"{reason} ({one['rows']})" for reason, one in dropped.items()][:6]
-    return (
-        f"{', '.join(settings.sources)}: none of {funnel['in']} rows is kept; found {', '.join(reasons) or 'no row'}. "
-        f"{path} names the first rows of each reason."
-    )

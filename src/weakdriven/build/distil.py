@@ -153,9 +153,6 @@ def distil(
     settings = teacher.settings
     start = partial(engines.of, "teacher", lambda: teacher.start(folder / "server.log"))
 
-    def note(before: int, new: int) -> None:
-        progress.update(before + new, total * settings.samples)
-
     try:
         for number in range(-(-total // BLOCK)):
             problems = list(islice(examples, BLOCK))
@@ -164,7 +161,8 @@ def distil(
             home = folder / f"{number:05d}"
             terms = {problem.id: digest([judge.terms, problem.gold, problem.meta]) for problem in problems}
             rollouts = Rollouts(home, start, teacher.sampling, faults, terms=terms.__getitem__, seed=settings.seed)
-            found = sample_until_kept(problems, teacher, rollouts, counts, partial(note, done))
+            on_done = partial(lambda before, new: progress.update(before + new, total * settings.samples), done)
+            found = sample_until_kept(problems, teacher, rollouts, counts, on_done)
             done += len(problems) * settings.samples
             for problem in problems:
                 yield from completed(problem, found.get(problem.id, []), teacher, judge)
@@ -181,8 +179,7 @@ def sample_until_kept(
 ) -> dict[str, list[Rollout]]:
     """Up to `keep` right and different rollouts of each problem; problems that lack some are sampled again.
 
-    Args:
-        on_done: Given how many of all possible samples are written, or not needed any more.
+    `on_done` receives how many of all possible samples are written, or not needed any more.
     """
     settings = teacher.settings
     prompts = {problem.id: teacher.prompt(problem) for problem in problems}
@@ -194,14 +191,11 @@ def sample_until_kept(
             tries[id] = []
     found: dict[str, list[Rollout]] = {id: [] for id in tries}
     behind = (len(problems) - len(tries)) * settings.samples
-    while True:
-        asks = [
-            Ask(id, len(tries[id]) + more, *prompts[id])
-            for id in tries
-            for more in range(min(settings.keep - len(found[id]), settings.samples - len(tries[id])))
-        ]
-        if not asks:
-            break
+    while asks := [
+        Ask(id, len(tries[id]) + more, *prompts[id])
+        for id in tries
+        for more in range(min(settings.keep - len(found[id]), settings.samples - len(tries[id])))
+    ]:
         for rollout in rollouts.ask(asks, lambda new, behind=behind: on_done(behind + new)):
             id = rollout.row["id"]
             tries[id].append(rollout)
@@ -227,17 +221,13 @@ def is_right_and_new(rollout: Rollout, found: list[Rollout], funnel: Funnel, sty
     if fault is not None:
         funnel.drop(fault.reason, name, fault.detail)
         return False
-    same = [other.row["sample"] for other in found if essence(other.row, style) == essence(row, style)]
-    if same:
-        funnel.drop("repeated", name, f"sample {same[0]} is the same")
+    # by letters and digits: two completions that differ only in spaces or punctuation are one
+    own, *others = (text_fingerprint(written(one.row, style)).exact for one in (rollout, *found))
+    if own in others:
+        funnel.drop("repeated", name, f"sample {found[others.index(own)].row['sample']} is the same")
         return False
     funnel.keep()
     return True
-
-
-def essence(row: Row, style: str) -> bytes:
-    """Letters and digits: two completions that differ only in spaces or punctuation are one."""
-    return text_fingerprint(written(row, style)).exact
 
 
 def written(row: Row, style: str) -> str:

@@ -42,8 +42,7 @@ def find_overlaps(
     """The worst overlap of every row, in their order; see `weakdriven.data.overlap.decontaminate.worst_overlap`.
 
     Args:
-        rows: A JSONL file of examples that is not going to change.
-        total: How many there are.
+        rows: A JSONL file of `total` examples that is not going to change.
         items: Held-out items by domain.
         shares: See `weakdriven.data.overlap.decontaminate.NGRAM_SHARE`.
         work: A folder for what is found; what was found for other rows or items is removed from it.

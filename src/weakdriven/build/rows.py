@@ -116,11 +116,7 @@ def cheap_count(path: str) -> int:
 def verify_block(
     settings: BuildSettings, path: str, first: int, rows: list[Row | UserError], verify: Verify
 ) -> tuple[list[Example], Funnel]:
-    """The rows of a block that pass, and the counts of all.
-
-    Args:
-        first: Number of the first row in its source, from 1.
-    """
+    """The rows of a block that pass, and the counts of all; `first` is the number of its first row, from 1."""
     funnel, candidates = Funnel(), list[Candidate]()
     for number, row in enumerate(rows, start=first):
         found = candidate_or_fault(settings, row, number, path)
@@ -167,14 +163,10 @@ def as_learned(settings: BuildSettings, example: Example) -> Example | Fault:
     length = sum(len(turn["content"]) for turn in prompt) + len(completion)
     if settings.max_characters is not None and length > settings.max_characters:
         return Fault("too long", f"{length} characters")
-    return token_fault(settings, example) or example
-
-
-def token_fault(settings: BuildSettings, example: Example) -> Fault | None:
     if settings.renderer is None or settings.max_tokens is None:
-        return None
+        return example
     try:
-        length = len(tokenize(example, settings.renderer)["input_ids"])
+        tokens = len(tokenize(example, settings.renderer)["input_ids"])
     except UserError as error:  # the chat template refuses such a conversation
         return Fault("malformed row", str(error))
-    return Fault("too long", f"{length} tokens") if length > settings.max_tokens else None
+    return Fault("too long", f"{tokens} tokens") if tokens > settings.max_tokens else example

@@ -234,11 +234,7 @@ def text_of(row: Row, key: str, where: str) -> str:
 
 
 def check_items(name: str, items: list[Item], *, python: str | None = None) -> None:
-    """Refuse what would make right answers count as wrong: unreadable gold answers and missing libraries.
-
-    Args:
-        python: Interpreter whose packages generated code imports; this one unless given.
-    """
+    """Refuse what would make right answers count as wrong: unreadable gold answers and missing libraries."""
     entry = BENCHMARKS[name]
     options = [item.options for item in items] if entry.kind == "choice" else None
     if bad := check_golds(entry.kind, [item.gold for item in items], options=options):
@@ -258,34 +254,31 @@ def check_items(name: str, items: list[Item], *, python: str | None = None) -> N
 
 
 def missing_libraries(items: list[Item], python: str | None = None) -> dict[str, list[str]]:
-    """Modules that are not installed -> ids of the items that need them, by their `libs` or by their tests' imports."""
+    """Modules that are not installed -> ids of the items that need them, by their `libs` or by their tests' imports.
+
+    Args:
+        python: Interpreter whose packages generated code imports; this one unless given.
+    """
     needing: dict[str, list[str]] = {}
     for item in items:
         if isinstance(item.gold, dict) and "libs" in item.gold:
             for name in sorted({*item.gold["libs"], *imports_of(item.gold["test"])}):
                 needing.setdefault(name, []).append(item.id)
-    here = installed(list(needing), python)
-    missing = {name: ids for name, ids in needing.items() if name not in here}
-    return dict(sorted(missing.items(), key=lambda pair: -len(pair[1])))
-
-
-LOOK = """
-import json, sys
-from importlib.util import find_spec
-print(json.dumps([name for name in json.load(sys.stdin) if find_spec(name)]))
-"""
-
-
-def installed(modules: list[str], python: str | None) -> set[str]:
-    """Those of the modules that an interpreter finds; none of them is imported."""
-    if not modules:
-        return set()
-    command = [python or sys.executable, "-c", LOOK]
+    if not needing:
+        return {}
+    command, names = [python or sys.executable, "-c", MISSING], json.dumps(list(needing))
     try:
-        said = subprocess.run(command, input=json.dumps(modules), capture_output=True, text=True, check=True).stdout
-        return set(json.loads(said))
+        missing = json.loads(subprocess.run(command, input=names, capture_output=True, text=True, check=True).stdout)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise UserError(f"code_python: {python} does not run as a Python interpreter ({error}).") from error
+    return {name: needing[name] for name in sorted(missing, key=lambda name: -len(needing[name]))}
+
+
+MISSING = """
+import json, sys
+from importlib.util import find_spec
+print(json.dumps([name for name in json.load(sys.stdin) if not find_spec(name)]))
+"""
 
 
 def imports_of(program: str) -> set[str]:

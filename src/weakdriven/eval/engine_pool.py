@@ -50,11 +50,7 @@ def local_engine(
 def served_engine(
     folder: Path, settings: EngineSettings, *, precision: str, longest: int, log: Path
 ) -> Iterator[Engine]:
-    """A vLLM server of one model folder, stopped afterwards.
-
-    Args:
-        longest: Tokens of the longest prompt and its completion, which is all that its cache needs room for.
-    """
+    """A vLLM server of one model folder whose cache holds `longest` tokens, stopped afterwards."""
     if settings.vllm_python is None:
         raise UserError("engine is vllm, which needs vllm_python: the Python of an environment with vLLM.")
     with serve(settings.vllm_python, folder, log=log, dtype=DTYPES[precision], max_model_len=longest) as url:

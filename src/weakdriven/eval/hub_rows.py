@@ -106,14 +106,8 @@ def mbpp_plus(row: Row, number: int) -> Row:
     """evalplus/mbppplus: `task_id` (a number), `prompt` (English), `code`, `test_list`, `test` (a whole script)."""
     example = next(iter(row["test_list"] or []), "")
     prompt = f'"""\n{str(row.get("prompt", "")).strip()}\n{example.strip()}\n"""\n' if row.get("prompt") else None
-    entry_point = called_function(example, str(row.get("code", "")))
-    return {
-        "id": f"Mbpp/{row.get('task_id', number)}",
-        "prompt": prompt,
-        "entry_point": entry_point,
-        "test": row.get("test"),
-        "test_style": "asserts",
-    }
+    tests = {"entry_point": called_function(example, str(row.get("code", ""))), **pick(row, "test")}
+    return {"id": f"Mbpp/{row.get('task_id', number)}", "prompt": prompt, **tests, "test_style": "asserts"}
 
 
 def bigcodebench(row: Row, number: int) -> Row:
@@ -121,9 +115,8 @@ def bigcodebench(row: Row, number: int) -> Row:
     libraries = row.get("libs")
     if isinstance(libraries, str):
         libraries = ast.literal_eval(libraries)
-    common = pick(row, "instruct_prompt", "entry_point", "test")
-    prompt = {"id": row.get("task_id"), "prompt": row["complete_prompt"]}
-    return {**prompt, **common, "libs": libraries, "test_style": "unittest"}
+    common = {**pick(row, "instruct_prompt", "entry_point", "test"), "libs": libraries, "test_style": "unittest"}
+    return {"id": row.get("task_id"), "prompt": row["complete_prompt"], **common}
 
 
 def livecodebench(row: Row, number: int) -> Row:
@@ -141,10 +134,7 @@ def livecodebench(row: Row, number: int) -> Row:
 
 
 def logiqa2(row: Row, number: int) -> Row:
-    """LogiQA 2.0 as its authors publish it: `id`, `text`, `question`, `options`, `answer` (0 to 3).
-
-    An id of theirs may stand in several rows, so the row number is part of ours.
-    """
+    """LogiQA 2.0 as its authors publish it: `id` (not unique), `text`, `question`, `options`, `answer` (0 to 3)."""
     identity = f"logiqa2-test-{number - 1:04d}" + (f"-{row['id']}" if row.get("id") is not None else "")
     answer = letter_of(row.get("answer"))
     return {"id": identity, "context": row["text"], **pick(row, "question", "options"), "answer": answer}
@@ -178,11 +168,9 @@ GSM8K's fields are called as ours are, but hold other things, so what tells it i
 
 def our_fields(name: str, row: Row, number: int) -> Row:
     """A row in our fields, whichever of the two layouts it has; `number` counts from 1."""
-    if name not in PUBLISHED:
-        return row
-    mark, convert = PUBLISHED[name]
+    mark, convert = PUBLISHED.get(name, ("", None))
     published = mark in row if mark else "id" not in row
-    return convert(row, number) if published else row
+    return convert(row, number) if convert and published else row
 
 
 def pick(row: Row, *fields: str) -> Row:

@@ -21,8 +21,6 @@ ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
 UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED)
 """Neither right nor wrong: faults of the verifier, the row, the token budget or a server, or not verified at all."""
-Judged = Callable[[list[Row]], list[Fault | None]]
-"""The fault of each completion, None for those that are right."""
 
 
 class Rollout(NamedTuple):
@@ -41,6 +39,7 @@ class Rollouts:
 
     Args:
         engine: Called only if a completion is missing, because it may load a model or start a server.
+        judge: Gives the fault of each completion, None for those that are right.
         terms: What decides the label of an item's completions: its gold answer, and how that is compared.
     """
 
@@ -49,14 +48,14 @@ class Rollouts:
         folder: Path,
         engine: Callable[[], Engine],
         sampling: Sampling,
-        judge: Judged,
+        judge: Callable[[list[Row]], list[Fault | None]],
         *,
         terms: Callable[[str], str],
         seed: int,
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.engine, self.sampling, self.judge, self.seed = folder, engine, sampling, judge, seed
-        self.terms = terms
+        self.folder, self.engine, self.sampling, self.judge = folder, engine, sampling, judge
+        self.seed, self.terms = seed, terms
         # each process writes files of its own, and knows what all of them have written before
         own = f"-{index()}.jsonl" if index() else ".jsonl"
         self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
@@ -81,7 +80,9 @@ class Rollouts:
                 on_done(sum(key in self.rows for key in keys))
 
             left = [ask for ask in asks if self._written(ask) is None]
-            if unlabelled := [row for ask in asks if (row := self._written(ask)) and not self._labelled(row)]:
+            terms = {key: label["terms"] for key, label in self.labels.items()}
+            rows = [row for ask in asks if (row := self._written(ask))]
+            if unlabelled := [row for row in rows if terms.get((row["id"], row["sample"])) != self.terms(row["id"])]:
                 on_rows(unlabelled)
             collect(left, self.engine, self.sampling, self.files[ROLLOUTS], seed=self.seed, on_rows=on_rows)
         for verdict in judged:
@@ -96,14 +97,9 @@ class Rollouts:
         row = self.rows.get((ask.id, ask.sample))
         return row if row and row["prompt"] == ask.shown else None
 
-    def _labelled(self, row: Row) -> bool:
-        label = self.labels.get((row["id"], row["sample"]))
-        return label is not None and label["terms"] == self.terms(row["id"])
-
     def _label(self, rows: list[Row]) -> None:
-        labels = [
-            as_label(row, fault, self.terms(row["id"])) for row, fault in zip(rows, self.judge(rows), strict=True)
-        ]
+        faults = zip(rows, self.judge(rows), strict=True)
+        labels = [as_label(row, fault, self.terms(row["id"])) for row, fault in faults]
         append_jsonl(self.files[LABELS], labels, sealed=True)
         self.labels.update(by_key(labels))
 

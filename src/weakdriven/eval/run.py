@@ -78,7 +78,13 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
     renderer = replace(renderer, domain=entry.domain)
     prompts = [renderer.prompt([{"role": "user", "content": item.question}]) for item in items]
     prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    refuse_long_prompts(benchmark, items, prompt_ids, settings.max_prompt_tokens)
+    limit = settings.max_prompt_tokens
+    sizes = [(item.id, len(ids)) for item, ids in zip(items, prompt_ids, strict=True)]
+    if long := [f"{name} ({tokens} tokens)" for name, tokens in sizes if tokens > limit]:
+        raise UserError(
+            f"{benchmark}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {', '.join(long[:5])}"
+            f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
+        )
     asked = settings.asking()
     budget = settings.max_new_tokens or entry.max_new_tokens
     sampling = Sampling(budget, tuple(renderer.stop_ids), asked["temperature"], asked["top_p"])
@@ -87,11 +93,7 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
 
 
 def check_task(task: Task, positions: int | None = None) -> None:
-    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run.
-
-    Args:
-        positions: The model's maximum sequence length, if known.
-    """
+    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run."""
     if positions is not None and task.longest() > positions:
         raise UserError(
             f"{task.benchmark}: the longest prompt with {task.sampling.max_new_tokens} new tokens has "
@@ -107,16 +109,6 @@ def check_sandbox(*, python: str | None, unsafe: bool) -> None:
     interpreter(python)
     if not unsafe and isolation() == "none":
         raise UserError(no_isolation())
-
-
-def refuse_long_prompts(benchmark: str, items: list[Item], prompt_ids: list[list[int]], limit: int) -> None:
-    long = [(item.id, len(ids)) for item, ids in zip(items, prompt_ids, strict=True) if len(ids) > limit]
-    if long:
-        named = ", ".join(f"{name} ({tokens} tokens)" for name, tokens in long[:5])
-        raise UserError(
-            f"{benchmark}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {named}"
-            f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
-        )
 
 
 def evaluate(
@@ -138,17 +130,6 @@ def evaluate(
         model: Key of the model, so that no average is taken over two models.
         spread: False if the main process generates alone, as with one server for all processes.
     """
-    rows = generate_samples(task, engine, work, progress, spread=spread)
-    if not is_main():
-        return {}
-    terms = {"protocol": task.protocol(), "model": model}
-    return write_results(task, rows, terms, out=out, work=work, progress=progress)
-
-
-def generate_samples(
-    task: Task, engine: Callable[[], Engine], work: Path, progress: Progress, *, spread: bool = True
-) -> list[Row]:
-    """Every sample of every item, in order; only those that no process has written into `work` yet are generated."""
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
     earlier = sorted(work.glob("completions*.jsonl"))
     done = agree(by_key([row for path in earlier for row in salvage_jsonl(path)]) if is_main() else {})
@@ -157,7 +138,6 @@ def generate_samples(
         for item, ids, prompt in zip(task.items, task.prompt_ids, task.prompts, strict=True)
         for number in range(task.samples)
     ]
-
     found: list[Row] = []
     left = [ask for ask in asks if (ask.id, ask.sample) not in done]
     mine = share(left) if spread else left if is_main() else []
@@ -168,7 +148,11 @@ def generate_samples(
 
     collect(mine, engine, task.sampling, file, seed=task.seed, on_rows=note)
     done |= by_key(gathered(found))
-    return [done[ask.id, ask.sample] for ask in asks]
+    if not is_main():
+        return {}
+    rows = [done[ask.id, ask.sample] for ask in asks]
+    terms = {"protocol": task.protocol(), "model": model}
+    return write_results(task, rows, terms, out=out, work=work, progress=progress)
 
 
 def write_results(
@@ -182,9 +166,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Grade samples and write items, samples and scores; returns counters for a manifest.
 
-    Args:
-        terms: What scores.json says besides the numbers.
-        work: Folder in which verdicts survive a kill.
+    `terms` is what scores.json says besides the numbers; in `work` verdicts survive a kill.
     """
     samples = grade_samples(questions, rows, work, progress)
     scores = score(questions.benchmark, samples, questions.k)
@@ -219,11 +201,8 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
             append_jsonl(file, new, sealed=True)
         verdicts += new
         progress.update(len(verdicts), len(rows))
-    samples = []
-    for row, verdict in zip(rows, verdicts, strict=True):
-        item = by_id[row["id"]]
-        samples.append({**row, **verdict, "gold": None if code else item.gold, "level": item.level})
-    return samples
+    known = {id: {"gold": None if code else item.gold, "level": item.level} for id, item in by_id.items()}
+    return [{**row, **verdict, **known[row["id"]]} for row, verdict in zip(rows, verdicts, strict=True)]
 
 
 def saved_questions(folder: Path, grading: dict[str, Any]) -> Questions:

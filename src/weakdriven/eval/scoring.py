@@ -126,7 +126,7 @@ def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
         )
     for name in common:
         refuse_different_terms(name, scores_a[name], scores_b[name])
-    found = [compare_one(name, folder_a / name, folder_b / name, scores_a[name]) for name in common]
+    found = [compare_one(name, folder_a / name, folder_b / name, scores_a[name]["version"]) for name in common]
     return found, [name for name in BENCHMARKS if (name in scores_a) != (name in scores_b)]
 
 
@@ -148,7 +148,7 @@ def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> N
             )
 
 
-def compare_one(name: str, folder_a: Path, folder_b: Path, scores: dict[str, Any]) -> Compared:
+def compare_one(name: str, folder_a: Path, folder_b: Path, version: int) -> Compared:
     samples_a, samples_b = (list(read_jsonl(folder / SAMPLES)) for folder in (folder_a, folder_b))
     ids = [list(dict.fromkeys(sample["id"] for sample in samples)) for samples in (samples_a, samples_b)]
     if ids[0] != ids[1]:
@@ -159,4 +159,4 @@ def compare_one(name: str, folder_a: Path, folder_b: Path, scores: dict[str, Any
     a, b = np.array(counts_a) / n, np.array(counts_b) / n
     result = mcnemar(a, b) if n == 1 else paired_bootstrap(a, b)
     test = "McNemar" if n == 1 else "paired bootstrap"
-    return Compared(name, scores["version"], len(a), float(a.mean()), float(b.mean()), test, result)
+    return Compared(name, version, len(a), float(a.mean()), float(b.mean()), test, result)

@@ -54,7 +54,3 @@ class RegradeSettings(Settings):
     """Python whose packages generated code may import; unset, this one."""
     unsafe: bool = False
     """Run generated code without isolation where none is available: it may then do all that you may do."""
-
-    def grading(self) -> dict[str, Any]:
-        """Options of the grader of programs."""
-        return {"unsafe": self.unsafe, "python": self.code_python}

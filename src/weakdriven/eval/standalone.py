@@ -72,7 +72,8 @@ def regrade_folder(root: Path, settings: RegradeSettings, progress: Progress) ->
     names = list(read_folder(root))
     progress.plan([Planned(name, "", "regrade") for name in names])
     for name in names:
-        grading = settings.grading() if BENCHMARKS[name].kind == "code" else {}
+        code = BENCHMARKS[name].kind == "code"
+        grading = {"unsafe": settings.unsafe, "python": settings.code_python} if code else {}
         regrade(root / name, saved_questions(root / name, grading), progress)
     progress.close()
     return read_folder(root)

@@ -24,9 +24,6 @@ CELLS = 2**22  # of the matrix of drawn rows that is in memory at once
 def pass_at_k(correct_P: Numbers, n: int, k: int) -> float:
     """Mean chance that k of a problem's n samples hold a correct one (Chen et al., 2021).
 
-    Args:
-        correct_P: Correct samples per problem, each in [0, n].
-
     >>> pass_at_k(np.array([0, 1, 2]), n=2, k=1)
     0.5
     """
@@ -40,7 +37,7 @@ def pass_at_k(correct_P: Numbers, n: int, k: int) -> float:
     return float(np.mean([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts.astype(np.int64).tolist()]))
 
 
-def wilson_interval(correct: int, items: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(correct: int, items: int) -> tuple[float, float]:
     """95% confidence interval of a proportion (Wilson score), which behaves at 0 and 1 too.
 
     >>> [round(x, 4) for x in wilson_interval(50, 100)]
@@ -48,7 +45,7 @@ def wilson_interval(correct: int, items: int, z: float = 1.959964) -> tuple[floa
     """
     if not 0 <= correct <= items or items == 0:
         raise ValueError(f"{correct} correct of {items} items is not a share.")
-    share = correct / items
+    share, z = correct / items, 1.959964
     centre = share + z * z / (2 * items)
     spread = z * math.sqrt(share * (1 - share) / items + z * z / (4 * items * items))
     scale = 1 + z * z / items
@@ -88,7 +85,7 @@ class Comparison:
     only_b: int | None = None
 
 
-def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS, seed: int = 42) -> Comparison:
+def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS) -> Comparison:
     """Two models that are right or wrong on the same items: exact binomial test on the items where they differ.
 
     >>> mcnemar([1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 1, 1]).p_value
@@ -98,18 +95,17 @@ def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS, seed:
     if not np.isin(np.concatenate([a, b]), [0, 1]).all():
         raise ValueError("McNemar's test needs 0 and 1; use paired_bootstrap for means.")
     only_a, only_b = int(np.sum(a > b)), int(np.sum(b > a))
-    low, high = bootstrap_interval(b - a, draws=draws, seed=seed)
-    return Comparison(float(np.mean(b - a)), (low, high), binomial_p_value(only_a, only_b), only_a, only_b)
+    interval, p_value = bootstrap_interval(b - a, draws=draws), binomial_p_value(only_a, only_b)
+    return Comparison(float(np.mean(b - a)), interval, p_value, only_a, only_b)
 
 
-def paired_bootstrap(a_P: Numbers, b_P: Numbers, *, draws: int = DRAWS, seed: int = 42) -> Comparison:
+def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
     """Two models' means over the same problems, such as mean@n or pass@k of each.
 
     The interval draws problems with replacement; the p-value swaps the two models at random within each problem.
     """
     a, b = pair(a_P, b_P)
-    interval = bootstrap_interval(b - a, draws=draws, seed=seed)
-    return Comparison(float(np.mean(b - a)), interval, swap_p_value(b - a, draws, seed))
+    return Comparison(float(np.mean(b - a)), bootstrap_interval(b - a), swap_p_value(b - a, DRAWS, 42))
 
 
 def binomial_p_value(losses: int, wins: int) -> float:
@@ -171,14 +167,9 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
     if shapes[0] != shapes[1]:
         raise ValueError(f"A paired comparison needs the same seeds and problems, found {shapes[0]} and {shapes[1]}.")
     differences = {name: b[name] - a[name] for name in a}
-    seeds = by_seed(differences)
-    return SeedComparison(
-        difference=score_of(differences),
-        interval=interval_of(differences, draws=draws, seed=seed),
-        by_seed=tuple(seeds.tolist()),
-        p_items=item_p_value(differences, draws, seed),
-        p_seeds=t_test(seeds),
-    )
+    seeds, interval = by_seed(differences), interval_of(differences, draws=draws, seed=seed)
+    p_items = item_p_value(differences, draws, seed)
+    return SeedComparison(score_of(differences), interval, tuple(seeds.tolist()), p_items, t_test(seeds))
 
 
 def score_of(scores: Scores) -> float:
@@ -196,19 +187,12 @@ def by_seed(scores: Scores) -> Floats:
 
 
 def interval_of(scores: Scores, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
-    """95% percentile bootstrap interval over seeds and problems.
-
-    With three seeds the part of the seeds is rough; with one seed only problems are drawn.
-    """
+    """95% percentile bootstrap interval over seeds and problems; with three seeds the part of the seeds is rough."""
     return percentiles(drawn_scores(scores, draws=draws, seed=seed))
 
 
 def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42, group: int = 0) -> Floats:
-    """Scores with seeds and problems drawn with replacement, (B,).
-
-    Args:
-        group: Other groups get other seeds and the same problems: for other models on these problems.
-    """
+    """Scores with seeds and problems drawn with replacement, (B,); other groups get other seeds, the same problems."""
     seeds, *_ = (len(values_SP) for values_SP in scores.values())
     counts_BS = drawn_counts(seeds, draws, (seed, 0, group))
     total_B = np.zeros(draws)

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 import weakdriven.wmss.mixture  # noqa: F401 - registers its classes, so that a saved mixture loads
 from weakdriven.config.file import load_recipe
-from weakdriven.config.recipe import Recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
 from weakdriven.eval.engine_pool import local_engine, served_engine
@@ -26,20 +25,14 @@ from weakdriven.runs.directory import RECIPE_FILE
 def open_engine(
     target: TargetSettings, branch: ModelFolder, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
-    """The engine of a model without a running server.
-
-    Args:
-        longest: Tokens of the longest prompt and its completion.
-        log: File for the log of a server that is started.
-    """
+    """The engine of a model without a running server; `longest` counts the tokens of a prompt and its completion."""
     if target.engine == "vllm":
         return served_engine(branch.folder, target, precision=target.precision, longest=longest, log=log)
     return local_engine(partial(load_target, target, branch), renderer.tokenizer, target)
 
 
 def load_target(target: TargetSettings, branch: ModelFolder) -> PreTrainedModel:
-    options = {"attention": target.attention, "trust_remote_code": target.trust_remote_code}
-    model = branch.load(target.precision, **options)
+    model = branch.load(target.precision, attention=target.attention, trust_remote_code=target.trust_remote_code)
     return model.cuda() if torch.cuda.is_available() else model  # pyright: ignore
 
 
@@ -71,18 +64,12 @@ def running_server(settings: EvaluationSettings, branch: ModelFolder) -> tuple[E
 
 def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder) -> Renderer:
     """The prompts that the model was trained with, if it is in its run's directory, unless the settings say others."""
-    trained = run_recipe_of(branch.folder)
+    # recipe of the run that the folder belongs to, if any: RUN/sft to RUN/round-1/strong/snapshots/25
+    recipes = (parent / RECIPE_FILE for parent in branch.folder.resolve().parents[:4])
+    trained = next((load_recipe(str(recipe)) for recipe in recipes if recipe.is_file()), None)
     tokenizer = load_tokenizer(branch.tokenizer or branch.model, trust_remote_code=target.trust_remote_code)
     template = target.chat_template or (trained.chat_template if trained and not tokenizer.chat_template else None)
     give_chat_template(tokenizer, template, target.model)
     renderer = Renderer(tokenizer, "math", style or (trained.data.style if trained else "tagged"))
     renderer.check()
     return renderer
-
-
-def run_recipe_of(folder: Path) -> Recipe | None:
-    """Recipe of the run that a model folder belongs to, if any: RUN/sft to RUN/round-1/strong/snapshots/25."""
-    for parent in folder.resolve().parents[:4]:
-        if (parent / RECIPE_FILE).is_file():
-            return load_recipe(str(parent / RECIPE_FILE))
-    return None

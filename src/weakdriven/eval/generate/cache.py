@@ -19,21 +19,12 @@ UNSEEN = float("-inf")
 
 @dataclass(eq=False)
 class Slots:
-    """Where layers with one window put the next token, and what it looks at.
-
-    A layer with a window has at most as many slots, and a new token takes that of the one that leaves the window. The
-    order of slots does not matter, because keys carry their positions.
-    """
+    """Where layers with one window put the next token (in the slot of the one that leaves it), and what it looks at."""
 
     window: int | None
     mask_B11S: Tensor
     """Added to the scores."""
     next_1: Tensor
-
-    def open(self, length_1: Tensor) -> None:
-        """Let the token at place `length_1` have a slot and be seen."""
-        self.next_1 = length_1 if self.window is None else length_1 % self.window
-        self.mask_B11S.index_fill_(3, self.next_1, 0.0)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -113,8 +104,10 @@ class SlotCache(Cache):
         return min((room - self.length for room, window in rooms if room != window), default=CHUNK)
 
     def open(self) -> None:
+        """Let the next token have a slot and be seen."""
         for slots in self.kinds.values():
-            slots.open(self.length_1)
+            slots.next_1 = self.length_1 if slots.window is None else self.length_1 % slots.window
+            slots.mask_B11S.index_fill_(3, slots.next_1, 0.0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)

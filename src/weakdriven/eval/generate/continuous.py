@@ -20,7 +20,11 @@ def complete_continuously(
 ) -> None:
     """Complete greedily; results are reported as they come, and a request that failed is an error."""
     on_gpu = model.device.type == "cuda"
-    settings = ContinuousBatchingConfig() if on_gpu else small_pages(requests, sampling)
+    settings = ContinuousBatchingConfig()
+    if not on_gpu:
+        longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
+        pages, tokens = max(CPU_PAGES, 4 * -(-longest // 32)), max(CPU_BATCH_TOKENS, longest)
+        settings = ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=tokens)
     settings.auto_switch_to_flash = False  # the attention that was asked for is the one that answers
     greedy = GenerationConfig(
         do_sample=False, max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.stop_ids), pad_token_id=0
@@ -45,9 +49,3 @@ def complete_continuously(
             if result.error is not None:
                 raise UserError(f"transformers' continuous batching failed on a request ({result.error}).")
             report({row_of.pop(result.request_id): result.generated_tokens})
-
-
-def small_pages(requests: Sequence[Request], sampling: Sampling) -> ContinuousBatchingConfig:
-    longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
-    pages = max(CPU_PAGES, 4 * -(-longest // 32))
-    return ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=max(CPU_BATCH_TOKENS, longest))

@@ -18,19 +18,18 @@ from weakdriven.eval.generate.cache import SlotCache, is_ordinary
 def read_prompts(
     model: PreTrainedModel, known: Collection[str], ids_BL: Tensor, mask_BL: Tensor
 ) -> tuple[Tensor, "OwnCache | InSlots"]:
-    """Logits after each prompt, which is padded on the left, and a decoder that continues from there.
-
-    Args:
-        known: Names of what the model's forward takes; inputs that it does not know are left out.
-    """
+    """Logits after each prompt, which is padded on the left, and a decoder; `known` are the arguments of forward."""
     position_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)
-    inputs = {"position_ids": position_BL, "logits_to_keep": 1}
-    inputs = {name: value for name, value in inputs.items() if name in known}
-    output = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=True, **inputs)
+    output = forward(model, known, ids_BL, mask_BL, position_ids=position_BL)
     if (past := getattr(output, "past_key_values", None)) is None:
         raise UserError(f"{type(model).__name__} keeps no ordinary cache of its past; use the vllm engine for it.")
     kind = InSlots if can_use_slots(model, known, past) else OwnCache
     return output.logits[:, -1].float(), kind(model, known, past, mask_BL, position_BL[:, -1:] + 1)
+
+
+def forward(model: PreTrainedModel, known: Collection[str], ids_BL: Tensor, mask_BL: Tensor, **inputs: Any) -> Any:
+    inputs = {name: value for name, value in (inputs | {"logits_to_keep": 1}).items() if name in known}
+    return model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=True, **inputs)
 
 
 def can_use_slots(model: PreTrainedModel, known: Collection[str], past: Any) -> bool:
@@ -64,9 +63,8 @@ class OwnCache:
     def step(self, ids_B1: Tensor) -> Tensor:
         """Logits after one more token in each row."""
         self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(self.mask_BL), 1)], dim=1)
-        inputs = {"position_ids": self.position_B1, "logits_to_keep": 1, "past_key_values": self.past}
-        inputs = {name: value for name, value in inputs.items() if name in self.known}
-        output = self.model(input_ids=ids_B1, attention_mask=self.mask_BL, use_cache=True, **inputs)
+        inputs = {"position_ids": self.position_B1, "past_key_values": self.past}
+        output = forward(self.model, self.known, ids_B1, self.mask_BL, **inputs)
         self.past, self.position_B1 = output.past_key_values, self.position_B1 + 1
         return output.logits[:, -1].float()
 
@@ -91,6 +89,7 @@ class InSlots:
     def __init__(self, model: PreTrainedModel, known: Collection[str], past: Any, mask_BL: Tensor, position_B1: Tensor):
         self.model, self.position_B1 = model, position_B1
         self.past = SlotCache(past, mask_BL, model.dtype)
+        self.make_room, self.room_left = self.past.make_room, self.past.room_left
 
     def step(self, ids_B1: Tensor) -> Tensor:
         """Logits after one more token in each row."""
@@ -112,13 +111,6 @@ class InSlots:
     def keep(self, rows: Tensor) -> None:
         self.past.batch_select_indices(rows)
         self.position_B1 = self.position_B1[rows]
-
-    def make_room(self) -> bool:
-        """Room for one more token; true where tensors had to move."""
-        return self.past.make_room()
-
-    def room_left(self) -> int:
-        return self.past.room_left()
 
     def count(self) -> None:
         """A step has been done, perhaps by a graph that runs no Python."""

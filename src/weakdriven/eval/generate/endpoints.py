@@ -28,15 +28,8 @@ TOO_LONG = (
     r"input length"
 )
 """How OpenAI, vLLM, llama.cpp, Anthropic and Alibaba say that this question does not fit."""
-ENDS = {
-    "eos": "stop",
-    "eos_token": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "STOP": "stop",
-    "max_tokens": "length",
-    "MAX_TOKENS": "length",
-}
+ENDS: dict[str, str] = dict.fromkeys(("eos", "eos_token", "end_turn", "stop_sequence", "STOP"), "stop")
+ENDS |= dict.fromkeys(("max_tokens", "MAX_TOKENS"), "length")
 """Words of other servers for the two ordinary ends of a completion."""
 THOUGHTS = ("thinking", "reasoning")
 """Types of the parts of a message that are no part of the answer."""
@@ -108,10 +101,9 @@ def refused_parameter(response: httpx2.Response, body: dict[str, Any]) -> str | 
     `max_tokens` has another name, `seed` does not change the distribution, and a temperature or top_p of 1 is what a
     server without that setting has. Another temperature or top_p is `Failed`: nobody asked for samples at 1.
     """
-    status, content = _opened(response)
+    (status, content), param = _opened(response), None
     if status not in (400, 422) or not re.search(NOT_TAKEN, response.text):
         return None
-    param = None
     with suppress(KeyError, TypeError):
         param = content["error"]["param"]
     known = [name for name in ("max_tokens", "seed", "temperature", "top_p", "top_k") if name in body]
@@ -119,7 +111,7 @@ def refused_parameter(response: httpx2.Response, body: dict[str, Any]) -> str | 
     named = named or [name for name in known if re.search(rf"\b{name}\b", response.text)]
     spare = [name for name in named if _spare(name, body[name])]
     if named and not spare:
-        (name, *_) = named
+        name = named[0]
         neutral = "leave it out" if name == "top_k" else "set it to 1.0"
         raise Failed(f"does not take {name}={body[name]} ({_message(response)}); {neutral}, or ask another model")
     return spare[0] if spare else None
@@ -188,16 +180,18 @@ def ids_completion(response: httpx2.Response, body: dict[str, Any]) -> Completio
 def chat_completion(response: httpx2.Response, body: dict[str, Any]) -> Completion:
     """The first choice of an answer.
 
-    One question that a hosted server will not answer must not end a run of thousands. So a refusal by its filter, as an
-    HTTP error or as the end of a completion, a question that is too long for the model (`context_length`), and any
-    other end (tool_calls, none at all) is a completion with the text that came, often none, and the server's own word
-    as `finish`; whoever reads it sees that it is not `stop`.
+    One question that a hosted server will not answer must not end a run of thousands. So a refusal by its filter, a
+    question that is too long, and any other end is a completion with the text that came and the server's own word as
+    `finish`.
     """
     status, _ = _opened(response)
     if status in (400, 403, 422, 451) and re.search(FILTERED, response.text):
         return Completion("", 0, "content_filter")
-    if status in (400, 413, 422) and re.search(TOO_LONG, response.text) and not _budget_too_long(response, body):
-        return Completion("", 0, "context_length")
+    if status in (400, 413, 422) and re.search(TOO_LONG, response.text):
+        limit = re.search(r"(?i)maximum context length (?:is|of) (\d+)", response.text)
+        # a completion that alone is longer than the model takes is a wrong setting: no question fits
+        if limit is None or int(body.get("max_tokens") or body["max_completion_tokens"]) <= int(limit[1]):
+            return Completion("", 0, "context_length")
     answer = read(response)
     if not answer.get("choices"):
         raise Again(f"an answer without choices: {str(answer)[:200]}")
@@ -218,12 +212,6 @@ def chat_completion(response: httpx2.Response, body: dict[str, Any]) -> Completi
     if not text and message.get("refusal"):
         text, finish = str(message["refusal"]), "refusal"
     return Completion(text, tokens, finish, reasoning)
-
-
-def _budget_too_long(response: httpx2.Response, body: dict[str, Any]) -> bool:
-    """Whether the completion alone is longer than the model takes: then no question fits, and the setting is wrong."""
-    limit = re.search(r"(?i)maximum context length (?:is|of) (\d+)", response.text)
-    return limit is not None and int(body.get("max_tokens") or body["max_completion_tokens"]) > int(limit[1])
 
 
 def _spoken(content: Any) -> tuple[str, str]:

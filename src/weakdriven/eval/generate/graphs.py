@@ -34,11 +34,7 @@ class Repeated:
         self.stream: Any = None
 
     def __call__(self, left: int) -> Any:
-        """One step.
-
-        Args:
-            left: Steps on these tensors from here on, this one included.
-        """
+        """One step; `left` counts the steps on these tensors from here on, this one included."""
         if self.graph is None and left >= WORTH and has_graphs(self.device) and not given_up:
             if not self.warm:
                 return self.warm_up()

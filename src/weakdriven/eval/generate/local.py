@@ -50,7 +50,13 @@ class LocalEngine:
     batching: Batching = "auto"
 
     def complete(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
-        refuse_long_prompts(self.model, requests, sampling)
+        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(len(request.ids) for request in requests)
+        if room is not None and longest + sampling.max_new_tokens > room:
+            raise UserError(
+                f"The longest prompt has {longest} tokens, which with {sampling.max_new_tokens} new ones is more than "
+                f"the model's {room} positions; lower max_new_tokens."
+            )
         self.model.eval()
 
         def report(tokens: Mapping[int, list[int]]) -> None:
@@ -150,7 +156,10 @@ class OpenRows:
         self.tokens_BN = torch.zeros(B, N, dtype=torch.long, device=device)
         self.ended_B = torch.zeros(B, dtype=torch.bool, device=device)
         self.broken_B = torch.zeros(B, dtype=torch.bool, device=device)
-        self.uniform_BN = None if sampling.temperature == 0 else random_numbers(requests, N).to(device)
+        self.uniform_BN: Tensor | None = None
+        if sampling.temperature > 0:  # from each request's own seed, whatever else is in the batch
+            uniform = [np.random.Generator(np.random.Philox(request.seed)).random(N) for request in requests]
+            self.uniform_BN = torch.from_numpy(np.stack(uniform)).to(device)
 
     def take(self, logits_BV: Tensor) -> None:
         """Choose the next token of each row."""
@@ -205,26 +214,10 @@ def drawn(weight_BK: Tensor, uniform_B: Tensor) -> Tensor:
     return torch.minimum(place_B, last_B)
 
 
-def random_numbers(requests: Sequence[Request], count: int) -> Tensor:
-    """Numbers in [0, 1) for each request from its own seed, whatever else is in the batch."""
-    rows = [np.random.Generator(np.random.Philox(request.seed)).random(count) for request in requests]
-    return torch.from_numpy(np.stack(rows))
-
-
 def as_completion(tokenizer: PreTrainedTokenizerBase, new: list[int], sampling: Sampling) -> Completion:
     end = next((place for place, token in enumerate(new) if token in sampling.stop_ids), None)
     text = str(tokenizer.decode(new[:end], skip_special_tokens=True))
     return Completion(text, len(new), "length") if end is None else Completion(text, end + 1, "stop")
-
-
-def refuse_long_prompts(model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling) -> None:
-    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(len(request.ids) for request in requests)
-    if room is not None and longest + sampling.max_new_tokens > room:
-        raise UserError(
-            f"The longest prompt has {longest} tokens, which with {sampling.max_new_tokens} new ones is more than the "
-            f"model's {room} positions; lower max_new_tokens."
-        )
 
 
 def fitting_batch(model: PreTrainedModel, length: int) -> int:

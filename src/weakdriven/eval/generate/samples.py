@@ -35,11 +35,7 @@ def collect(
     seed: int,
     on_rows: Callable[[list[Row]], None],
 ) -> None:
-    """Append a row for each ask to `file`; `on_rows` receives the rows once they are written.
-
-    Args:
-        engine: Called only if a completion is missing, because it may load a model or start a server.
-    """
+    """Append a row for each ask to `file`, and give it to `on_rows`; `engine` is called only if there are asks."""
 
     def keep(completions: Mapping[int, Completion]) -> None:
         rows = []

@@ -43,17 +43,12 @@ def serve(
 ) -> Iterator[str]:
     """Start a vLLM server on a free port of this machine, yield its address, and stop it with all its processes.
 
-    The CPU build takes VLLM_CPU_KVCACHE_SPACE GiB (4 if unset) at once, and starts a small model in half the time with
-    `extra=["--enforce-eager"]`.
-
     Args:
         python: Interpreter of the environment that has vLLM.
-        log: File for what the server says.
         dtype: `float32`, `bfloat16` or `float16`; vLLM's default turns a float32 checkpoint into 16 bits.
         max_model_len: Tokens of a prompt with its completion; the model's own limit if not given, which may need
             more cache than there is memory.
         extra: More arguments of vLLM's server; they win over ours.
-        start_seconds: Time until it must be ready; loading and compiling a large model takes minutes.
     """
     check_python(python)
     with socket.socket() as free:

@@ -58,11 +58,7 @@ class Retries:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def seconds(self, failures: int, asked: float = 0.0) -> float:
-        """Doubles with each failure, less a random part so that clients do not return all at once.
-
-        Args:
-            asked: What the server asks for (Retry-After).
-        """
+        """Doubles with each failure, less a random part; at least what the server asks for (Retry-After)."""
         own = min(self.longest, self.first * 2 ** (failures - 1)) * random.SystemRandom().uniform(0.5, 1)
         return max(own, min(asked, self.longest_asked))
 

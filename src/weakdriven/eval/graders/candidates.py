@@ -1,6 +1,6 @@
 """A raw row -> a candidate for a training set, and the verdict on it: one reader and one verifier for each domain."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,15 +46,12 @@ Verify = Callable[[Sequence[Candidate]], list[Fault | None]]
 
 @dataclass(frozen=True)
 class Checks:
-    """How rows are verified."""
+    """How rows are verified: rows at once, seconds for each, and the options of `weakdriven.eval.sandbox.run_code`."""
 
     workers: int | None = None
-    """Rows verified at once; one for each processor unless given."""
     timeout: float = 10.0
-    """Seconds for one comparison of answers, or for one program with all its tests."""
     unsafe: bool = False
     python: str | None = None
-    """See `weakdriven.eval.sandbox.run_code`."""
 
 
 def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate | Fault:
@@ -114,25 +111,18 @@ def kind_of(candidate: Candidate) -> Kind:
 
 def verifier(checks: Checks) -> Verify:
     """Decides on completions."""
-    verify: dict[Kind, Verify] = {
-        "math": partial(verify_answers, "math", checks),
-        "choice": partial(verify_answers, "choice", checks),
-        "code": partial(verify_code, checks),
-    }
-    return partial(by_kind, verify)
+    math, choice = partial(verify_answers, "math", checks), partial(verify_answers, "choice", checks)
+    return partial(by_kind, math=math, choice=choice, code=partial(verify_code, checks))
 
 
 def problem_checker(checks: Checks) -> Verify:
     """Decides on problems whose completion is still to be written: whether one could be verified."""
-    check: dict[Kind, Verify] = {
-        "math": partial(check_values, checks),
-        "choice": lambda candidates: list(map(letter_fault, candidates)),
-        "code": lambda candidates: [None] * len(candidates),  # its tests have been read
-    }
-    return partial(by_kind, check)
+    # the tests of a program have been read, so there is nothing to check
+    return partial(by_kind, math=partial(check_values, checks), choice=lambda some: list(map(letter_fault, some)))
 
 
-def by_kind(verify: Mapping[Kind, Verify], candidates: Sequence[Candidate]) -> list[Fault | None]:
+def by_kind(candidates: Sequence[Candidate], **verify: Verify) -> list[Fault | None]:
+    """The fault of each candidate, from the function for its kind; without one it has none."""
     faults: list[Fault | None] = [None] * len(candidates)
     for kind, decide in verify.items():
         places = [place for place, candidate in enumerate(candidates) if kind_of(candidate) == kind]
@@ -165,9 +155,9 @@ def answer_fault(graded: Graded, gold: str) -> Fault | None:
 
 def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
     """Whether the program passes its tests in the sandbox; where there is no sandbox, that is an error."""
+    options = {"timeout": checks.timeout, "unsafe": checks.unsafe, "python": checks.python}
 
     def one(candidate: Candidate) -> Fault | None:
-        options = {"timeout": checks.timeout, "unsafe": checks.unsafe, "python": checks.python}
         try:
             graded = grade("code", candidate.example.completion, candidate.tests, **options)
         except SandboxError:

@@ -127,14 +127,9 @@ def grade_choice(text: str, gold: str, options: list[str] | None = None, *, time
     final = after_thinking(text)
     if not final.strip() and "<think>" in text and "</think>" not in text:
         return Graded(False, None, UNFINISHED)
-    chosen = read_choice(RUN.sub(shorter, final), options, timeout)
-    if chosen is None:
-        return Graded(False, None, NO_CHOICE)
-    return verdict(chosen, letter, options)
-
-
-def shorter(run: re.Match[str]) -> str:
-    return run[0][:8] + ("\n" if "\n" in run[0] else " ") + run[0][-8:]
+    final = RUN.sub(lambda run: run[0][:8] + ("\n" if "\n" in run[0] else " ") + run[0][-8:], final)
+    chosen = read_choice(final, options, timeout)
+    return Graded(False, None, NO_CHOICE) if chosen is None else verdict(chosen, letter, options)
 
 
 def gold_letter(gold: str, options: list[str] | None) -> str | None:
@@ -250,9 +245,8 @@ SPOKEN = re.compile(
 
 def spoken_statements(text: str, options: list[str] | None, timeout: float) -> list[Statement]:
     """ "The answer is C", unless what follows is an option's text; and without a letter "the answer is 12 km"."""
-    spoken = [match for match in SPOKEN.finditer(text) if not NEGATION.search(match[0].replace(match["value"], ""))][
-        -2:
-    ]
+    spoken = [match for match in SPOKEN.finditer(text) if not NEGATION.search(match[0].replace(match["value"], ""))]
+    spoken = spoken[-2:]
     texts = [
         Statement(match.start(), match.end(), letters, OPTION_TEXT)
         for match in spoken
@@ -260,11 +254,8 @@ def spoken_statements(text: str, options: list[str] | None, timeout: float) -> l
     ]
     found = texts + [one for one in statements(ANSWERS, text) if apart(one.start, one.end, texts)]
     for match in spoken:
-        if (
-            apart(match.start(), match.end(), found)
-            and not NEGATION.search(match["value"])
-            and not boxes(match["value"])
-        ):
+        plain = not NEGATION.search(match["value"]) and not boxes(match["value"])
+        if plain and apart(match.start(), match.end(), found):
             value = matching_value(match["value"], options, timeout)
             found += [Statement(match.start(), match.end(), value.letters, value.reason)] if value else []
     return found
@@ -285,8 +276,7 @@ def read_value(content: str, options: list[str] | None, timeout: float) -> State
     bare = TEXT_COMMAND.sub(r"\1", content).strip().strip("$*").strip()
     if BOXED_LETTERS.match(bare):
         return Statement(0, 0, frozenset(re.findall("[A-E]", bare)))
-    by_text = matching_text(bare, options)
-    if by_text:
+    if by_text := matching_text(bare, options):
         return Statement(0, 0, by_text, OPTION_TEXT)
     if (match := BOXED_LETTER.match(bare)) and (not match["rest"].strip() or match["letter"].isupper()):
         return Statement(0, 0, frozenset(match["letter"].upper()))
@@ -298,21 +288,16 @@ def plain_words(text: str) -> str:
 
 
 def matching_text(text: str, options: list[str] | None) -> frozenset[str]:
-    words = plain_words(text)
-    return frozenset(
-        letter for letter, option in zip(LETTERS, options or [], strict=False) if words and plain_words(option) == words
-    )
+    words, lettered = plain_words(text), zip(LETTERS, options or [], strict=False)
+    return frozenset(letter for letter, option in lettered if words and plain_words(option) == words)
 
 
 def matching_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
     """Options that math-verify finds equal to a value; a worker that fails decides nothing."""
-    if not any(character.isdigit() for character in content):
+    if not any(map(str.isdigit, content)):
         return None
-    numeric = [
-        (letter, option)
-        for letter, option in zip(LETTERS, options or [], strict=False)
-        if any(character.isdigit() for character in option)
-    ]
+    lettered = zip(LETTERS, options or [], strict=False)
+    numeric = [(letter, option) for letter, option in lettered if any(map(str.isdigit, option))]
     replies = {letter: ask(option, content, timeout=timeout) for letter, option in numeric}
     if equal := frozenset(letter for letter, reply in replies.items() if reply == VERIFIED):
         return Statement(0, 0, equal, OPTION_VALUE)

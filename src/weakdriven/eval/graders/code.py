@@ -193,17 +193,13 @@ def defines(code: str, name: str) -> bool:
     for statement in statements:
         if isinstance(statement, DEFINITIONS) and statement.name == name:
             return True
-        if isinstance(statement, ast.ClassDef) and statement.name == "Solution" and defines_inside(statement, name):
+        inner = statement.body if isinstance(statement, ast.ClassDef) and statement.name == "Solution" else []
+        if any(isinstance(one, DEFINITIONS) and one.name == name for one in inner):
             return True
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == name for t in statement.targets
-        ):
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return True
     return False
-
-
-def defines_inside(owner: ast.ClassDef, name: str) -> bool:
-    return any(isinstance(statement, DEFINITIONS) and statement.name == name for statement in owner.body)
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -212,15 +208,11 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def assemble(item: Mapping[str, Any], code: str) -> str:
     """The program of an item and the code of an answer, by the item's `test_style`."""
     style, name, test = item["test_style"], item["entry_point"], item.get("test", "")
-    if style == "check":
-        ending = f"check({name})\n"
-    elif style == "asserts":
-        ending = ""
-    elif style == "unittest":
-        ending = UNITTEST.format(names=classes_of(item))
-    else:
+    if style not in ("check", "asserts", "unittest"):
         known = "io is graded without a program; others are" if style == "io" else "expected"
         raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
+    endings = {"check": f"check({name})\n", "asserts": ""}
+    ending = UNITTEST.format(names=classes_of(item)) if style == "unittest" else endings[style]
     if style == "asserts":
         solution = code
     elif not defines(code, name) and (body := as_body(code)) is not None:
@@ -234,11 +226,7 @@ def assemble(item: Mapping[str, Any], code: str) -> str:
 
 def preamble(prompt: str, entry_point: str) -> str:
     """Imports, helpers and constants of a prompt, without the function that the answer defines itself."""
-    for text in (prompt, prompt.rstrip() + "\n    pass\n"):
-        if compiles(text):
-            break
-    else:
-        return ""  # plain English
+    text = next(filter(compiles, (prompt, prompt.rstrip() + "\n    pass\n")), "")  # "": plain English
     lines, kept = text.splitlines(keepends=True), list[str]()
     for node in ast.parse(text).body:
         if isinstance(node, ast.Expr) or (isinstance(node, DEFINITIONS) and node.name == entry_point):

@@ -15,18 +15,12 @@ from weakdriven.eval.sandbox import io_tests
 from weakdriven.eval.sandbox.run import OUTPUT_LIMIT, CodeResult, last_line, run_code
 
 HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
-TEST_TYPES = ("stdin", "functional")
 
 
 def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **options: Any) -> str | None:
-    """Why the code does not pass the item's tests, or None if it does.
-
-    Args:
-        test_timeout: Seconds of wall time for each test.
-        options: Those of `run_code`.
-    """
+    """Why the code does not pass the item's tests, or None if it does; `options` are those of `run_code`."""
     name, tests, functional = item.get("id", "item"), item["tests"], item["testtype"] == "functional"
-    if item["testtype"] not in TEST_TYPES or not tests:
+    if item["testtype"] not in ("stdin", "functional") or not tests:
         raise UserError(f"{name}: {len(tests)} tests of testtype {item['testtype']!r}; expected stdin or functional.")
     try:
         given = [arguments(test["input"]) if functional else test["input"] for test in tests]

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from weakdriven.eval.graders.answers import Graded, last_boxed
+from weakdriven.eval.graders.answers import Graded
 from weakdriven.eval.graders.choices import gold_letter, grade_choice
 from weakdriven.eval.graders.math_answers import grade_math, readable
 
-__all__ = ["Graded", "Kind", "check_golds", "grade", "grade_choice", "grade_many", "grade_math", "last_boxed"]
 Kind = Literal["math", "choice", "code"]
 
 
