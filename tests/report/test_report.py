@@ -268,16 +268,8 @@ def test_the_page_shows_the_cost_of_data_selection(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wmss, control, headline",
     [
-        (
-            70,
-            50,
-            "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on ",
-        ),
-        (
-            40,
-            70,
-            "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on ",
-        ),
+        (70, 50, "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on "),
+        (40, 70, "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on "),
         (50, 53, "No significant difference between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
     ],
 )

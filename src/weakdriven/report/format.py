@@ -148,14 +148,6 @@ def number(value: Any) -> Any:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
-def times(count: float) -> str:
-    """
-    >>> times(1), times(2)
-    ('1 time', '2 times')
-    """
-    return f"{count:g} time{'s' * (count != 1)}"
-
-
 def percent(value: Any) -> str:
     return MISSING if number(value) is None else f"{100 * value:.1f}%"
 

@@ -131,13 +131,7 @@ def interval_figure(
 
 
 def bar_figure(
-    name: str,
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    x: str,
-    colours: Mapping[str, str],
-    caption: str = "",
+    name: str, title: str, rows: Sequence[Mapping[str, Any]], *, x: str, colours: Mapping[str, str], caption: str = ""
 ) -> Figure | None:
     """Bars, in groups if there are several: group, name, value; `colours` gives names their colours and their order."""
     shown = [dict(row) for row in rows if number(row["value"]) is not None]

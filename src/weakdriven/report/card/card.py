@@ -2,18 +2,16 @@
 
 import hashlib
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from weakdriven.report.card.front_matter import front_matter, licence
 from weakdriven.report.card.public_names import from_hub, public_name, without_paths
-from weakdriven.report.format import FILTERS, WAITING, duration, gibibytes, in_prose, mapping, number, plain
-from weakdriven.report.html import TEMPLATES
+from weakdriven.report.format import WAITING, duration, gibibytes, in_prose, mapping, number, plain
+from weakdriven.report.html import environment
 from weakdriven.report.read import load_run
 from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import effort, verdict
@@ -122,14 +120,14 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
         "source": public_name(settings.get("path") or "an unknown source", known),
         **data_facts(done),
-        "funnel": [(title, funnel_rows(*counts)) for title, *counts in built.get("tables", [])],
+        "funnel": built.get("tables", []),
         "versions": ", ".join(f"{key} {text}" for key, text in versions.items()) or "The versions were not recorded",
         "hardware": done[stage].get("hardware"),
         "costs": cost_rows(done),
         "licence": licence(base, known),
         "citation": CITATION,
     }
-    return markdown().get_template("card.md.j2").render(facts)
+    return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
 
 
 def data_facts(done: dict[str, Any]) -> dict[str, Any]:
@@ -146,11 +144,6 @@ def data_facts(done: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def funnel_rows(seen: Any, kept: Any, lines: list[dict[str, Any]]) -> list[list[str]]:
-    dropped = [[f"dropped: {line['reason']}", plain(line["rows"])] for line in lines]
-    return [["input", plain(seen)], *dropped, ["kept", plain(kept)]]
-
-
 def cost_rows(done: dict[str, Any]) -> list[list[str]]:
     """Cost of each finished stage here; one that another run computed costs nothing."""
     rows, total = [], 0.0
@@ -163,18 +156,9 @@ def cost_rows(done: dict[str, Any]) -> list[list[str]]:
     return [*rows, [Markup("**all**"), duration(total), "", ""]] if rows else []
 
 
-@cache
-def markdown() -> Environment:
-    """Templates of Markdown: every value is escaped, unless the template calls it safe."""
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escaped(value)),
-    )
-    made.filters.update(FILTERS | {"fenced": fenced})
-    return made
+def as_markdown(value: Any) -> Markup:
+    """A value in a template of Markdown: escaped, unless the template calls it safe."""
+    return value if isinstance(value, Markup) else Markup(escaped(value))
 
 
 def escaped(text: Any) -> str:

@@ -9,12 +9,7 @@ from rich.text import Text
 
 from weakdriven.report.format import MISSING, number, percent
 
-DYNAMICS = {
-    "target": "target logit",
-    "background": "background mean",
-    "gap": "gap between them",
-    "std": "logit std",
-}
+DYNAMICS = {"target": "target logit", "background": "background mean", "gap": "gap between them", "std": "logit std"}
 EXTENDED = {
     "mean": "mean logit",
     "std": "std",

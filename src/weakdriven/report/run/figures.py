@@ -3,17 +3,8 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind, times
-from weakdriven.report.plots import (
-    Curve,
-    category,
-    interval_figure,
-    layer,
-    line_figure,
-    number_tip,
-    present,
-    quantity,
-)
+from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind
+from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
 from weakdriven.report.run.examples import SCATTER_POINTS
 
 Rows = list[dict[str, Any]]
@@ -125,7 +116,7 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
     rows = []
     for point in points:
         draws = number(point["draws"])
-        drawn = "draw not recorded" if draws is None else times(draws)
+        drawn = "draw not recorded" if draws is None else f"{draws:g} time{'s' * (draws != 1)}"
         chosen = "no draw yet" if not one["drawn"] else "chosen" if draws else "not chosen"
         values = {"weak": round(point["weak"], 5), "strong": round(point["strong"], 5)}
         rows.append({"id": point["id"], **values, "kind": chosen, "drawn": drawn, "question": point["question"]})
@@ -222,13 +213,7 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     )
 
 
-STAGE_COLOURS = {
-    "evaluation": "grey",
-    "WD-DS": "orange",
-    "training": "blue",
-    "baselines": "purple",
-    "other": "green",
-}
+STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "baselines": "purple", "other": "green"}
 
 
 def timeline(stages: Rows) -> list[Figure]:

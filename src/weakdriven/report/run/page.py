@@ -11,13 +11,7 @@ from weakdriven.report.run.answers import level_table, sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_tables, sample_words
 from weakdriven.report.run.diagnosis_figures import diagnosis_figures
-from weakdriven.report.run.figures import (
-    accuracy_figures,
-    loss_figures,
-    selection_figures,
-    step_figures,
-    timeline,
-)
+from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
 from weakdriven.report.run.progress import Progress
 from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import effort, verdict

@@ -28,8 +28,8 @@ def summarise(selection: Selection, top: int = 5) -> dict[str, Any]:
     """The selection in numbers: what was counted when it was drawn, and what its files add."""
     weak_N, strong_N = selection.weak_entropy, selection.strong_entropy
     change_N, drawn_N = strong_N - weak_N, selection.active.values["draws"]
-    hardest = _top(strong_N, top)
-    regressed = [row for row in _top(change_N, top) if change_N[row] > 0]
+    hardest, regressed = (np.argsort(-values_N, kind="stable")[:top].tolist() for values_N in (strong_N, change_N))
+    regressed = [row for row in regressed if change_N[row] > 0]
     examples = _examples(selection, sorted({*hardest, *regressed}))
     return {
         "round": selection.round_number,
@@ -127,15 +127,6 @@ def _unknown_id(selection: Selection, example_id: str) -> str:
     if left_out:
         words += f" It may be one of the rows that were left out of the data: {', '.join(left_out)}."
     return words
-
-
-def _top(values_N: np.ndarray, count: int) -> list[int]:
-    """Rows of the largest values, largest first."""
-    count = min(count, len(values_N))
-    if count <= 0:
-        return []
-    rows = np.sort(np.argpartition(-values_N, count - 1)[:count])
-    return rows[np.argsort(-values_N[rows], kind="stable")].tolist()
 
 
 def _examples(selection: Selection, rows: list[int], whole: bool = False) -> dict[int, dict[str, Any]]:

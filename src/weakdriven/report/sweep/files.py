@@ -78,10 +78,7 @@ def tables(found: Row) -> dict[str, Table]:
     titles = [*axes, "seeds", "score", "to the default", f"to {model_name(control)}" if control else "to SFT", "time"]
     made = {
         "Points": (titles, [result_cells(row, found) for row in summary if row["role"] == "result"]),
-        "The same at every point": (
-            ["model", "seeds", "score", "time"],
-            [model_cells(row) for row in shared.values()],
-        ),
+        "The same at every point": (["model", "seeds", "score", "time"], [model_cells(row) for row in shared.values()]),
         "Other models": (
             [*axes, "model", "seeds", "score", "time"],
             [[*places(row, found), *model_cells(row)] for row in more],
