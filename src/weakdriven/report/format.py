@@ -1,5 +1,7 @@
 """Numbers and names as text, for charts, tables and sentences alike."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -158,9 +160,8 @@ def share_words(share: Any) -> str:
     >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
     ('25.0%', 'less than 0.1%', 'more than 99.9%')
     """
-    if number(share) is not None and 0 < share < 0.0005:
-        return "less than 0.1%"
-    return "more than 99.9%" if number(share) is not None and 0.9995 <= share < 1 else percent(share)
+    value = number(share) or 0
+    return "less than 0.1%" if 0 < value < 0.0005 else "more than 99.9%" if 0.9995 <= value < 1 else percent(share)
 
 
 def score(row: dict[str, Any]) -> str:
@@ -222,6 +223,12 @@ def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
 def mapping(value: Any) -> dict[str, Any]:
     """The value if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:

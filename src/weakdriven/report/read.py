@@ -71,7 +71,9 @@ def load_run(run: Path) -> dict[str, Any]:
     recipe, data = run / RECIPE_FILE, current.get("data", {})
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
     scores = _read_scores(run, current, problems)
-    numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")])
+    known = list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")]
+    rounds = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in known)  # that train, or only draw
+    numbers = sorted({int(found[1]) for found in rounds if found})
     return {
         "info": _read_json(run / RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
@@ -131,12 +133,6 @@ def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -
             f"{DIAGNOSTICS} is outdated: {', '.join(old)} has been retrained since; run weakdriven diagnose again."
         )
     return found
-
-
-def _rounds(stages: list[str]) -> list[int]:
-    """Rounds that train or, where a run only selects, that draw."""
-    pattern = re.compile(r"round-([1-9]\d*)/(active|strong)")
-    return sorted({int(found[1]) for name in stages if (found := pattern.fullmatch(name))})
 
 
 def _read_rounds(run: Path, numbers: list[int], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:

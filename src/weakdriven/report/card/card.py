@@ -133,14 +133,13 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
 def data_facts(done: dict[str, Any]) -> dict[str, Any]:
     """What became of the rows of the source."""
     counters = mapping(mapping(done.get("data")).get("counters"))
-    draws = {name: mapping(one.get("counters")).get("active") for name, one in done.items()}
-    rounds = {name: re.fullmatch(r"round-(\d+)/active", name) for name in done}
+    draws = ((re.fullmatch(r"round-(\d+)/active", name), mapping(one.get("counters"))) for name, one in done.items())
     return {
         "examples": number(counters.get("examples")),
         "rows_read": counters.get("rows_read", counters.get("examples")),
         "left_out": [f"{plain(counters[key])} {why}" for key, why in LEFT_OUT.items() if number(counters.get(key))],
         "supervised": number(counters.get("supervised_tokens")),
-        "draws": [(found[1], draws[name]) for name, found in rounds.items() if found],
+        "draws": [(found[1], counted.get("active")) for found, counted in draws if found],
     }
 
 

@@ -54,13 +54,7 @@ def front_matter(
     sources: list[str],
     known: Collection[str],
 ) -> str:
-    """YAML that the Hub reads.
-
-    Args:
-        scores: Rows of the model itself.
-        sources: Where the training rows came from.
-        known: Names that were read from the Hub.
-    """
+    """YAML that the Hub reads, from the scores of the model itself and the sources of its training rows."""
     base = hub_id(recipe.get("model"), known)
     facts: dict[str, Any] = licence(str(recipe.get("model") or ""), known)
     if base:

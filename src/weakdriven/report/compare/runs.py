@@ -86,9 +86,7 @@ def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scor
 
 def model_row(label: str, run: Path, model: str, found: dict[str, Scores], reference: str) -> Row:
     own = found[label]
-    row: Row = {"method": label, "name": in_prose(model), "model": model, "seeds": ["1"]}
-    row |= {"score": score_of(own), "interval": interval_of(own)}
-    row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in own.items()}
+    row: Row = {"method": label, "seeds": ["1"], "score": score_of(own), "interval": interval_of(own)}
     if label != reference:
         row["against"] = vars(compare_seeds(found[reference], own))
     return row | dict.fromkeys(COSTS) | costs(model, current_manifests(run))

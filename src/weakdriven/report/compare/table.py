@@ -1,14 +1,12 @@
 """The runs of a comparison -> one table: score, difference to the reference, and the cost of each method."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weakdriven.eval.statistics import by_seed, compare_seeds, interval_of, score_of
-from weakdriven.report.format import MISSING, duration, gibibytes, markdown_table, model_name, with_brackets
+from weakdriven.report.format import MISSING, csv_text, duration, gibibytes, markdown_table, model_name, with_brackets
 from weakdriven.report.results import Evaluated, Row, complete_models, scores
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.manifest import MANIFEST
@@ -92,17 +90,15 @@ def costs(stages: list[str], runs: list[Path]) -> Row:
 def as_csv(rows: list[Row]) -> str:
     """One line for each method; a difference is in shares, not in points."""
     benchmarks = list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS])
+    lines = [["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]]
     for row in rows:
         against = row.get("against", {})
         tested = [against.get("difference"), *against.get("interval", [None, None])]
         tested += [against.get("p_items"), against.get("p_seeds")]
         measured = [row.get("score"), *row.get("interval", [None, None])]
         measured += [row.get("benchmarks", {}).get(name) for name in benchmarks]
-        writer.writerow([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
-    return file.getvalue()
+        lines.append([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
+    return csv_text(lines)
 
 
 def as_markdown(found: Row) -> str:

@@ -88,32 +88,32 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
 def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
     """The effect of mixing at the start and at the end of the round."""
     titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
-    rows: list[list[str]] = []
-
-    def row(words: str, *cells: str) -> None:
-        rows.append([words, *cells])
-
-    def mean(name: str) -> list[Any]:
-        return [pair["statistics"][name]["mean"] for pair in pairs.values()]
-
-    each = list(pairs.values())
-    row("strong weight (lambda)", *(f"{pair['strong_weight']:g}" for pair in each))
-    sizes = zip(mean("hard_negatives"), (pair["vocabulary"] - 1 for pair in each), strict=True)
-    row("hard negatives", *(f"{_digits(size)} ({_share(size, of)})" for size, of in sizes))
-    row("uniform margin condition holds", *map(percent, mean("uniform_margin")))
-    row("hard negatives amplified", *(percent(pair["amplified_share"]) for pair in each))
-    row("  also net of lambda", *(percent(pair["net_amplified_share"]) for pair in each))
-    row("hardest negative amplified", *map(percent, mean("hardest_amplified")))
-    row("negative mass of strong alone", *map(_digits, mean("negative_mass_strong")))
-    row("negative mass of the mixture", *map(_digits, mean("negative_mass_mixed")))
-    row("gradient norm of SFT", *map(_digits, mean("sft_gradient")))
-    row("gradient norm of the mixture", *map(_digits, mean("mixed_gradient")))
-    for side in ("strong", "weak"):
-        row(f"gradient on {side}, times that of SFT", *(_digits(pair["gradient_over_sft"][side]) for pair in each))
-    row("sensitivity ratio", *(_digits(pair["sensitivity_ratio"]) for pair in each))
-    row("crossover (lambda_cross)", *(_digits(pair["crossover"]) for pair in each))
-    row("curvature between the models", *map(_digits, mean("cross_curvature")))
+    columns = [pair_cells(pair) for pair in pairs.values()]
+    rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
     return Cells("Weak and strong mixed", titles, rows)
+
+
+def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
+    mean = {name: one["mean"] for name, one in pair["statistics"].items()}
+    size, others = mean["hard_negatives"], pair["vocabulary"] - 1
+    share = percent(size / others) if number(size) is not None and others else MISSING
+    return {
+        "strong weight (lambda)": f"{pair['strong_weight']:g}",
+        "hard negatives": f"{_digits(size)} ({share})",
+        "uniform margin condition holds": percent(mean["uniform_margin"]),
+        "hard negatives amplified": percent(pair["amplified_share"]),
+        "  also net of lambda": percent(pair["net_amplified_share"]),
+        "hardest negative amplified": percent(mean["hardest_amplified"]),
+        "negative mass of strong alone": _digits(mean["negative_mass_strong"]),
+        "negative mass of the mixture": _digits(mean["negative_mass_mixed"]),
+        "gradient norm of SFT": _digits(mean["sft_gradient"]),
+        "gradient norm of the mixture": _digits(mean["mixed_gradient"]),
+        "gradient on strong, times that of SFT": _digits(pair["gradient_over_sft"]["strong"]),
+        "gradient on weak, times that of SFT": _digits(pair["gradient_over_sft"]["weak"]),
+        "sensitivity ratio": _digits(pair["sensitivity_ratio"]),
+        "crossover (lambda_cross)": _digits(pair["crossover"]),
+        "curvature between the models": _digits(mean["cross_curvature"]),
+    }
 
 
 def model_value(model: dict[str, Any] | None, key: str) -> Any:
@@ -127,10 +127,6 @@ def _digits(value: Any) -> str:
     if number(value) is None:
         return MISSING
     return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
-
-
-def _share(part: Any, whole: int) -> str:
-    return percent(part / whole) if number(part) is not None and whole else MISSING
 
 
 def _change(change: dict[str, Any] | None) -> str:

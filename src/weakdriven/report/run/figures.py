@@ -193,11 +193,12 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     """Accuracy of every model with its interval, and pass@k where several samples were drawn."""
     rows = [row for row in rows if row["benchmark"] == benchmark]
 
-    def ends(row: dict[str, Any]) -> dict[str, Any]:
-        shares = {"value": row["accuracy"], "low": row["low"], "high": row["high"]}
-        return {name: None if share is None else 100 * share for name, share in shares.items()}
-
-    dots = [{"label": row["name"], "colour": colour(row["model"]), "text": score(row), **ends(row)} for row in rows]
+    ends = {"value": "accuracy", "low": "low", "high": "high"}
+    dots = [
+        {"label": row["name"], "colour": colour(row["model"]), "text": score(row)}
+        | {name: None if row[key] is None else 100 * row[key] for name, key in ends.items()}
+        for row in rows
+    ]
     note = "Dot: accuracy. Line: 95% interval."
     sampled = [row for row in rows if row["pass_at_k"]]
     curves = [

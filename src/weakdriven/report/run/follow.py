@@ -19,10 +19,7 @@ IDLE = 4
 
 
 def follow_report(run: Path, *, every: float = EVERY) -> None:
-    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C.
-
-    Each page reloads itself every few seconds, except the last one.
-    """
+    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C."""
     progress, seen = Progress(run), None
     try:
         while is_running(run):

@@ -22,11 +22,7 @@ class Progress:
         self.run, self.stage, self.first = run, "", (0.0, 0.0)
 
     def line(self, stages: list[dict[str, Any]]) -> str:
-        """What the run does now; empty where no process works on it or no stage of these has begun.
-
-        Args:
-            stages: Name and status of each stage, as `load_run` gives them.
-        """
+        """What the run does now; empty where no process works on it or none of the stages of `load_run` has begun."""
         names = [stage["name"] for stage in stages]
         stage = _newest(self.run, [one["name"] for one in stages if one["status"] in WAITING])
         if not stage or not is_running(self.run):
@@ -57,17 +53,12 @@ def is_running(run: Path) -> bool:
     We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
     """
     try:
-        lock = os.open(run / WORK / "lock", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(run / WORK / "lock", "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
-    finally:
-        os.close(lock)
+        pass
     return False
 
 

@@ -19,7 +19,6 @@ TERMS = {
     "paper": (FALL, "entropy under the strong model", RISE),
     "official": ("entropy under the weak model", FALL, RISE),
 }
-SCORED = ("tokens", "entropy", "nll", "target_probability")
 LOOKED_AT = 2000
 """Ids compared with an unknown one; comparing is slow and ten million ids are possible."""
 
@@ -56,7 +55,8 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
         raise UserError(_unknown_id(selection, example_id))
     strong_N, probability_N = selection.strong_entropy, selection.active.values["probability"]
     p = float(probability_N[row])
-    weak, strong = (read_row(selection.run, f"entropy/{name}/{SCORES}", SCORED, row) for name in selection.models)
+    scored = ("tokens", "entropy", "nll", "target_probability")
+    weak, strong = (read_row(selection.run, f"entropy/{name}/{SCORES}", scored, row) for name in selection.models)
     facts: dict[str, Any] = {
         "round": selection.round_number,
         "models": selection.models,
@@ -68,7 +68,6 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
         "times_uniform": p * len(probability_N),
         "harder_than": float((strong_N < strong_N[row]).mean()),
         "likelier_than": float((probability_N < p).mean()),
-        "examples": len(probability_N),
         "all_draws": selection.draws,
         "expected_draws": selection.draws * p,
         "chance": chance_of_any(p, selection.draws),

@@ -69,24 +69,15 @@ def result_of(facts: Row, point: str) -> str | None:
     return next((facts["runs"][one]["model"] for one in folders if "model" in facts["runs"].get(one, {})), None)
 
 
-def snapshot(model: str) -> tuple[str, float | None]:
-    """A model's name and, of a snapshot, the share of the steps after which it was saved.
-
-    >>> snapshot("round-1-at-25"), snapshot("baseline-sft")
-    (('round-1', 0.25), ('baseline-sft', None))
-    """
-    name, percent = split_snapshot(model)
-    return name, None if percent is None else percent / 100
-
-
 def training_of(model: str, manifests: dict[str, Row]) -> Row:
     """How far a model's own training had come, as share of the steps and steps; and the cost of all before it."""
-    whole, share = snapshot(model)
+    whole, percent = split_snapshot(model)
+    share = 1.0 if percent is None else percent / 100
     steps, cost = manifests.get(stage_of(whole), {}).get("counters", {}).get("steps"), costs(model, manifests)
     if steps is None:
         return cost
-    done = steps if share is None else max(round(share * steps), 1)
-    return {"share_of_steps": 1.0 if share is None else share, "steps": done, **cost}
+    done = steps if percent is None else max(round(share * steps), 1)
+    return {"share_of_steps": share, "steps": done, **cost}
 
 
 def summarise(root: Path, facts: Row) -> list[Row]:
@@ -102,7 +93,7 @@ def summarise(root: Path, facts: Row) -> list[Row]:
         for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
             role = "result" if model == result else "control" if model == control else "other"
             row: Row = {"point": point, **columns_at(facts, point), "model": model, "name": readable(model)}
-            row |= {"role": role if model is None or snapshot(model)[1] is None else "snapshot"}
+            row |= {"role": role if model is None or split_snapshot(model)[1] is None else "snapshot"}
             by = of_model(model, here)
             row |= {"shared": is_shared(model, found, facts), "seeds": list(by)}
             if by and model:
@@ -138,8 +129,8 @@ def is_shared(model: str | None, found: Models, facts: Row) -> bool:
 def readable(model: str | None) -> str | None:
     if model is None:
         return None
-    whole, share = snapshot(model)
-    return model_name(whole) if share is None else f"{model_name(whole)}, after {100 * share:g}% of its steps"
+    whole, percent = split_snapshot(model)
+    return model_name(whole) if percent is None else f"{model_name(whole)}, after {percent}% of its steps"
 
 
 def mean_of(rows: list[Row]) -> Row:
