@@ -200,7 +200,6 @@ def duration(seconds: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A counter of any shape as one short text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     if isinstance(value, bool | str | list):
@@ -221,7 +220,6 @@ def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -238,4 +236,3 @@ def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (number, percent, duration, plain, shorten, colour, model_name)
 }
-"""What the template may call."""

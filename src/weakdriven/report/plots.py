@@ -14,7 +14,6 @@ CURVE_POINTS = 400
 
 
 def present(figures: Iterable[Figure | None]) -> list[Figure]:
-    """The figures that have something to show."""
     return [figure for figure in figures if figure is not None]
 
 
@@ -23,7 +22,6 @@ def layer(mark: Any, **encoding: Any) -> Spec:
 
 
 def quantity(field: str, title: str | None, **more: Any) -> Spec:
-    """An axis of numbers."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 

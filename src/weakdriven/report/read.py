@@ -40,7 +40,6 @@ from weakdriven.runs.directory import (
 from weakdriven.runs.manifest import MANIFEST
 
 Manifests = dict[str, dict[str, Any]]
-"""Stage to manifest."""
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
@@ -49,7 +48,6 @@ def accuracy_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def current_stages(run: Path) -> set[str]:
-    """Finished stages that belong to the recipe as it is now."""
     return set(current_manifests(run))
 
 
@@ -64,7 +62,6 @@ def planned_stages(run: Path) -> list[str]:
 
 
 def load_run(run: Path) -> dict[str, Any]:
-    """Everything the page needs from a run directory."""
     problems: list[str] = []
     plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
     current = _current(plan, manifests)

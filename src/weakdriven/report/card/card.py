@@ -82,7 +82,6 @@ def signed(text: str) -> str:
 
 
 def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
-    """The whole card of the model in one stage."""
     recipe, known = read_settings(data), from_hub(data)
     trained, method = result_stages(data)[0], str(recipe.get("method") or "wmss")
     model = trained.removesuffix("/strong").replace("baselines/", "baseline-")

@@ -40,7 +40,6 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
 
 
 def board_of(paths: Sequence[Path], against: str | None) -> Row:
-    """What the page shows."""
     kinds = {path: kind_of(path) for path in paths}
     if unknown := [str(path) for path, kind in kinds.items() if kind is None]:
         raise UserError(
@@ -138,7 +137,6 @@ def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> 
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
-    """Points gained against the time that a method takes."""
     values = [
         {
             "name": row["method"],

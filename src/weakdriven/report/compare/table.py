@@ -32,7 +32,6 @@ def write_comparison(root: Path) -> Row:
 
 
 def compare_runs(root: Path) -> Row:
-    """Everything that the table shows, from the files of the runs."""
     facts = read_json(root / COMPARE_FILE)
     runs = {seed: root / folder for seed, folder in facts["seeds"].items()}
     trained_first = any(FIRST in one["stages"] for one in facts["methods"].values())
@@ -136,12 +135,11 @@ def caption(found: Row) -> str:
 def score_cells(row: Row) -> list[str]:
     if "score" not in row:
         return [row["method"], "0", *[MISSING] * 4]
-    cells = [row["method"], str(len(row["seeds"])), with_brackets(row["score"], row["interval"])]
-    if (against := row.get("against")) is None:
-        return [*cells, *[MISSING] * 3]
-    chance = MISSING if against["p_seeds"] is None else f"{against['p_seeds']:.3f}"
-    difference = with_brackets(against["difference"], against["interval"], "+")
-    return [*cells, difference, f"{against['p_items']:.3f}", chance]
+    tested = [MISSING] * 3
+    if against := row.get("against"):
+        chance = MISSING if against["p_seeds"] is None else f"{against['p_seeds']:.3f}"
+        tested = [with_brackets(against["difference"], against["interval"], "+"), f"{against['p_items']:.3f}", chance]
+    return [row["method"], str(len(row["seeds"])), with_brackets(row["score"], row["interval"]), *tested]
 
 
 def cost_cells(row: Row, sft: float | None) -> list[str]:

@@ -30,7 +30,6 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def cost_words(cost: dict[str, Any]) -> str:
-    """The cost in sentences."""
     so_far = " so far" if cost["unfinished"] else ""
     words = f"Data selection (WD-DS: the models' entropies and the draw) took {duration(cost['seconds'])}{so_far}"
     if cost["share"] is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from weakdriven.report.format import MISSING, number, percent
@@ -27,8 +27,6 @@ TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "str
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as texts."""
-
     title: str
     titles: list[str]
     rows: list[list[str]]
@@ -38,9 +36,8 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
     facts = found["logits"]["facts"]
     console.print(sample_words(facts), highlight=False, markup=False, soft_wrap=True)
     for one in diagnosis_tables(found):
-        table = Table(title=Text(one.title), title_justify="left")
-        for place, title in enumerate(one.titles):
-            table.add_column(title, justify="right" if place else "left")
+        numbers = [Column(title, justify="right") for title in one.titles[1:]]
+        table = Table(one.titles[0], *numbers, title=Text(one.title), title_justify="left")
         for cells in one.rows:
             table.add_row(*cells)
         console.print(table)
@@ -48,10 +45,10 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
         for key, words in (("mean", "Mean logit"), ("centered_norm", "Centered norm")):
             path = " -> ".join(f"{one['model']} {_digits(one[key]['mean'])}" for one in chain)
             console.print(f"{words} from model to model: {path}", highlight=False)
-    if facts["missing"]:
-        console.print(_list("Missing", [f"{name}: {why}" for name, why in facts["missing"].items()]))
-    if facts["notes"]:
-        console.print(_list("Notes", facts["notes"]))
+    missing = [f"{name}: {why}" for name, why in facts["missing"].items()]
+    for title, lines in (("Missing", missing), ("Notes", facts["notes"])):
+        if lines:
+            console.print(Text("\n".join([f"{title}:", *(f"  {line}" for line in lines)])))
 
 
 def sample_words(facts: dict[str, Any]) -> str:
@@ -86,7 +83,6 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
 
 
 def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
-    """The effect of mixing at the start and at the end of the round."""
     titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
     columns = [pair_cells(pair) for pair in pairs.values()]
     rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
@@ -134,7 +130,3 @@ def _change(change: dict[str, Any] | None) -> str:
         return MISSING
     relative = "" if change["relative"] is None else f" ({100 * change['relative']:+.1f}%)"
     return f"{change['difference']:+.3g}{relative}"
-
-
-def _list(title: str, lines: list[str]) -> Text:
-    return Text("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))

@@ -140,7 +140,6 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
 
 
 def odds_figure(one: dict[str, Any]) -> Figure | None:
-    """A histogram of the sampling probability as a multiple of the uniform one."""
     bars, whole = one["bars"], sum(bar["examples"] for bar in one["bars"])
     if not whole:
         return None
@@ -168,7 +167,6 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
 def stacked_shares(
     name: str, title: str, parts: dict[str, Any], colours: dict[str, str], unit: str = ""
 ) -> Figure | None:
-    """One bar, cut by share."""
     values = {part: parts[part] for part in colours if number(parts.get(part)) is not None}
     whole = sum(values.values())
     if not whole:

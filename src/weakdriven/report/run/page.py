@@ -47,7 +47,6 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
 
 
 def render_report(run: Path) -> str:
-    """The page as text; nothing is written."""
     return render("report.html.j2", run_content(run))
 
 
@@ -58,7 +57,6 @@ def run_content(run: Path, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def all_figures(shown: dict[str, Any]) -> list[Figure]:
-    """Those of every section, in order."""
     sections = shown["drawn"].values()
     return [figure for one in sections for figure in (chain(*one.values()) if isinstance(one, dict) else one)]
 
@@ -111,22 +109,19 @@ def draw(
     data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any], diagnosed: dict[str, list[Figure]]
 ) -> dict[str, Any]:
     """Section to its figures, those of a selection by round."""
-
-    def counters(round_number: int) -> dict[str, Any]:
-        return mapping(mapping(manifests.get(f"round-{round_number}/active")).get("counters"))
-
+    rounds = {one["number"]: one for one in data["rounds"]}
+    counters = {t: mapping(manifests.get(f"round-{t}/active", {}).get("counters")) for t in rounds}
     return {
         "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
         "losses": loss_figures(data),
         "steps": step_figures(data),
-        "selection": {one["number"]: selection_figures(one, counters(one["number"])) for one in data["rounds"]},
+        "selection": {t: selection_figures(one, counters[t]) for t, one in rounds.items()},
         **diagnosed,
         "stages": timeline(data["stages"]),
     }
 
 
 def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """Text and tables of a diagnosis."""
     if not diagnosis:
         return {}
     facts = diagnosis["logits"]["facts"]

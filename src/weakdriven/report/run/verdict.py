@@ -55,7 +55,6 @@ def verdict(data: dict[str, Any]) -> list[str]:
 
 
 def compared(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
-    """Control and WMSS over some benchmarks, item by item."""
     return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
 
 

@@ -38,7 +38,6 @@ class Selection:
 
     @property
     def draws(self) -> int:
-        """Number of draws, repeats included."""
         return draws(len(self.active.ids), self.settings["multiplier"])
 
     def terms(self, rows: list[int] | None = None) -> np.ndarray:

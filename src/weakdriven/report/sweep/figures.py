@@ -62,7 +62,6 @@ def percent(value: Any) -> float | None:
 
 
 def seeds_of(row: Row, at: Row) -> list[Row]:
-    """The scores of single seeds."""
     each = zip(row["seeds"], row.get("by_seed", []), strict=True)
     return [{**at, "seed": seed, "score": percent(score)} for seed, score in each]
 

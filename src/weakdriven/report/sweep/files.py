@@ -15,7 +15,6 @@ from weakdriven.runs.files import PART, read_json, write_json, write_text
 
 SWEEP, FIGURES = "sweep", "figures"
 Table = tuple[list[str], list[list[str]]]
-"""Titles, and rows of cells."""
 
 
 def write_sweep(root: Path, facts: Row | None = None) -> Row:
