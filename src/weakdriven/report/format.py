@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 MISSING = "\N{EN DASH}"
-TEXT_LENGTH = 1200
 MODEL_NAMES = {
     "base": "M0, base model",
     "sft": "M1, after phase-1 SFT",
@@ -44,12 +43,10 @@ def model_name(model: str) -> str:
     ('M1, after 25% of phase-1 SFT', 'WMSS, round 1, after 25% of its steps')
     """
     last, percent = split_snapshot(model)
+    if percent is not None and last == "sft":
+        return f"M1, after {percent}% of phase-1 SFT"
     if percent is not None:
-        return (
-            f"M1, after {percent}% of phase-1 SFT"
-            if last == "sft"
-            else f"{model_name(last)}, after {percent}% of its steps"
-        )
+        return f"{model_name(last)}, after {percent}% of its steps"
     name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
     return MODEL_NAMES.get(model) or re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
 
@@ -211,7 +208,7 @@ def gibibytes(size: Any) -> str:
     return MISSING if number(size) is None else f"{size / 2**30:.2f} GiB"
 
 
-def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
+def shorten(value: Any, length: int = 1200) -> str:
     """A text, or the last message of a conversation, cut to a length."""
     if isinstance(value, list):
         value = mapping(value[-1]).get("content") if value else ""

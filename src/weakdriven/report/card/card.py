@@ -33,13 +33,6 @@ LEFT_OUT = {
     "dropped_held_out": "left out because the same question is in a benchmark",
     "truncated": "cut to the maximum length",
 }
-CITATION = """@article{chen2026weakdriven,
-  title   = {Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger},
-  author  = {Chen, Zehao and Li, Gongxun and Ai, Tianxiang and Li, Yifei and Huang, Zixuan and Zhou, Wang and
-             Huang, Tao and Zhuang, Fuzhen and Liu, Xianglong and Li, Jianxin and Wang, Deqing and Ban, Yikun},
-  journal = {arXiv preprint arXiv:2602.08222},
-  year    = {2026}
-}"""
 
 
 def write_cards(run: Path) -> dict[Path, bool]:
@@ -124,7 +117,6 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "hardware": done[stage].get("hardware"),
         "costs": cost_rows(done),
         "licence": licence(base, known),
-        "citation": CITATION,
     }
     return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
 

@@ -18,8 +18,6 @@ FIRST = "sft"
 """The stage of M1, which most methods start from."""
 AGAINST = ["difference", "difference_low", "difference_high", "p_items", "p_seeds"]
 COSTS = ["seconds", "seconds_after_m1", "trained_tokens", "generated_tokens", "peak_bytes"]
-SCORE_TITLES = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
-COST_TITLES = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
 
 
 def write_comparison(root: Path) -> Row:
@@ -111,10 +109,10 @@ def as_markdown(found: Row) -> str:
 def tables(found: Row) -> list[tuple[list[str], list[list[str]]]]:
     """Titles and cells of two tables: the scores, and the costs in the form of the paper's."""
     rows, sft = found["rows"], next((row.get("score") for row in found["rows"] if row["method"] == "sft"), None)
-    return [
-        (SCORE_TITLES, [score_cells(row) for row in rows]),
-        (COST_TITLES, [cost_cells(row, sft) for row in rows if row["method"] != "base"]),
-    ]
+    scored = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
+    cost = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
+    costly = [cost_cells(row, sft) for row in rows if row["method"] != "base"]
+    return [(scored, [score_cells(row) for row in rows]), (cost, costly)]
 
 
 def failures(found: Row) -> list[str]:

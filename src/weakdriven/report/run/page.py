@@ -19,7 +19,6 @@ from weakdriven.report.run.verdict import effort, verdict
 from weakdriven.runs.directory import DIAGNOSTICS, REPORT
 from weakdriven.runs.files import write_text
 
-FIGURES = "figures"
 TRAININGS = ("training", "baselines")
 SECTIONS = {
     "accuracy": "Accuracy",
@@ -42,7 +41,7 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
     shown = run_content(run)
     write_text(run / REPORT, render("report.html.j2", shown))
     if figures:
-        write_figures(all_figures(shown), run / FIGURES)
+        write_figures(all_figures(shown), run / "figures")
     return run / REPORT
 
 

@@ -122,8 +122,7 @@ def _unknown_id(selection: Selection, example_id: str) -> str:
         "dropped_empty_completions": "no completion",
         "dropped_held_out": "a benchmark's question",
     }
-    left_out = [f"{count:,} ({words})" for name, words in reasons.items() if (count := number(counters.get(name)))]
-    if left_out:
+    if left_out := [f"{count:,} ({why})" for name, why in reasons.items() if (count := number(counters.get(name)))]:
         words += f" It may be one of the rows that were left out of the data: {', '.join(left_out)}."
     return words
 

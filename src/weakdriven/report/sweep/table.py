@@ -85,9 +85,14 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
     found = {at: complete_models(run) if (run / PLAN_FILE).is_file() else {} for at, run in runs.items()}
     manifests = {at: current_manifests(runs[at]) for at, models in found.items() if models}
+
+    def runs_at(point: str) -> dict[str, dict[str, Evaluated]]:
+        return {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
+
+    default = of_model(result_of(facts, facts["default"]), runs_at(facts["default"]))
     rows = []
     for point in facts["points"]:
-        here = {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
+        here = runs_at(point)
         models, result = list(dict.fromkeys(name for one in here.values() for name in one)), result_of(facts, point)
         control = next((name for name in CONTROLS if name in models and name != result), None)
         for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
@@ -101,22 +106,13 @@ def summarise(root: Path, facts: Row) -> list[Row]:
                 row |= mean_of([training_of(model, manifests[point, seed]) for seed in by])
             if role == "result":
                 row["against_control"] = against(by, of_model(control, here), control)
-                row["against_default"] = against(by, default_of(facts, point, found), facts["default"])
+                row["against_default"] = against(by, {} if point == facts["default"] else default, facts["default"])
             rows.append(row)
     return rows
 
 
 def of_model(model: str | None, found: dict[str, dict[str, Evaluated]]) -> BySeed:
     return {seed: one[model] for seed, one in found.items() if model in one}
-
-
-def default_of(facts: Row, point: str, found: Models) -> BySeed:
-    """The result of the recipe's own point, by seed; nothing for that point itself."""
-    default = facts["default"]
-    if default in (None, point):
-        return {}
-    here = {seed: models for (name, seed), models in found.items() if name == default}
-    return of_model(result_of(facts, default), here)
 
 
 def is_shared(model: str | None, found: Models, facts: Row) -> bool:
