@@ -23,7 +23,8 @@ from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import RunOptions, is_finished
 from weakdriven.pipeline.sweep import recipes_of, sweep_recipe
-from weakdriven.report.sweep.files import failures, sweep_figures, write_sweep
+from weakdriven.report.sweep.figures import figures_of
+from weakdriven.report.sweep.files import failures, read_sweep, write_sweep
 from weakdriven.runs.directory import runs_in
 from weakdriven.runs.files import read_json
 from weakdriven.runs.take_over import Siblings
@@ -134,7 +135,7 @@ def test_people_find_a_table_and_a_figure(swept):
     text = (root / "sweep.md").read_text()
     assert "| 0.5 | 2 |" in text and "the default" in text and "Runs: 6 of 6 done, 0 failed." in text
     assert "The same at every point" in text and "SFT, same epochs" in text
-    assert [figure.name for figure in sweep_figures(root)] == ["sweep"]
+    assert [figure.name for figure in figures_of(read_sweep(root))] == ["sweep"]
     assert (root / "figures/sweep.svg").is_file() and (root / "figures/sweep.png").is_file()
 
 

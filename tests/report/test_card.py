@@ -69,13 +69,17 @@ def make_run(run: Path, settings: dict[str, Any] | None = None, *, evaluated: bo
     return run
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path)
+
+
 def card(run: Path, stage: str = "round-1/strong") -> str:
     assert write_cards(run)[run / stage / "README.md"]
     return (run / stage / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_hub_reads_base_data_library_and_the_scores_of_the_result(tmp_path):
-    run = make_run(tmp_path)
+def test_the_hub_reads_base_data_library_and_the_scores_of_the_result(run):
     card(run)
     read = ModelCard.load(run / "round-1/strong/README.md").data
     assert read.base_model == "Qwen/Qwen3-4B-Base" and read["base_model_relation"] == "finetune"
@@ -88,8 +92,7 @@ def test_the_hub_reads_base_data_library_and_the_scores_of_the_result(tmp_path):
     assert found["accuracy"].metric_args == {"interval_95": scores["interval"]}
 
 
-def test_the_card_tells_what_was_run_with_scores_data_versions_and_cost(tmp_path):
-    run = make_run(tmp_path)
+def test_the_card_tells_what_was_run_with_scores_data_versions_and_cost(run):
     text = card(run)
     assert "Qwen/Qwen3-4B-Base (M0) was fine-tuned into M1" in text and "after round 1 of 1" in text
     for row in (
@@ -136,8 +139,7 @@ def test_the_result_is_what_the_method_ends_with(tmp_path, method, stages, expec
     assert set(write_cards(tmp_path)) == {tmp_path / stage / "README.md" for stage in expected}
 
 
-def test_an_adapter_is_called_one_and_the_empty_form_of_peft_is_replaced(tmp_path):
-    run = make_run(tmp_path)
+def test_an_adapter_is_called_one_and_the_empty_form_of_peft_is_replaced(run):
     put(run / "round-1/strong/adapter_config.json", {})
     put(run / "round-1/strong/README.md", "---\nbase_model: /home/me/x\n---\n\n# Model Card for Model ID\n\nmore\n")
     text = card(run)
@@ -201,8 +203,7 @@ def test_a_base_whose_name_no_repository_can_have_has_no_known_licence():
     assert licence("my--models/base", ["my--models/base"]) == {}
 
 
-def test_a_card_that_someone_edited_stays_and_an_own_one_is_written_again(tmp_path):
-    run = make_run(tmp_path)
+def test_a_card_that_someone_edited_stays_and_an_own_one_is_written_again(run):
     first, path = card(run), run / "round-1/strong/README.md"
     assert first.rstrip().splitlines()[-1].startswith(MARK.split("{}")[0])
     put_scores(run, "round-1", 20)
@@ -223,8 +224,7 @@ def test_the_card_of_a_run_that_shares_the_file_is_left_alone(tmp_path):
     assert card(run) != first and sibling.read_text() == first
 
 
-def test_a_broken_recipe_or_none_still_gives_a_card(tmp_path):
-    run = make_run(tmp_path)
+def test_a_broken_recipe_or_none_still_gives_a_card(run):
     put(run / "recipe.yaml", "a: [")
     assert "a base model that was not recorded" in card(run)
     (run / "recipe.yaml").unlink()

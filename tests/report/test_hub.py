@@ -42,6 +42,11 @@ def make_run(run: Path, model: str = "owner/base") -> Path:
     return run
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
 def weakdriven(*words: str, hub: str, **changes: str | None) -> subprocess.CompletedProcess:
     """The command in a process of its own, since the client reads these variables when it is imported."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
@@ -53,8 +58,7 @@ def weakdriven(*words: str, hub: str, **changes: str | None) -> subprocess.Compl
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_model_tokenizer_and_card_are_pushed_and_nothing_else(tmp_path):
-    run = make_run(tmp_path / "demo")
+def test_model_tokenizer_and_card_are_pushed_and_nothing_else(run):
     with HubServer() as hub:
         done = weakdriven("export", "hub", str(run), "lab/demo", "--private", hub=hub.url)
         assert done.returncode == 0, done.stderr
@@ -103,8 +107,7 @@ def test_private_without_a_push_is_refused_before_the_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_push_that_fails_says_where_the_model_is_and_how_to_try_again(tmp_path):
-    run = make_run(tmp_path / "demo")
+def test_a_push_that_fails_says_where_the_model_is_and_how_to_try_again(run):
     with HubServer(refused="/commit/") as hub:
         done = weakdriven("export", "hub", str(run), "lab/demo", "--private", hub=hub.url)
     assert done.returncode == 2 and f"The model is safe in {run / 'round-1/strong'}" in done.stderr
@@ -134,8 +137,7 @@ def test_a_run_that_could_not_be_pushed_is_refused_before_it_starts(tmp_path, re
     assert not (tmp_path / "run").exists() and not hub.repos
 
 
-def test_what_has_no_result_is_refused_before_the_hub_is_asked(tmp_path):
-    run = make_run(tmp_path / "demo")
+def test_what_has_no_result_is_refused_before_the_hub_is_asked(tmp_path, run):
     (run / "round-1/strong/manifest.json").unlink()
     with HubServer() as hub:
         done = weakdriven("export", "hub", str(run), "lab/demo", hub=hub.url)

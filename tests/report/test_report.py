@@ -20,6 +20,12 @@ from weakdriven.runs.directory import PLAN_FILE, work_folder
 from weakdriven.runs.files import read_json, write_json
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    finish(tmp_path)
+    return tmp_path
+
+
 def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:
     finish(tmp_path)
     path = write_report(tmp_path)
@@ -33,12 +39,11 @@ def test_a_finished_run_becomes_one_page_that_asks_for_nothing_else(tmp_path: Pa
     assert "built-in method" not in page
 
 
-def test_all_models_are_in_the_accuracy_table_under_their_human_names(tmp_path: Path) -> None:
-    finish(tmp_path)
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_all_models_are_in_the_accuracy_table_under_their_human_names(run: Path) -> None:
+    page = write_report(run).read_text(encoding="utf-8")
     for name in ("M0, base model", "M1, after phase-1 SFT", "SFT, same epochs", "WMSS, round 1"):
         assert f"<td>{name}</td>" in page
-    rows = accuracy_rows(tmp_path)
+    rows = accuracy_rows(run)
     assert [row["model"] for row in rows] == ["base", "sft", "baseline-sft", "round-1"]
     assert {"items", "correct", "answers", "accuracy", "low", "high", "pass_at_k"} < set(rows[0])
 
@@ -122,49 +127,44 @@ def test_a_torn_last_line_is_mentioned_and_the_rest_survives(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("file", ["entropy/base/scores.parquet", "round-1/active/active.parquet"])
 @pytest.mark.parametrize("share", [0, 0.5])
-def test_a_torn_parquet_file_is_mentioned_and_the_page_still_stands(tmp_path: Path, file: str, share: float) -> None:
-    finish(tmp_path)
-    whole = (tmp_path / file).read_bytes()
-    (tmp_path / file).write_bytes(whole[: int(share * len(whole))])
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_a_torn_parquet_file_is_mentioned_and_the_page_still_stands(run: Path, file: str, share: float) -> None:
+    whole = (run / file).read_bytes()
+    (run / file).write_bytes(whole[: int(share * len(whole))])
+    page = write_report(run).read_text(encoding="utf-8")
     assert page.count(f"{file} cannot be read as Parquet") == 1
     assert len(points(page)) == (60 if "active" in file else 0)
     assert ("odds-round-1" in specs(page)) == ("active" not in file)
     assert "The draw, round 1" in page
 
 
-def test_a_missing_parquet_file_leaves_out_its_chart(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (tmp_path / "entropy/sft/scores.parquet").unlink()
-    assert points(write_report(tmp_path).read_text(encoding="utf-8")) == []
+def test_a_missing_parquet_file_leaves_out_its_chart(run: Path) -> None:
+    (run / "entropy/sft/scores.parquet").unlink()
+    assert points(write_report(run).read_text(encoding="utf-8")) == []
 
 
-def test_entropies_without_a_draw_are_shown_as_not_drawn_yet(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (tmp_path / "round-1/active/active.parquet").unlink()
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_entropies_without_a_draw_are_shown_as_not_drawn_yet(run: Path) -> None:
+    (run / "round-1/active/active.parquet").unlink()
+    page = write_report(run).read_text(encoding="utf-8")
     assert "no draw yet" in page and "draw not recorded" in page and len(points(page)) == 60
 
 
-def test_files_of_different_examples_are_not_joined(tmp_path: Path) -> None:
-    finish(tmp_path)
+def test_files_of_different_examples_are_not_joined(run: Path) -> None:
     ids = [f"other-{i}" for i in range(60)]
-    put_active(tmp_path, 1, ids, [1 / 60] * 60, [1] * 60)
-    data = load_run(tmp_path)
+    put_active(run, 1, ids, [1 / 60] * 60, [1] * 60)
+    data = load_run(run)
     assert data["problems"] == [
         "round-1/active: the draw is of other examples than the entropies; the chart leaves it out."
     ]
     assert len(data["rounds"][0]["points"]) == 60 and not data["rounds"][0]["drawn"]
-    put_scores(tmp_path, "base", ids, [1.0] * 60)
-    data = load_run(tmp_path)
+    put_scores(run, "base", ids, [1.0] * 60)
+    data = load_run(run)
     assert "the entropies of the two models are of different examples" in data["problems"][0]
     assert data["rounds"][0]["points"] == []
 
 
-def test_an_entropy_that_is_no_number_is_left_out_and_counted(tmp_path: Path) -> None:
-    finish(tmp_path)
-    put_scores(tmp_path, "base", [f"train-{i}" for i in range(60)], [None, float("nan"), *[1.0] * 58])
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_an_entropy_that_is_no_number_is_left_out_and_counted(run: Path) -> None:
+    put_scores(run, "base", [f"train-{i}" for i in range(60)], [None, float("nan"), *[1.0] * 58])
+    page = write_report(run).read_text(encoding="utf-8")
     assert len(points(page)) == 58
     assert "58 examples; below" in page and "2 more lack an entropy" in page
 
@@ -183,10 +183,9 @@ def test_questions_are_read_only_for_points_that_are_drawn(tmp_path: Path) -> No
     assert f"{missing:,} of 2,000 charted examples were not found in their row" in problem
 
 
-def test_a_run_that_only_selects_shows_its_selection(tmp_path: Path) -> None:
-    finish(tmp_path)
-    write_plan(tmp_path, ["data", "sft", "entropy/base", "entropy/sft", "round-1/active"])
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_a_run_that_only_selects_shows_its_selection(run: Path) -> None:
+    write_plan(run, ["data", "sft", "entropy/base", "entropy/sft", "round-1/active"])
+    page = write_report(run).read_text(encoding="utf-8")
     assert len(points(page)) == 60 and "The draw, round 1" in page
 
 
@@ -254,30 +253,21 @@ def test_stages_of_an_older_recipe_cost_nothing_and_no_selection_has_no_cost() -
     assert selection_cost(COSTLY[:2]) is None and selection_cost([]) is None
 
 
-def test_the_page_shows_the_cost_of_data_selection(tmp_path: Path) -> None:
-    finish(tmp_path)
-    manifest(tmp_path, "entropy/sft", 23, reused_from="runs/other")
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_the_page_shows_the_cost_of_data_selection(run: Path) -> None:
+    manifest(run, "entropy/sft", 23, reused_from="runs/other")
+    page = write_report(run).read_text(encoding="utf-8")
     # 25.5 s of entropy/base and 27.5 s of the draw, beside 4.5 s of data, 23.5 s of SFT, 43.5 s of joint training
     assert "took 53.0 s, 42.6% of the 2 min 04 s" in page and "WD-DS took 119.1% of that" in page
     assert "<td>196</td>" in page and "taken over from runs/other" in page
-    start(tmp_path / "begun")
-    assert "Cost of data selection" not in write_report(tmp_path / "begun").read_text(encoding="utf-8")
+    start(run / "begun")
+    assert "Cost of data selection" not in write_report(run / "begun").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "wmss, control, headline",
     [
-        (
-            70,
-            50,
-            "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on ",
-        ),
-        (
-            40,
-            70,
-            "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on ",
-        ),
+        (70, 50, "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on "),
+        (40, 70, "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on "),
         (50, 53, "No significant difference between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
     ],
 )
@@ -294,14 +284,13 @@ def test_the_verdict_says_no_more_than_the_paired_test(tmp_path: Path, wmss: int
     assert headline in page and f"On arithmetic, WMSS (round 1) scores {wmss}.0%" in page
 
 
-def test_several_benchmarks_are_judged_one_by_one_and_on_average(tmp_path: Path) -> None:
-    finish(tmp_path)
+def test_several_benchmarks_are_judged_one_by_one_and_on_average(run: Path) -> None:
     for model in ("round-1", "baseline-sft"):
         for file in ("scores.json", "samples.jsonl", "manifest.json"):
-            text = (tmp_path / f"eval/{model}/arithmetic/{file}").read_text()
-            put(tmp_path / f"eval/{model}/gsm8k/{file}", text)
-    write_plan(tmp_path, [*PLAN, "eval/round-1/gsm8k", "eval/baseline-sft/gsm8k"])
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+            text = (run / f"eval/{model}/arithmetic/{file}").read_text()
+            put(run / f"eval/{model}/gsm8k/{file}", text)
+    write_plan(run, [*PLAN, "eval/round-1/gsm8k", "eval/baseline-sft/gsm8k"])
+    page = write_report(run).read_text(encoding="utf-8")
     assert "on average over 2 benchmarks, 95% interval" in page
     for benchmark in ("arithmetic", "gsm8k"):
         assert re.search(rf"<p class=\"more\">On {benchmark}, WMSS .*: \d+\.\d points", page)
@@ -341,89 +330,80 @@ def test_stages_of_an_older_recipe_are_in_the_stage_table_and_nowhere_else(tmp_p
     assert all(own_part(page).count(name) == 1 for name in left)
 
 
-def test_a_result_of_older_settings_is_out_of_date_and_counts_nowhere(tmp_path: Path) -> None:
-    finish(tmp_path)
-    write_plan(tmp_path, PLAN, sft="cd34", **{"eval/round-1/arithmetic": "cd34"})
-    data = load_run(tmp_path)
+def test_a_result_of_older_settings_is_out_of_date_and_counts_nowhere(run: Path) -> None:
+    write_plan(run, PLAN, sft="cd34", **{"eval/round-1/arithmetic": "cd34"})
+    data = load_run(run)
     stale = [one["name"] for one in data["stages"] if one["status"] == "out of date"]
     assert stale == ["sft", "eval/round-1/arithmetic"]
-    assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
+    assert [row["model"] for row in accuracy_rows(run)] == ["base", "sft", "baseline-sft"]
     assert "sft" not in data["metrics"]
-    page = write_report(tmp_path).read_text(encoding="utf-8").replace("<wbr>", "")
+    page = write_report(run).read_text(encoding="utf-8").replace("<wbr>", "")
     assert "No WMSS model has been evaluated yet" in page and "<td>WMSS, round 1</td>" not in page
     assert {row["name"] for row in specs(page)["loss-sft"]["data"]["values"]} == {"SFT, same epochs"}
     for stage in stale:
         assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>out of date", page)
 
 
-def test_scores_without_a_manifest_count_nowhere(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (tmp_path / "eval/round-1/arithmetic/manifest.json").unlink()
-    assert [row["model"] for row in accuracy_rows(tmp_path)] == ["base", "sft", "baseline-sft"]
-    assert "No WMSS model has been evaluated yet" in write_report(tmp_path).read_text(encoding="utf-8")
+def test_scores_without_a_manifest_count_nowhere(run: Path) -> None:
+    (run / "eval/round-1/arithmetic/manifest.json").unlink()
+    assert [row["model"] for row in accuracy_rows(run)] == ["base", "sft", "baseline-sft"]
+    assert "No WMSS model has been evaluated yet" in write_report(run).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", [None, "", "[", "{}", "[]", "[1]", '["data", "sft"]'])
-def test_without_a_readable_plan_the_stages_on_disk_count(tmp_path: Path, text: str | None) -> None:
-    finish(tmp_path)
-    (tmp_path / PLAN_FILE).unlink()
+def test_without_a_readable_plan_the_stages_on_disk_count(run: Path, text: str | None) -> None:
+    (run / PLAN_FILE).unlink()
     if text is not None:
-        put(tmp_path / PLAN_FILE, text)
-    data = load_run(tmp_path)
+        put(run / PLAN_FILE, text)
+    data = load_run(run)
     assert {one["name"]: one["status"] for one in data["stages"]} == dict.fromkeys(PLAN, "done")
     assert [one["number"] for one in data["rounds"]] == [1] and len(data["accuracy"]) == 4
     assert len(data["problems"]) == (text is not None)
 
 
-def test_the_page_says_how_much_each_side_was_trained(tmp_path: Path) -> None:
-    finish(tmp_path)
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_the_page_says_how_much_each_side_was_trained(run: Path) -> None:
+    page = write_report(run).read_text(encoding="utf-8")
     words = "WMSS (round 1) on 1,040 rows, 80 steps; SFT (same epochs) on 1,280 rows, 80 steps."
     assert f"Total training: {words}" in page
-    (tmp_path / "sft/manifest.json").unlink()
-    assert "Total training" not in write_report(tmp_path).read_text(encoding="utf-8")
+    (run / "sft/manifest.json").unlink()
+    assert "Total training" not in write_report(run).read_text(encoding="utf-8")
 
 
-def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(tmp_path: Path) -> None:
-    finish(tmp_path)
-    before = write_report(tmp_path).read_text(encoding="utf-8")
-    path = tmp_path / "sft/manifest.json"
+def test_what_was_taken_over_from_another_run_is_marked_and_not_counted(run: Path) -> None:
+    before = write_report(run).read_text(encoding="utf-8")
+    path = run / "sft/manifest.json"
     write_json(path, read_json(path) | {"taken_from": "../other/sft"})
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+    page = write_report(run).read_text(encoding="utf-8")
     assert "done, taken over" in page and "done, taken over" not in before
     assert "sft" in {row["stage"] for row in specs(before)["stages-time"]["data"]["values"]}
     assert "sft" not in {row["stage"] for row in specs(page)["stages-time"]["data"]["values"]}
 
 
-def test_a_training_in_progress_is_drawn_also_where_an_older_result_is_still_there(tmp_path: Path) -> None:
-    finish(tmp_path)
-    write_plan(tmp_path, PLAN, sft="cd34")
-    put(work_folder(tmp_path, "sft") / "work" / "metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_a_training_in_progress_is_drawn_also_where_an_older_result_is_still_there(run: Path) -> None:
+    write_plan(run, PLAN, sft="cd34")
+    put(work_folder(run, "sft") / "work" / "metrics.jsonl", [{"step": 1, "loss": 9.5}, {"step": 2, "loss": 9.25}])
+    page = write_report(run).read_text(encoding="utf-8")
     rows = [row for row in specs(page)["loss-sft"]["data"]["values"] if row["name"] == "M1, after phase-1 SFT"]
     assert [row["y"] for row in rows] == [9.5, 9.25]
 
 
-def test_missing_entropies_are_not_called_no_selection(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (tmp_path / "entropy/base/scores.parquet").unlink()
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+def test_missing_entropies_are_not_called_no_selection(run: Path) -> None:
+    (run / "entropy/base/scores.parquet").unlink()
+    page = write_report(run).read_text(encoding="utf-8")
     assert "nothing is selected" not in page and "entropies of round 1 are missing" in page
-    write_plan(tmp_path, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
-    assert "Round 1 trains on every example; nothing is selected." in write_report(tmp_path).read_text(encoding="utf-8")
+    write_plan(run, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
+    assert "Round 1 trains on every example; nothing is selected." in write_report(run).read_text(encoding="utf-8")
 
 
-def test_answers_that_are_gone_are_not_called_other_items(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (tmp_path / "eval/round-1/arithmetic/samples.jsonl").unlink()
-    assert "are missing, so the two cannot be tested" in write_report(tmp_path).read_text(encoding="utf-8")
+def test_answers_that_are_gone_are_not_called_other_items(run: Path) -> None:
+    (run / "eval/round-1/arithmetic/samples.jsonl").unlink()
+    assert "are missing, so the two cannot be tested" in write_report(run).read_text(encoding="utf-8")
 
 
-def test_a_diagnosis_of_another_version_is_mentioned_and_left_out(tmp_path: Path) -> None:
-    finish(tmp_path)
+def test_a_diagnosis_of_another_version_is_mentioned_and_left_out(run: Path) -> None:
     for name in ("logits", "gradients", "drift"):
-        put(tmp_path / f"diagnostics/{name}.json", {"facts": {"version": 0, "round": 1}, "pairs": {}, "models": []})
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+        put(run / f"diagnostics/{name}.json", {"facts": {"version": 0, "round": 1}, "pairs": {}, "models": []})
+    page = write_report(run).read_text(encoding="utf-8")
     assert "diagnostics is incomplete or of another version; run weakdriven diagnose again." in page
 
 
@@ -438,8 +418,7 @@ def test_the_report_needs_no_heavy_library() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_shown_answers_hold_as_many_wins_as_losses(tmp_path: Path) -> None:
-    finish(tmp_path)
-    items = sample_items("arithmetic", load_run(tmp_path))
+def test_shown_answers_hold_as_many_wins_as_losses(run: Path) -> None:
+    items = sample_items("arithmetic", load_run(run))
     pairs = [(item["answers"]["round-1"]["correct"], item["answers"]["baseline-sft"]["correct"]) for item in items]
     assert pairs.count((True, False)) == pairs.count((False, True)) == 2

@@ -62,6 +62,11 @@ def write_run(run: Path, turn: int = 1, probability: Any = PAPER, **settings: An
     return run
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path)
+
+
 def question(name: str) -> dict[str, str]:
     return {"role": "user", "content": f"What is {name}?"}
 
@@ -84,8 +89,7 @@ def test_the_summary_holds_what_the_files_add_to_the_counters(tmp_path: Path) ->
     assert facts["note"] == ""
 
 
-def test_hardest_and_most_regressed_come_largest_first(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_hardest_and_most_regressed_come_largest_first(run: Path) -> None:
     facts = summarise(load_selection(run), top=3)
     assert [one["id"] for one in facts["hardest"]] == ["c", "b", "a"]
     assert [one["id"] for one in facts["regressed"]] == ["b"]
@@ -202,16 +206,14 @@ def test_tiny_chances_are_exact_and_never_printed_as_zero(tmp_path: Path) -> Non
     assert "not found in data/examples.jsonl" in printed(explain_example, run, None, "rare")
 
 
-def test_text_of_the_data_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_text_of_the_data_cannot_steer_the_terminal(run: Path) -> None:
     row = {"id": "a", "prompt": [{"role": "user", "content": "[bold]x[/nope] \x1b[31mred"}], "completion": "\x07[/]"}
     put(run / "data/examples.jsonl", [row])
     for text in (printed(explain_example, run, None, "a"), printed(explain_selection, run, None)):
         assert "[bold]x[/nope]" in text and "\x1b" not in text and "\x07" not in text
 
 
-def test_only_the_lines_of_wanted_examples_are_parsed(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_only_the_lines_of_wanted_examples_are_parsed(run: Path) -> None:
     lines = (run / "data/examples.jsonl").read_text().splitlines()
     put(run / "data/examples.jsonl", "\n".join(["{torn", lines[1], "{torn", "{torn"]))
     assert described(run, "b")["completion"] == "The sum\nis b."
@@ -227,8 +229,7 @@ def test_the_last_round_of_the_recipe_is_explained_unless_another_is_named(tmp_p
     assert "The recipe has changed since round-2/active was drawn" in load_selection(run, 2).note
 
 
-def test_scores_that_are_not_those_of_the_draw_are_noted(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_scores_that_are_not_those_of_the_draw_are_noted(run: Path) -> None:
     put_scores(run, "sft", IDS, [0.4, 0.6, 0.9, 0])
     text = printed(explain_selection, run, None)
     assert "Note: The probabilities in round-1/active do not follow from the present entropies" in text
@@ -271,8 +272,7 @@ def test_a_round_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     assert "has no selection of round 3; give --round with one of 1, 2." in refused(run, 3)
 
 
-def test_an_unknown_id_names_close_ones_and_how_ids_look(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_an_unknown_id_names_close_ones_and_how_ids_look(run: Path) -> None:
     ids = [f"train-{i}" for i in range(5000)]
     put_active(run, 1, ids, [1 / 5000] * 5000, [1] * 5000)
     for model in ("base", "sft"):
@@ -287,8 +287,7 @@ def test_an_unknown_id_names_close_ones_and_how_ids_look(tmp_path: Path) -> None
         described(run, "§§")
 
 
-def test_an_id_may_have_been_left_out_for_its_long_prompt(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_an_id_may_have_been_left_out_for_its_long_prompt(run: Path) -> None:
     put(run / "data/manifest.json", {"counters": {"dropped_long_prompts": 3, "dropped_empty_completions": 1}})
     with pytest.raises(
         UserError, match=r"left out of the data: 3 \(the prompt fills data\.max_length\), 1 \(no completion\)"
@@ -297,8 +296,7 @@ def test_an_id_may_have_been_left_out_for_its_long_prompt(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("file", ["round-1/active/active.parquet", "entropy/base/scores.parquet"])
-def test_unreadable_files_name_the_folder_to_remove(tmp_path: Path, file: str) -> None:
-    run = write_run(tmp_path)
+def test_unreadable_files_name_the_folder_to_remove(run: Path, file: str) -> None:
     whole, remedy = (run / file).read_bytes(), f"remove the folder {file.rpartition('/')[0]} and run the recipe again."
     for torn in (whole[: len(whole) // 2], b""):
         (run / file).write_bytes(torn)
@@ -309,21 +307,18 @@ def test_unreadable_files_name_the_folder_to_remove(tmp_path: Path, file: str) -
     assert refused(run) == f"{file} is missing; {remedy}"
 
 
-def test_a_column_of_another_kind_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_a_column_of_another_kind_is_refused(run: Path) -> None:
     put_table(run / "round-1/active/active.parquet", id=IDS, probability=["x"] * 4, draws=[1] * 4)
     assert "round-1/active/active.parquet cannot be read as Parquet" in refused(run)
 
 
-def test_scores_of_other_examples_are_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_scores_of_other_examples_are_refused(run: Path) -> None:
     put_scores(run, "sft", ["a", "c", "b", "d"], STRONG)
     told = "entropy/sft scores 4 examples and round-1/active draws from 4, and their ids differ"
     assert told in refused(run)
 
 
-def test_a_manifest_without_settings_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_a_manifest_without_settings_is_refused(run: Path) -> None:
     put(run / "round-1/active/manifest.json", {"settings": {"formula": "paper"}})
     assert "round-1/active/manifest.json does not say consolidation, difficulty, repair, multiplier" in refused(run)
 

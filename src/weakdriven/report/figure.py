@@ -54,7 +54,6 @@ CONFIG: dict[str, Any] = {
     "text": {"color": "@soft"},
     "range": {"category": ["@blue", "@orange", "@green", "@purple", "@grey"]},
 }
-"""How every figure looks."""
 
 
 @dataclass(frozen=True)

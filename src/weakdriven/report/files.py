@@ -46,7 +46,6 @@ class Columns:
     """Name to float64 column; what is missing in a row is NaN."""
 
     def ids_of(self, rows: Iterable[int]) -> dict[int, str]:
-        """Row number to id."""
         wanted = [int(row) for row in rows]
         return dict(zip(wanted, self.ids.take(pa.array(wanted, pa.int64())).to_pylist(), strict=True))
 

@@ -1,12 +1,13 @@
 """Numbers and names as text, for charts, tables and sentences alike."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 MISSING = "\N{EN DASH}"
-TEXT_LENGTH = 1200
 MODEL_NAMES = {
     "base": "M0, base model",
     "sft": "M1, after phase-1 SFT",
@@ -42,12 +43,10 @@ def model_name(model: str) -> str:
     ('M1, after 25% of phase-1 SFT', 'WMSS, round 1, after 25% of its steps')
     """
     last, percent = split_snapshot(model)
+    if percent is not None and last == "sft":
+        return f"M1, after {percent}% of phase-1 SFT"
     if percent is not None:
-        return (
-            f"M1, after {percent}% of phase-1 SFT"
-            if last == "sft"
-            else f"{model_name(last)}, after {percent}% of its steps"
-        )
+        return f"{model_name(last)}, after {percent}% of its steps"
     name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
     return MODEL_NAMES.get(model) or re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
 
@@ -148,14 +147,6 @@ def number(value: Any) -> Any:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
-def times(count: float) -> str:
-    """
-    >>> times(1), times(2)
-    ('1 time', '2 times')
-    """
-    return f"{count:g} time{'s' * (count != 1)}"
-
-
 def percent(value: Any) -> str:
     return MISSING if number(value) is None else f"{100 * value:.1f}%"
 
@@ -166,9 +157,8 @@ def share_words(share: Any) -> str:
     >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
     ('25.0%', 'less than 0.1%', 'more than 99.9%')
     """
-    if number(share) is not None and 0 < share < 0.0005:
-        return "less than 0.1%"
-    return "more than 99.9%" if number(share) is not None and 0.9995 <= share < 1 else percent(share)
+    value = number(share) or 0
+    return "less than 0.1%" if 0 < value < 0.0005 else "more than 99.9%" if 0.9995 <= value < 1 else percent(share)
 
 
 def score(row: dict[str, Any]) -> str:
@@ -207,7 +197,6 @@ def duration(seconds: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A counter of any shape as one short text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     if isinstance(value, bool | str | list):
@@ -219,7 +208,7 @@ def gibibytes(size: Any) -> str:
     return MISSING if number(size) is None else f"{size / 2**30:.2f} GiB"
 
 
-def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
+def shorten(value: Any, length: int = 1200) -> str:
     """A text, or the last message of a conversation, cut to a length."""
     if isinstance(value, list):
         value = mapping(value[-1]).get("content") if value else ""
@@ -228,8 +217,13 @@ def shorten(value: Any, length: int = TEXT_LENGTH) -> str:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:
@@ -239,4 +233,3 @@ def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (number, percent, duration, plain, shorten, colour, model_name)
 }
-"""What the template may call."""

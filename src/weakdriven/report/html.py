@@ -23,9 +23,10 @@ def render(template: str, shown: dict[str, Any]) -> str:
 
 
 @cache
-def environment() -> Environment:
+def environment(**options: Any) -> Environment:
     """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
-    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader(TEMPLATES)
+    made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, **options)
     made.filters.update(FILTERS)
     return made
 

@@ -14,7 +14,6 @@ CURVE_POINTS = 400
 
 
 def present(figures: Iterable[Figure | None]) -> list[Figure]:
-    """The figures that have something to show."""
     return [figure for figure in figures if figure is not None]
 
 
@@ -23,7 +22,6 @@ def layer(mark: Any, **encoding: Any) -> Spec:
 
 
 def quantity(field: str, title: str | None, **more: Any) -> Spec:
-    """An axis of numbers."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
@@ -131,13 +129,7 @@ def interval_figure(
 
 
 def bar_figure(
-    name: str,
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    x: str,
-    colours: Mapping[str, str],
-    caption: str = "",
+    name: str, title: str, rows: Sequence[Mapping[str, Any]], *, x: str, colours: Mapping[str, str], caption: str = ""
 ) -> Figure | None:
     """Bars, in groups if there are several: group, name, value; `colours` gives names their colours and their order."""
     shown = [dict(row) for row in rows if number(row["value"]) is not None]

@@ -40,7 +40,6 @@ from weakdriven.runs.directory import (
 from weakdriven.runs.manifest import MANIFEST
 
 Manifests = dict[str, dict[str, Any]]
-"""Stage to manifest."""
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
@@ -49,7 +48,6 @@ def accuracy_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def current_stages(run: Path) -> set[str]:
-    """Finished stages that belong to the recipe as it is now."""
     return set(current_manifests(run))
 
 
@@ -64,14 +62,16 @@ def planned_stages(run: Path) -> list[str]:
 
 
 def load_run(run: Path) -> dict[str, Any]:
-    """Everything the page needs from a run directory."""
     problems: list[str] = []
     plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
     current = _current(plan, manifests)
     recipe, data = run / RECIPE_FILE, current.get("data", {})
     names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
     scores = _read_scores(run, current, problems)
-    numbers = _rounds(list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")])
+    logs = {name: run / name if name in current else work_folder(run, name) / "work" for name in names}
+    known = list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")]
+    rounds = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in known)  # that train, or only draw
+    numbers = sorted({int(found[1]) for found in rounds if found})
     return {
         "info": _read_json(run / RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
@@ -81,7 +81,7 @@ def load_run(run: Path) -> dict[str, Any]:
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names
         ],
-        "metrics": {name: rows for name in names if (rows := _read_log(run, name, current, problems))},
+        "metrics": {name: rows for name, folder in logs.items() if (rows := _read_lines(folder / METRICS, problems))},
         "rounds": _read_rounds(run, numbers, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
@@ -93,12 +93,6 @@ def load_run(run: Path) -> dict[str, Any]:
         "tokens": token_view(run, problems),
         "problems": problems,
     }
-
-
-def _read_log(run: Path, stage: str, current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
-    """What a training logged, finished or in progress."""
-    folder = run / stage if stage in current else work_folder(run, stage) / "work"
-    return _read_lines(folder / METRICS, problems)
 
 
 def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
@@ -125,18 +119,11 @@ def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -
         return {}
     keys = {name: manifests.get(stage_of(name), {}).get("key") for name in mapping(facts.get("models"))}
     # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
-    old = [name for name, key in keys.items() if key and mapping(facts["models"][name]).get("key") != key]
-    if old:
+    if old := [name for name, key in keys.items() if key and mapping(facts["models"][name]).get("key") != key]:
         problems.append(
             f"{DIAGNOSTICS} is outdated: {', '.join(old)} has been retrained since; run weakdriven diagnose again."
         )
     return found
-
-
-def _rounds(stages: list[str]) -> list[int]:
-    """Rounds that train or, where a run only selects, that draw."""
-    pattern = re.compile(r"round-([1-9]\d*)/(active|strong)")
-    return sorted({int(found[1]) for name in stages if (found := pattern.fullmatch(name))})
 
 
 def _read_rounds(run: Path, numbers: list[int], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
@@ -228,8 +215,7 @@ def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
     except (OSError, ValueError):
         plan = None
     if isinstance(plan, dict) and plan:
-        odd = [name for name in plan if not is_place(name)]
-        if odd:
+        if odd := [name for name in plan if not is_place(name)]:
             problems.append(f"{PLAN_FILE} names {shorten(odd[0], 60)!r}, which is not a stage; it is left out.")
         return {name: key for name, key in plan.items() if name not in odd}
     problems.append(f"{PLAN_FILE} names no stages; the page shows what is there, but does not know what is missing.")

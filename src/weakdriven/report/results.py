@@ -53,7 +53,6 @@ def evaluated_models(run: Path) -> dict[str, Evaluated | None]:
 
 
 def complete_models(run: Path) -> dict[str, Evaluated]:
-    """Models of a run that have all of its benchmarks."""
     return {model: one for model, one in evaluated_models(run).items() if one is not None}
 
 

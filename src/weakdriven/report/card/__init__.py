@@ -1,8 +1,4 @@
-"""The model card of a run's result, and pushing that result to the Hub.
-
-`card.py` gathers the facts for `templates/card.md.j2`; `front_matter.py` writes the part that the Hub reads;
-`public_names.py` keeps paths of this machine out; `hub.py` pushes.
-"""
+"""The model card of a run's result, and pushing that result to the Hub."""
 
 from weakdriven.report.card.card import write_cards
 

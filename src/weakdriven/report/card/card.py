@@ -2,18 +2,16 @@
 
 import hashlib
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from weakdriven.report.card.front_matter import front_matter, licence
 from weakdriven.report.card.public_names import from_hub, public_name, without_paths
-from weakdriven.report.format import FILTERS, WAITING, duration, gibibytes, in_prose, mapping, number, plain
-from weakdriven.report.html import TEMPLATES
+from weakdriven.report.format import WAITING, duration, gibibytes, in_prose, mapping, number, plain
+from weakdriven.report.html import environment
 from weakdriven.report.read import load_run
 from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import effort, verdict
@@ -35,13 +33,6 @@ LEFT_OUT = {
     "dropped_held_out": "left out because the same question is in a benchmark",
     "truncated": "cut to the maximum length",
 }
-CITATION = """@article{chen2026weakdriven,
-  title   = {Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger},
-  author  = {Chen, Zehao and Li, Gongxun and Ai, Tianxiang and Li, Yifei and Huang, Zixuan and Zhou, Wang and
-             Huang, Tao and Zhuang, Fuzhen and Liu, Xianglong and Li, Jianxin and Wang, Deqing and Ban, Yikun},
-  journal = {arXiv preprint arXiv:2602.08222},
-  year    = {2026}
-}"""
 
 
 def write_cards(run: Path) -> dict[Path, bool]:
@@ -84,7 +75,6 @@ def signed(text: str) -> str:
 
 
 def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
-    """The whole card of the model in one stage."""
     recipe, known = read_settings(data), from_hub(data)
     trained, method = result_stages(data)[0], str(recipe.get("method") or "wmss")
     model = trained.removesuffix("/strong").replace("baselines/", "baseline-")
@@ -122,33 +112,26 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
         "source": public_name(settings.get("path") or "an unknown source", known),
         **data_facts(done),
-        "funnel": [(title, funnel_rows(*counts)) for title, *counts in built.get("tables", [])],
+        "funnel": built.get("tables", []),
         "versions": ", ".join(f"{key} {text}" for key, text in versions.items()) or "The versions were not recorded",
         "hardware": done[stage].get("hardware"),
         "costs": cost_rows(done),
         "licence": licence(base, known),
-        "citation": CITATION,
     }
-    return markdown().get_template("card.md.j2").render(facts)
+    return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
 
 
 def data_facts(done: dict[str, Any]) -> dict[str, Any]:
     """What became of the rows of the source."""
     counters = mapping(mapping(done.get("data")).get("counters"))
-    draws = {name: mapping(one.get("counters")).get("active") for name, one in done.items()}
-    rounds = {name: re.fullmatch(r"round-(\d+)/active", name) for name in done}
+    draws = ((re.fullmatch(r"round-(\d+)/active", name), mapping(one.get("counters"))) for name, one in done.items())
     return {
         "examples": number(counters.get("examples")),
         "rows_read": counters.get("rows_read", counters.get("examples")),
         "left_out": [f"{plain(counters[key])} {why}" for key, why in LEFT_OUT.items() if number(counters.get(key))],
         "supervised": number(counters.get("supervised_tokens")),
-        "draws": [(found[1], draws[name]) for name, found in rounds.items() if found],
+        "draws": [(found[1], counted.get("active")) for found, counted in draws if found],
     }
-
-
-def funnel_rows(seen: Any, kept: Any, lines: list[dict[str, Any]]) -> list[list[str]]:
-    dropped = [[f"dropped: {line['reason']}", plain(line["rows"])] for line in lines]
-    return [["input", plain(seen)], *dropped, ["kept", plain(kept)]]
 
 
 def cost_rows(done: dict[str, Any]) -> list[list[str]]:
@@ -163,18 +146,9 @@ def cost_rows(done: dict[str, Any]) -> list[list[str]]:
     return [*rows, [Markup("**all**"), duration(total), "", ""]] if rows else []
 
 
-@cache
-def markdown() -> Environment:
-    """Templates of Markdown: every value is escaped, unless the template calls it safe."""
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escaped(value)),
-    )
-    made.filters.update(FILTERS | {"fenced": fenced})
-    return made
+def as_markdown(value: Any) -> Markup:
+    """A value in a template of Markdown: escaped, unless the template calls it safe."""
+    return value if isinstance(value, Markup) else Markup(escaped(value))
 
 
 def escaped(text: Any) -> str:

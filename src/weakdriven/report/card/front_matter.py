@@ -12,15 +12,11 @@ from weakdriven.report.card.public_names import EMBEDDED, hub_id
 from weakdriven.report.format import mapping
 from weakdriven.runs.yaml import load_yaml
 
-TAGS = ["weakdriven", "wmss", "trl"]
-OUR_LICENCE = "apache-2.0"
-"""Of the model that comes with the package."""
-
 
 def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     """Licence of a base model as its own card states it; empty where that is not known here."""
-    if source.startswith(EMBEDDED):
-        return {"license": OUR_LICENCE}
+    if source.startswith(EMBEDDED):  # the model that comes with the package
+        return {"license": "apache-2.0"}
     folder, name = Path(source).expanduser(), hub_id(source, known)
     card = folder / "README.md" if folder.is_dir() and source not in known else None
     try:
@@ -54,13 +50,7 @@ def front_matter(
     sources: list[str],
     known: Collection[str],
 ) -> str:
-    """YAML that the Hub reads.
-
-    Args:
-        scores: Rows of the model itself.
-        sources: Where the training rows came from.
-        known: Names that were read from the Hub.
-    """
+    """YAML that the Hub reads, from the scores of the model itself and the sources of its training rows."""
     base = hub_id(recipe.get("model"), known)
     facts: dict[str, Any] = licence(str(recipe.get("model") or ""), known)
     if base:
@@ -70,7 +60,7 @@ def front_matter(
         datasets=sorted({found for source in sources if (found := hub_id(source, known))}) or None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=TAGS,
+        tags=["weakdriven", "wmss", "trl"],
         model_name=name,
         eval_results=[result for row in scores for result in _results(row)] or None,
         **facts,

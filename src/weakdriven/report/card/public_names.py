@@ -22,10 +22,7 @@ def from_hub(data: dict[str, Any]) -> set[str]:
 
 
 def hub_id(source: Any, known: Collection[str] = ()) -> str | None:
-    """The id of a model or dataset on the Hub, if that is what a recipe names; also that of a folder in its cache.
-
-    Args:
-        known: Names that were read from the Hub.
+    """The id of a model or dataset on the Hub, if a recipe names one of `known` or a folder in the Hub's cache.
 
     >>> hub_id("owner/name:main", ["owner/name:main"]), hub_id("models/tiny"), hub_id("/home/me/model")
     ('owner/name', None, None)

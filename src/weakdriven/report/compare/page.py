@@ -1,7 +1,6 @@
 """`weakdriven report compare`: several runs, a comparison or a sweep -> one page: leaderboard, tests, cost and gain."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from weakdriven.errors import UserError
@@ -24,18 +23,6 @@ PAGE = "compare.html"
 SWEEP_FILE = "sweep.json"
 
 
-@dataclass(frozen=True)
-class Board:
-    """What the page shows."""
-
-    name: str
-    words: list[str]
-    caption: str
-    tables: list[tuple[str, list[str], list[list[str]]]]
-    figures: list[Figure]
-    missing: list[str] = field(default_factory=list)
-
-
 def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: str | None = None) -> Path:
     """Write the page and its figures; returns the page.
 
@@ -46,14 +33,13 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
     """
     board = board_of(paths, against)
     page = out or (paths[0] if len(paths) == 1 else Path()) / PAGE
-    shown = {**vars(board), "drawn": board.figures, "figures": drawn_by_page(board.figures)}
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, render("compare.html.j2", shown))
-    write_figures(board.figures, page.with_name(f"{page.stem}-figures"))
+    write_text(page, render("compare.html.j2", board | {"figures": drawn_by_page(board["drawn"])}))
+    write_figures(board["drawn"], page.with_name(f"{page.stem}-figures"))
     return page
 
 
-def board_of(paths: Sequence[Path], against: str | None) -> Board:
+def board_of(paths: Sequence[Path], against: str | None) -> Row:
     kinds = {path: kind_of(path) for path in paths}
     if unknown := [str(path) for path, kind in kinds.items() if kind is None]:
         raise UserError(
@@ -72,23 +58,31 @@ def kind_of(path: Path) -> str | None:
     return next((name for name in (RUN_FILE, COMPARE_FILE, SWEEP_FILE) if (path / name).is_file()), None)
 
 
-def board_of_rows(found: Row) -> Board:
+def board_of_rows(found: Row) -> Row:
     scored = [row for row in found["rows"] if "score" in row]
     (titles, rows), (cost_titles, cost_rows) = tables(found)
-    order = [row["method"] for row in sorted(scored, key=lambda row: -row["score"])]
+    best_first = sorted(scored, key=lambda row: -row["score"])
+    order = [row["method"] for row in best_first]
     rows.sort(key=lambda cells: order.index(cells[0]) if cells[0] in order else len(order))
-    figures = [score_figure(scored, order), gain_figure(found["rows"], found["against"]), cost_figure(found["rows"])]
-    return Board(
-        name=f"{found['recipe']}: compared",
-        words=headline(scored, found["against"]),
-        caption=found.get("caption") or caption(found),
-        tables=[("Leaderboard", titles, rows), ("Cost of each", cost_titles, cost_rows)],
-        figures=present(figures),
-        missing=found["missing"] if "missing" in found else failures(found),
-    )
+    scores = [dot(row["method"], row["score"], row["interval"]) for row in best_first]
+    tested = [(row["method"], row["against"]) for row in found["rows"] if row.get("against")]
+    gains = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
+    figures = [
+        interval_figure("scores", "Score", scores, x="score, percent"),
+        interval_figure("gains", f"Difference from {found['against']}", gains, x="points", rule=0.0),
+        cost_figure(found["rows"]),
+    ]
+    return {
+        "name": f"{found['recipe']}: compared",
+        "words": headline(scored, found["against"]),
+        "caption": found.get("caption") or caption(found),
+        "tables": [("Leaderboard", titles, rows), ("Cost of each", cost_titles, cost_rows)],
+        "drawn": present(figures),
+        "missing": found["missing"] if "missing" in found else failures(found),
+    }
 
 
-def board_of_sweep(root: Path) -> Board:
+def board_of_sweep(root: Path) -> Row:
     found = read_sweep(root)
     results = [
         {**row, "method": row["point"], "against": row.get("against_control") or row.get("against_default")}
@@ -98,14 +92,14 @@ def board_of_sweep(root: Path) -> Board:
     scored = [row for row in results if "score" in row]
     name = next((row["against"]["name"] for row in scored if row["against"]), "")
     reference = in_prose(name) if name.startswith("baseline-") else f"the point {name}" if name else "a control"
-    return Board(
-        name=f"{found['recipe']}: sweep",
-        words=headline(scored, reference),
-        caption=sweep_caption(found),
-        tables=[(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
-        figures=present([*figures_of(found), cost_figure(results)]),
-        missing=sweep_failures(found),
-    )
+    return {
+        "name": f"{found['recipe']}: sweep",
+        "words": headline(scored, reference),
+        "caption": sweep_caption(found),
+        "tables": [(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
+        "drawn": present([*figures_of(found), cost_figure(results)]),
+        "missing": sweep_failures(found),
+    }
 
 
 def headline(scored: list[Row], against: str) -> list[str]:
@@ -136,18 +130,6 @@ def is_significant(against: Row) -> bool:
     return against["p_items"] < 0.05 and (against["p_seeds"] is None or against["p_seeds"] < 0.05)
 
 
-def score_figure(rows: list[Row], order: list[str]) -> Figure | None:
-    rows = sorted(rows, key=lambda row: order.index(row["method"]))
-    dots = [dot(row["method"], row["score"], row["interval"]) for row in rows]
-    return interval_figure("scores", "Score", dots, x="score, percent")
-
-
-def gain_figure(rows: list[Row], against: str) -> Figure | None:
-    tested = [(row["method"], row["against"]) for row in rows if row.get("against")]
-    dots = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
-    return interval_figure("gains", f"Difference from {against}", dots, x="points", rule=0.0)
-
-
 def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> Row:
     low, high = (100 * end for end in interval)
     text = with_brackets(value, interval, sign)
@@ -155,7 +137,6 @@ def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> 
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
-    """Points gained against the time that a method takes."""
     values = [
         {
             "name": row["method"],

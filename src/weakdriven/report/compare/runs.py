@@ -1,5 +1,6 @@
 """Some run directories -> rows of one leaderboard, in the form that a comparison of methods has."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,9 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
 def run_names(runs: Sequence[Path]) -> dict[Path, str]:
     """Each run's folder name, with as many of the folders above it as no other run shares."""
     parts = {run: run.resolve().parts for run in runs}
-
-    def name(run: Path) -> str:
-        ends = ("/".join(parts[run][-length:]) for length in range(1, len(parts[run])))
-        return next(
-            (end for end in ends if sum("/".join(one).endswith(f"/{end}") for one in parts.values()) == 1), str(run)
-        )
-
-    return {run: name(run) for run in parts}
+    ends = {run: ["/".join(path[-length:]) for length in range(1, len(path))] for run, path in parts.items()}
+    count = Counter(end for each in ends.values() for end in each)
+    return {run: next((end for end in each if count[end] == 1), str(run)) for run, each in ends.items()}
 
 
 def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scores]) -> list[str]:
@@ -86,9 +82,7 @@ def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scor
 
 def model_row(label: str, run: Path, model: str, found: dict[str, Scores], reference: str) -> Row:
     own = found[label]
-    row: Row = {"method": label, "name": in_prose(model), "model": model, "seeds": ["1"]}
-    row |= {"score": score_of(own), "interval": interval_of(own)}
-    row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in own.items()}
+    row: Row = {"method": label, "seeds": ["1"], "score": score_of(own), "interval": interval_of(own)}
     if label != reference:
         row["against"] = vars(compare_seeds(found[reference], own))
     return row | dict.fromkeys(COSTS) | costs(model, current_manifests(run))

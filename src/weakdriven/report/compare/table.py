@@ -1,14 +1,12 @@
 """The runs of a comparison -> one table: score, difference to the reference, and the cost of each method."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weakdriven.eval.statistics import by_seed, compare_seeds, interval_of, score_of
-from weakdriven.report.format import MISSING, duration, gibibytes, markdown_table, model_name, with_brackets
+from weakdriven.report.format import MISSING, csv_text, duration, gibibytes, markdown_table, model_name, with_brackets
 from weakdriven.report.results import Evaluated, Row, complete_models, scores
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.manifest import MANIFEST
@@ -20,8 +18,6 @@ FIRST = "sft"
 """The stage of M1, which most methods start from."""
 AGAINST = ["difference", "difference_low", "difference_high", "p_items", "p_seeds"]
 COSTS = ["seconds", "seconds_after_m1", "trained_tokens", "generated_tokens", "peak_bytes"]
-SCORE_TITLES = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
-COST_TITLES = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
 
 
 def write_comparison(root: Path) -> Row:
@@ -34,7 +30,6 @@ def write_comparison(root: Path) -> Row:
 
 
 def compare_runs(root: Path) -> Row:
-    """Everything that the table shows, from the files of the runs."""
     facts = read_json(root / COMPARE_FILE)
     runs = {seed: root / folder for seed, folder in facts["seeds"].items()}
     trained_first = any(FIRST in one["stages"] for one in facts["methods"].values())
@@ -92,17 +87,15 @@ def costs(stages: list[str], runs: list[Path]) -> Row:
 def as_csv(rows: list[Row]) -> str:
     """One line for each method; a difference is in shares, not in points."""
     benchmarks = list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS])
+    lines = [["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]]
     for row in rows:
         against = row.get("against", {})
         tested = [against.get("difference"), *against.get("interval", [None, None])]
         tested += [against.get("p_items"), against.get("p_seeds")]
         measured = [row.get("score"), *row.get("interval", [None, None])]
         measured += [row.get("benchmarks", {}).get(name) for name in benchmarks]
-        writer.writerow([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
-    return file.getvalue()
+        lines.append([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
+    return csv_text(lines)
 
 
 def as_markdown(found: Row) -> str:
@@ -116,10 +109,10 @@ def as_markdown(found: Row) -> str:
 def tables(found: Row) -> list[tuple[list[str], list[list[str]]]]:
     """Titles and cells of two tables: the scores, and the costs in the form of the paper's."""
     rows, sft = found["rows"], next((row.get("score") for row in found["rows"] if row["method"] == "sft"), None)
-    return [
-        (SCORE_TITLES, [score_cells(row) for row in rows]),
-        (COST_TITLES, [cost_cells(row, sft) for row in rows if row["method"] != "base"]),
-    ]
+    scored = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
+    cost = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
+    costly = [cost_cells(row, sft) for row in rows if row["method"] != "base"]
+    return [(scored, [score_cells(row) for row in rows]), (cost, costly)]
 
 
 def failures(found: Row) -> list[str]:
@@ -140,12 +133,11 @@ def caption(found: Row) -> str:
 def score_cells(row: Row) -> list[str]:
     if "score" not in row:
         return [row["method"], "0", *[MISSING] * 4]
-    cells = [row["method"], str(len(row["seeds"])), with_brackets(row["score"], row["interval"])]
-    if (against := row.get("against")) is None:
-        return [*cells, *[MISSING] * 3]
-    chance = MISSING if against["p_seeds"] is None else f"{against['p_seeds']:.3f}"
-    difference = with_brackets(against["difference"], against["interval"], "+")
-    return [*cells, difference, f"{against['p_items']:.3f}", chance]
+    tested = [MISSING] * 3
+    if against := row.get("against"):
+        chance = MISSING if against["p_seeds"] is None else f"{against['p_seeds']:.3f}"
+        tested = [with_brackets(against["difference"], against["interval"], "+"), f"{against['p_items']:.3f}", chance]
+    return [row["method"], str(len(row["seeds"])), with_brackets(row["score"], row["interval"]), *tested]
 
 
 def cost_cells(row: Row, sft: float | None) -> list[str]:

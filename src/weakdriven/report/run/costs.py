@@ -4,8 +4,6 @@ from typing import Any
 
 from weakdriven.report.format import WAITING, duration, mapping, number, percent, stage_kind
 
-CONTROL_STAGE = "baselines/sft"
-
 
 def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Seconds of WD-DS and of everything but evaluation and baselines; None where no WD-DS stage is finished.
@@ -14,19 +12,17 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
     """
     done = {stage["name"]: stage["manifest"] for stage in stages if stage["status"] == "done"}
     scans = [_scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")]
-    reused = {scan["stage"] for scan in scans if scan["reused_from"]}
+    reused = {f"entropy/{scan['model']}" for scan in scans if scan["reused_from"]}
     seconds = {name: number(one.get("wall_seconds")) or 0.0 for name, one in done.items() if name not in reused}
     selecting = [seconds[name] for name in seconds if stage_kind(name) == "WD-DS"]
     if not selecting and not reused:
         return None
-    training = sum(seconds[name] for name in seconds if _trains(name))
-    unfinished = any(_trains(stage["name"]) and stage["status"] in WAITING for stage in stages)
-    control = seconds.get(CONTROL_STAGE)
+    training, control = sum(seconds[name] for name in seconds if _trains(name)), seconds.get("baselines/sft")
     return {
         "seconds": sum(selecting),
         "training_seconds": training,
         "share": sum(selecting) / training if training else None,
-        "unfinished": unfinished,
+        "unfinished": any(_trains(stage["name"]) and stage["status"] in WAITING for stage in stages),
         "control_seconds": control,
         "control_share": sum(selecting) / control if control else None,
         "scans": scans,
@@ -34,7 +30,6 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def cost_words(cost: dict[str, Any]) -> str:
-    """The cost in sentences."""
     so_far = " so far" if cost["unfinished"] else ""
     words = f"Data selection (WD-DS: the models' entropies and the draw) took {duration(cost['seconds'])}{so_far}"
     if cost["share"] is not None:
@@ -54,7 +49,6 @@ def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     tokens, reused = number(counters.get("tokens_read")), counters.get("reused_from")
     speed = tokens / seconds if tokens and seconds and not reused else None
     return {
-        "stage": name,
         "model": name.removeprefix("entropy/"),
         "seconds": seconds,
         "tokens_read": tokens,

@@ -4,17 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from weakdriven.report.format import MISSING, number, percent
 
-DYNAMICS = {
-    "target": "target logit",
-    "background": "background mean",
-    "gap": "gap between them",
-    "std": "logit std",
-}
+DYNAMICS = {"target": "target logit", "background": "background mean", "gap": "gap between them", "std": "logit std"}
 EXTENDED = {
     "mean": "mean logit",
     "std": "std",
@@ -32,8 +27,6 @@ TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "str
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as texts."""
-
     title: str
     titles: list[str]
     rows: list[list[str]]
@@ -43,9 +36,8 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
     facts = found["logits"]["facts"]
     console.print(sample_words(facts), highlight=False, markup=False, soft_wrap=True)
     for one in diagnosis_tables(found):
-        table = Table(title=Text(one.title), title_justify="left")
-        for place, title in enumerate(one.titles):
-            table.add_column(title, justify="right" if place else "left")
+        numbers = [Column(title, justify="right") for title in one.titles[1:]]
+        table = Table(one.titles[0], *numbers, title=Text(one.title), title_justify="left")
         for cells in one.rows:
             table.add_row(*cells)
         console.print(table)
@@ -53,10 +45,10 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
         for key, words in (("mean", "Mean logit"), ("centered_norm", "Centered norm")):
             path = " -> ".join(f"{one['model']} {_digits(one[key]['mean'])}" for one in chain)
             console.print(f"{words} from model to model: {path}", highlight=False)
-    if facts["missing"]:
-        console.print(_list("Missing", [f"{name}: {why}" for name, why in facts["missing"].items()]))
-    if facts["notes"]:
-        console.print(_list("Notes", facts["notes"]))
+    missing = [f"{name}: {why}" for name, why in facts["missing"].items()]
+    for title, lines in (("Missing", missing), ("Notes", facts["notes"])):
+        if lines:
+            console.print(Text("\n".join([f"{title}:", *(f"  {line}" for line in lines)])))
 
 
 def sample_words(facts: dict[str, Any]) -> str:
@@ -91,34 +83,33 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
 
 
 def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
-    """The effect of mixing at the start and at the end of the round."""
     titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
-    rows: list[list[str]] = []
-
-    def row(words: str, *cells: str) -> None:
-        rows.append([words, *cells])
-
-    def mean(name: str) -> list[Any]:
-        return [pair["statistics"][name]["mean"] for pair in pairs.values()]
-
-    each = list(pairs.values())
-    row("strong weight (lambda)", *(f"{pair['strong_weight']:g}" for pair in each))
-    sizes = zip(mean("hard_negatives"), (pair["vocabulary"] - 1 for pair in each), strict=True)
-    row("hard negatives", *(f"{_digits(size)} ({_share(size, of)})" for size, of in sizes))
-    row("uniform margin condition holds", *map(percent, mean("uniform_margin")))
-    row("hard negatives amplified", *(percent(pair["amplified_share"]) for pair in each))
-    row("  also net of lambda", *(percent(pair["net_amplified_share"]) for pair in each))
-    row("hardest negative amplified", *map(percent, mean("hardest_amplified")))
-    row("negative mass of strong alone", *map(_digits, mean("negative_mass_strong")))
-    row("negative mass of the mixture", *map(_digits, mean("negative_mass_mixed")))
-    row("gradient norm of SFT", *map(_digits, mean("sft_gradient")))
-    row("gradient norm of the mixture", *map(_digits, mean("mixed_gradient")))
-    for side in ("strong", "weak"):
-        row(f"gradient on {side}, times that of SFT", *(_digits(pair["gradient_over_sft"][side]) for pair in each))
-    row("sensitivity ratio", *(_digits(pair["sensitivity_ratio"]) for pair in each))
-    row("crossover (lambda_cross)", *(_digits(pair["crossover"]) for pair in each))
-    row("curvature between the models", *map(_digits, mean("cross_curvature")))
+    columns = [pair_cells(pair) for pair in pairs.values()]
+    rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
     return Cells("Weak and strong mixed", titles, rows)
+
+
+def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
+    mean = {name: one["mean"] for name, one in pair["statistics"].items()}
+    size, others = mean["hard_negatives"], pair["vocabulary"] - 1
+    share = percent(size / others) if number(size) is not None and others else MISSING
+    return {
+        "strong weight (lambda)": f"{pair['strong_weight']:g}",
+        "hard negatives": f"{_digits(size)} ({share})",
+        "uniform margin condition holds": percent(mean["uniform_margin"]),
+        "hard negatives amplified": percent(pair["amplified_share"]),
+        "  also net of lambda": percent(pair["net_amplified_share"]),
+        "hardest negative amplified": percent(mean["hardest_amplified"]),
+        "negative mass of strong alone": _digits(mean["negative_mass_strong"]),
+        "negative mass of the mixture": _digits(mean["negative_mass_mixed"]),
+        "gradient norm of SFT": _digits(mean["sft_gradient"]),
+        "gradient norm of the mixture": _digits(mean["mixed_gradient"]),
+        "gradient on strong, times that of SFT": _digits(pair["gradient_over_sft"]["strong"]),
+        "gradient on weak, times that of SFT": _digits(pair["gradient_over_sft"]["weak"]),
+        "sensitivity ratio": _digits(pair["sensitivity_ratio"]),
+        "crossover (lambda_cross)": _digits(pair["crossover"]),
+        "curvature between the models": _digits(mean["cross_curvature"]),
+    }
 
 
 def model_value(model: dict[str, Any] | None, key: str) -> Any:
@@ -134,16 +125,8 @@ def _digits(value: Any) -> str:
     return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
-def _share(part: Any, whole: int) -> str:
-    return percent(part / whole) if number(part) is not None and whole else MISSING
-
-
 def _change(change: dict[str, Any] | None) -> str:
     if not change or change["difference"] is None:
         return MISSING
     relative = "" if change["relative"] is None else f" ({100 * change['relative']:+.1f}%)"
     return f"{change['difference']:+.3g}{relative}"
-
-
-def _list(title: str, lines: list[str]) -> Text:
-    return Text("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))

@@ -20,12 +20,10 @@ WHEN = {"before": "before the round", "after": "after the round"}
 
 def diagnosis_figures(found: dict[str, Any]) -> dict[str, list[Figure]]:
     """By place on the page."""
-    if not found:
-        return {"pairs": [], "logits": [], "drift": []}
     return {
-        "pairs": pair_figures(found["gradients"]["pairs"]),
-        "logits": logit_figures(found["logits"]),
-        "drift": drift_figures(found["drift"]),
+        "pairs": pair_figures(found["gradients"]["pairs"]) if found else [],
+        "logits": logit_figures(found["logits"]) if found else [],
+        "drift": drift_figures(found["drift"]) if found else [],
     }
 
 

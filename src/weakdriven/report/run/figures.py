@@ -3,17 +3,8 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind, times
-from weakdriven.report.plots import (
-    Curve,
-    category,
-    interval_figure,
-    layer,
-    line_figure,
-    number_tip,
-    present,
-    quantity,
-)
+from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind
+from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
 from weakdriven.report.run.examples import SCATTER_POINTS
 
 Rows = list[dict[str, Any]]
@@ -125,7 +116,7 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
     rows = []
     for point in points:
         draws = number(point["draws"])
-        drawn = "draw not recorded" if draws is None else times(draws)
+        drawn = "draw not recorded" if draws is None else f"{draws:g} time{'s' * (draws != 1)}"
         chosen = "no draw yet" if not one["drawn"] else "chosen" if draws else "not chosen"
         values = {"weak": round(point["weak"], 5), "strong": round(point["strong"], 5)}
         rows.append({"id": point["id"], **values, "kind": chosen, "drawn": drawn, "question": point["question"]})
@@ -149,7 +140,6 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
 
 
 def odds_figure(one: dict[str, Any]) -> Figure | None:
-    """A histogram of the sampling probability as a multiple of the uniform one."""
     bars, whole = one["bars"], sum(bar["examples"] for bar in one["bars"])
     if not whole:
         return None
@@ -177,7 +167,6 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
 def stacked_shares(
     name: str, title: str, parts: dict[str, Any], colours: dict[str, str], unit: str = ""
 ) -> Figure | None:
-    """One bar, cut by share."""
     values = {part: parts[part] for part in colours if number(parts.get(part)) is not None}
     whole = sum(values.values())
     if not whole:
@@ -202,11 +191,12 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     """Accuracy of every model with its interval, and pass@k where several samples were drawn."""
     rows = [row for row in rows if row["benchmark"] == benchmark]
 
-    def ends(row: dict[str, Any]) -> dict[str, Any]:
-        shares = {"value": row["accuracy"], "low": row["low"], "high": row["high"]}
-        return {name: None if share is None else 100 * share for name, share in shares.items()}
-
-    dots = [{"label": row["name"], "colour": colour(row["model"]), "text": score(row), **ends(row)} for row in rows]
+    ends = {"value": "accuracy", "low": "low", "high": "high"}
+    dots = [
+        {"label": row["name"], "colour": colour(row["model"]), "text": score(row)}
+        | {name: None if row[key] is None else 100 * row[key] for name, key in ends.items()}
+        for row in rows
+    ]
     note = "Dot: accuracy. Line: 95% interval."
     sampled = [row for row in rows if row["pass_at_k"]]
     curves = [
@@ -222,13 +212,7 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     )
 
 
-STAGE_COLOURS = {
-    "evaluation": "grey",
-    "WD-DS": "orange",
-    "training": "blue",
-    "baselines": "purple",
-    "other": "green",
-}
+STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "baselines": "purple", "other": "green"}
 
 
 def timeline(stages: Rows) -> list[Figure]:

@@ -12,17 +12,12 @@ from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
 from weakdriven.runs.signals import stop_here
 
-EVERY = 5.0
-"""Least seconds between two pages."""
 IDLE = 4
 """At least this many times as long as it took to write a page, we wait before the next: the run needs the processor."""
 
 
-def follow_report(run: Path, *, every: float = EVERY) -> None:
-    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C.
-
-    Each page reloads itself every few seconds, except the last one.
-    """
+def follow_report(run: Path, *, every: float = 5.0) -> None:
+    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C."""
     progress, seen = Progress(run), None
     try:
         while is_running(run):

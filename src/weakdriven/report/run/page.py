@@ -1,5 +1,6 @@
 """The content of a run's page: verdict, figures, tables, sample answers; the template only lays them out."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,13 @@ from weakdriven.report.run.answers import level_table, sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_tables, sample_words
 from weakdriven.report.run.diagnosis_figures import diagnosis_figures
-from weakdriven.report.run.figures import (
-    accuracy_figures,
-    loss_figures,
-    selection_figures,
-    step_figures,
-    timeline,
-)
+from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
 from weakdriven.report.run.progress import Progress
 from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import effort, verdict
 from weakdriven.runs.directory import DIAGNOSTICS, REPORT
 from weakdriven.runs.files import write_text
 
-FIGURES = "figures"
 TRAININGS = ("training", "baselines")
 SECTIONS = {
     "accuracy": "Accuracy",
@@ -47,37 +41,34 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
     shown = run_content(run)
     write_text(run / REPORT, render("report.html.j2", shown))
     if figures:
-        write_figures(all_figures(shown), run / FIGURES)
+        write_figures(all_figures(shown), run / "figures")
     return run / REPORT
 
 
 def render_report(run: Path) -> str:
-    """The page as text; nothing is written."""
     return render("report.html.j2", run_content(run))
 
 
 def run_content(run: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """What the template shows of a run.
-
-    Args:
-        progress: Of a run that is followed, to know its speed.
-    """
+    """What the template shows of a run; a `progress` that is kept also knows the run's speed."""
     data = load_run(run)
     return page_content(data) | {"progress": (progress or Progress(run)).line(data["stages"])}
 
 
 def all_figures(shown: dict[str, Any]) -> list[Figure]:
-    """Those of every section, in order."""
-    found: list[Figure] = []
-    for section in shown["drawn"].values():
-        for figures in section.values() if isinstance(section, dict) else [section]:
-            found += figures
-    return found
+    sections = shown["drawn"].values()
+    return [figure for one in sections for figure in (chain(*one.values()) if isinstance(one, dict) else one)]
 
 
 def page_content(data: dict[str, Any]) -> dict[str, Any]:
     """What the template shows: a verdict, tables and figures."""
-    data = data | shown_diagnosis(data["diagnosis"], data["problems"])
+    try:
+        diagnosed = diagnosis_figures(data["diagnosis"])
+        diagnosis = diagnosis_words(data["diagnosis"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # files that were changed by hand
+        diagnosis, diagnosed = {}, diagnosis_figures({})
+        problem = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
+        data = data | {"problems": [*data["problems"], problem]}
     done = [stage for stage in data["stages"] if stage["status"] == "done"]
     done.sort(key=lambda stage: str(stage["manifest"].get("finished")))
     versions: dict[str, set[str]] = {}
@@ -99,8 +90,8 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "benchmarks": benchmarks,
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
-        "drawn": draw(data, benchmarks, manifests),
-        "diagnosis": diagnosis_words(data["diagnosis"]),
+        "drawn": draw(data, benchmarks, manifests, diagnosed),
+        "diagnosis": diagnosis,
         "tokens_json": embedded(data["tokens"]) if data["tokens"] else "",
         "cost": cost,
         "cost_words": cost_words(cost) if cost else "",
@@ -113,35 +104,23 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
     return shown | {"figures": drawn_by_page(all_figures(shown))}
 
 
-def draw(data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any]) -> dict[str, Any]:
+def draw(
+    data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any], diagnosed: dict[str, list[Figure]]
+) -> dict[str, Any]:
     """Section to its figures, those of a selection by round."""
-
-    def counters(round_number: int) -> dict[str, Any]:
-        return mapping(mapping(manifests.get(f"round-{round_number}/active")).get("counters"))
-
+    rounds = {one["number"]: one for one in data["rounds"]}
+    counters = {t: mapping(manifests.get(f"round-{t}/active", {}).get("counters")) for t in rounds}
     return {
         "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
         "losses": loss_figures(data),
         "steps": step_figures(data),
-        "selection": {one["number"]: selection_figures(one, counters(one["number"])) for one in data["rounds"]},
-        **diagnosis_figures(data["diagnosis"]),
+        "selection": {t: selection_figures(one, counters[t]) for t, one in rounds.items()},
+        **diagnosed,
         "stages": timeline(data["stages"]),
     }
 
 
-def shown_diagnosis(diagnosis: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The diagnosis if all of it can be drawn; files that were changed by hand are left out."""
-    try:
-        diagnosis_figures(diagnosis)
-        diagnosis_words(diagnosis)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
-        return {"diagnosis": {}, "problems": [*problems, problem]}
-    return {}
-
-
 def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """Text and tables of a diagnosis."""
     if not diagnosis:
         return {}
     facts = diagnosis["logits"]["facts"]

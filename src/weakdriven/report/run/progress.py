@@ -3,7 +3,6 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,17 @@ class Progress:
         self.run, self.stage, self.first = run, "", (0.0, 0.0)
 
     def line(self, stages: list[dict[str, Any]]) -> str:
-        """What the run does now; empty where no process works on it or no stage of these has begun.
-
-        Args:
-            stages: Name and status of each stage, as `load_run` gives them.
-        """
+        """What the run does now; empty where no process works on it or none of the stages of `load_run` has begun."""
         names = [stage["name"] for stage in stages]
-        stage = _newest(self.run, [one["name"] for one in stages if one["status"] in WAITING])
+        waiting = {one["name"]: work_folder(self.run, one["name"]) for one in stages if one["status"] in WAITING}
+        states = {name: read_object(folder / "state.json") for name, folder in waiting.items()}
+        begun = {name: when for name, one in states.items() if (when := number(one.get("begun"))) is not None}
+        stage = max(begun, key=lambda name: begun[name], default="")  # whose last try began last
         if not stage or not is_running(self.run):
             return ""
-        folder, place = work_folder(self.run, stage), f"stage {names.index(stage) + 1} of {len(names)}, {stage}"
-        facts = self._training(stage, last_row(folder / "work" / METRICS))
-        return ", ".join([place, *(facts or [f"for {duration(max(time.time() - (_begun(folder) or 0), 0))}"])])
+        facts = self._training(stage, last_row(waiting[stage] / "work" / METRICS))
+        facts = facts or [f"for {duration(max(time.time() - begun[stage], 0))}"]
+        return ", ".join([f"stage {names.index(stage) + 1} of {len(names)}, {stage}", *facts])
 
     def _training(self, stage: str, row: dict[str, Any]) -> list[str]:
         """Step, loss, rate and time left; Trainer logs as `epoch` how much of a phase is done."""
@@ -57,17 +55,12 @@ def is_running(run: Path) -> bool:
     We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
     """
     try:
-        lock = os.open(run / WORK / "lock", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(run / WORK / "lock", "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
-    finally:
-        os.close(lock)
+        pass
     return False
 
 
@@ -80,13 +73,3 @@ def last_row(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     return next((row for line in reversed(lines[:-1]) if (row := parse_object(line))), {})
-
-
-def _newest(run: Path, stages: Iterable[str]) -> str:
-    """The stage whose last try began last."""
-    begun = {name: value for name in stages if (value := _begun(work_folder(run, name))) is not None}
-    return max(begun, key=lambda name: begun[name], default="")
-
-
-def _begun(folder: Path) -> float | None:
-    return number(read_object(folder / "state.json").get("begun"))

@@ -40,12 +40,18 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        table = parquet.read_table(path)
-        rows = table.to_pylist()
         grouped: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
+        for row in parquet.read_table(path).to_pylist():
             grouped.setdefault(int(row["row"]), []).append(row)
-        examples = [_example(place, tokens) for place, tokens in grouped.items()]
+        examples = [
+            {
+                "row": row,
+                "id": str(tokens[0]["id"]),
+                "lists": list(tokens[0]["lists"] or []),
+                "tokens": sorted(tokens, key=lambda token: token["position"]),
+            }
+            for row, tokens in grouped.items()
+        ]
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         problems.append(f"{DIAGNOSTICS}/{FILE} cannot be read ({type(error).__name__}); run weakdriven diagnose again.")
         return {}
@@ -68,11 +74,6 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
         "values": list(VALUES),
         "negative_values": list(OF_NEGATIVES),
     }
-
-
-def _example(row: int, tokens: list[dict[str, Any]]) -> dict[str, Any]:
-    ordered = sorted(tokens, key=lambda token: token["position"])
-    return {"row": row, "id": str(tokens[0]["id"]), "lists": list(tokens[0]["lists"] or []), "tokens": ordered}
 
 
 def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:

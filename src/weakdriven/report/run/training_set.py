@@ -10,7 +10,7 @@ def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
 
     >>> training_set({"in": 4, "kept": 3, "dropped": {"no gold": {"rows": 1, "first": [{"id": "7", "detail": ""}]}}})
     ... # doctest: +NORMALIZE_WHITESPACE
-    {'domain': '', 'sources': [], 'teacher': '', 'in': 4, 'kept': 3, 'rows': 3,
+    {'domain': '', 'sources': [], 'teacher': '', 'rows': 3,
      'tables': [('Rows', 4, 3, [{'reason': 'no gold', 'rows': 1, 'share': 0.25, 'first': ['7']}])]}
     """
     if number(funnel.get("in")) is None:
@@ -23,8 +23,6 @@ def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
         "domain": str(funnel.get("domain") or ""),
         "sources": list(map(str, sources)) if isinstance(sources, list) else [],
         "teacher": str(mapping(funnel.get("teacher")).get("model") or ""),
-        "in": funnel["in"],
-        "kept": number(funnel.get("kept")),
         "rows": number(funnel.get("rows", funnel.get("kept"))),
         "tables": [(name, *_table(one)) for name, one in tables],
     }

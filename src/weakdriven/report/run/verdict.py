@@ -7,8 +7,7 @@ import numpy as np
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
 from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
 
-LEVEL = 0.05
-"""Of significance."""
+SIGNIFICANCE_LEVEL = 0.05
 
 
 def final_model(data: dict[str, Any]) -> str | None:
@@ -55,7 +54,6 @@ def verdict(data: dict[str, Any]) -> list[str]:
 
 
 def compared(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
-    """Control and WMSS over some benchmarks, item by item."""
     return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
 
 
@@ -78,7 +76,7 @@ def headline(final: str, control: str, benchmarks: list[str], whole: SeedCompari
     """
     where = f"on {benchmarks[0]}" if len(benchmarks) == 1 else f"on average over {len(benchmarks)} benchmarks"
     us, them = in_prose(final), in_prose(control)
-    if whole.p_items >= LEVEL:
+    if whole.p_items >= SIGNIFICANCE_LEVEL:
         opening = f"No significant difference between {us} and {them}"
     else:
         opening = f"{us} is significantly {'better' if whole.difference > 0 else 'worse'} than {them}"
@@ -86,7 +84,7 @@ def headline(final: str, control: str, benchmarks: list[str], whole: SeedCompari
 
 
 def test_words(result: SeedComparison) -> str:
-    opening = "" if result.p_items < LEVEL else "not "
+    opening = "" if result.p_items < SIGNIFICANCE_LEVEL else "not "
     return f"{points_words(result.difference)}, {interval_words(result)}; {opening}significant"
 
 

@@ -1,7 +1,4 @@
-"""Why a selection (WD-DS) came out as it did, and why one example was chosen or not; `weakdriven select explain`.
-
-`load.py` reads a round's selection, `facts.py` computes the numbers, `terminal.py` prints them. No torch.
-"""
+"""Why a selection (WD-DS) came out as it did, and why one example was chosen or not; `weakdriven select explain`."""
 
 from weakdriven.report.selection_explained.load import load_selection
 from weakdriven.report.selection_explained.terminal import explain_example, explain_selection

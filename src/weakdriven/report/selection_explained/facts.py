@@ -19,7 +19,6 @@ TERMS = {
     "paper": (FALL, "entropy under the strong model", RISE),
     "official": ("entropy under the weak model", FALL, RISE),
 }
-SCORED = ("tokens", "entropy", "nll", "target_probability")
 LOOKED_AT = 2000
 """Ids compared with an unknown one; comparing is slow and ten million ids are possible."""
 
@@ -28,8 +27,8 @@ def summarise(selection: Selection, top: int = 5) -> dict[str, Any]:
     """The selection in numbers: what was counted when it was drawn, and what its files add."""
     weak_N, strong_N = selection.weak_entropy, selection.strong_entropy
     change_N, drawn_N = strong_N - weak_N, selection.active.values["draws"]
-    hardest = _top(strong_N, top)
-    regressed = [row for row in _top(change_N, top) if change_N[row] > 0]
+    hardest, regressed = (np.argsort(-values_N, kind="stable")[:top].tolist() for values_N in (strong_N, change_N))
+    regressed = [row for row in regressed if change_N[row] > 0]
     examples = _examples(selection, sorted({*hardest, *regressed}))
     return {
         "round": selection.round_number,
@@ -56,7 +55,8 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
         raise UserError(_unknown_id(selection, example_id))
     strong_N, probability_N = selection.strong_entropy, selection.active.values["probability"]
     p = float(probability_N[row])
-    weak, strong = (read_row(selection.run, f"entropy/{name}/{SCORES}", SCORED, row) for name in selection.models)
+    scored = ("tokens", "entropy", "nll", "target_probability")
+    weak, strong = (read_row(selection.run, f"entropy/{name}/{SCORES}", scored, row) for name in selection.models)
     facts: dict[str, Any] = {
         "round": selection.round_number,
         "models": selection.models,
@@ -68,7 +68,6 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
         "times_uniform": p * len(probability_N),
         "harder_than": float((strong_N < strong_N[row]).mean()),
         "likelier_than": float((probability_N < p).mean()),
-        "examples": len(probability_N),
         "all_draws": selection.draws,
         "expected_draws": selection.draws * p,
         "chance": chance_of_any(p, selection.draws),
@@ -123,19 +122,9 @@ def _unknown_id(selection: Selection, example_id: str) -> str:
         "dropped_empty_completions": "no completion",
         "dropped_held_out": "a benchmark's question",
     }
-    left_out = [f"{count:,} ({words})" for name, words in reasons.items() if (count := number(counters.get(name)))]
-    if left_out:
+    if left_out := [f"{count:,} ({why})" for name, why in reasons.items() if (count := number(counters.get(name)))]:
         words += f" It may be one of the rows that were left out of the data: {', '.join(left_out)}."
     return words
-
-
-def _top(values_N: np.ndarray, count: int) -> list[int]:
-    """Rows of the largest values, largest first."""
-    count = min(count, len(values_N))
-    if count <= 0:
-        return []
-    rows = np.sort(np.argpartition(-values_N, count - 1)[:count])
-    return rows[np.argsort(-values_N[rows], kind="stable")].tolist()
 
 
 def _examples(selection: Selection, rows: list[int], whole: bool = False) -> dict[int, dict[str, Any]]:

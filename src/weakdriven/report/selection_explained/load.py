@@ -31,18 +31,13 @@ class Selection:
     weak_entropy: np.ndarray
     strong_entropy: np.ndarray
     truncated: np.ndarray
-    weak: str
-    """Name of the weak model."""
+    models: tuple[str, str]
+    """Names of the weak and of the strong one."""
     note: str
     """Why the explanation may not hold; empty if it does."""
 
     @property
-    def models(self) -> tuple[str, str]:
-        return self.weak, model_at(self.round_number)
-
-    @property
     def draws(self) -> int:
-        """Number of draws, repeats included."""
         return draws(len(self.active.ids), self.settings["multiplier"])
 
     def terms(self, rows: list[int] | None = None) -> np.ndarray:
@@ -68,7 +63,7 @@ def load_selection(run: Path, round_number: int | None = None) -> Selection:
     note = f"The recipe has changed since {stage} was drawn; run it again for a new draw." if outdated else ""
     counters = mapping(manifest.get("counters"))
     columns = (weak_scores["entropy"], strong_scores["entropy"], strong_scores["truncated"])
-    selection = Selection(run, round_number, settings, counters, active, *columns, weak, note)
+    selection = Selection(run, round_number, settings, counters, active, *columns, (weak, strong), note)
     if _follows(selection):
         return selection
     note += f" The probabilities in {stage} do not follow from the present entropies; run the recipe again."

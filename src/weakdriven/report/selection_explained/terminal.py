@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weakdriven.report.format import MISSING, mapping, model_name, number, plain, share_words
+from weakdriven.report.run.figures import CHANGES
 from weakdriven.report.selection_explained.facts import TERMS, describe_example, summarise
 from weakdriven.report.selection_explained.load import LETTERS, load_selection
 from weakdriven.runs.directory import EXAMPLES
@@ -16,13 +17,13 @@ FORMULAS = {
     "paper": "the paper's equation: alpha [-dH]+ + beta H_strong + gamma [dH]+",
     "official": "the authors' code: alpha H_weak + beta [-dH]+ + gamma [dH]+, each divided by its sum over the data",
 }
-DIRECTIONS = {"falling": "fell", "equal": "stayed", "rising": "rose"}
 
 
 def explain_selection(run: Path, round_number: int | None, console: Console, top: int = 5) -> None:
     """Print how a round's active set was drawn, its hardest examples and those that regressed most."""
     facts = summarise(load_selection(run, round_number), top)
-    _print_note(console, facts["note"])
+    if facts["note"]:
+        console.print(Text(f"Note: {facts['note']}", style="yellow"))
     console.print(_pairs(_selection_lines(facts), f"Selection of round {facts['round']}"))
     for title, examples in (
         ("Hardest: highest entropy under the strong model", facts["hardest"]),
@@ -35,7 +36,8 @@ def explain_selection(run: Path, round_number: int | None, console: Console, top
 def explain_example(run: Path, round_number: int | None, example_id: str, console: Console) -> None:
     """Print why one example is in a round's active set or not."""
     facts = describe_example(load_selection(run, round_number), example_id)
-    _print_note(console, facts["note"])
+    if facts["note"]:
+        console.print(Text(f"Note: {facts['note']}", style="yellow"))
     console.print(_score_table(facts, f"Example {_clean(facts['id'])}, round {facts['round']}"))
     console.print(_pairs(_example_lines(facts)))
     console.print(Text(f"\n{facts['verdict']}", style="bold"))
@@ -59,7 +61,7 @@ def _selection_lines(facts: dict[str, Any]) -> dict[str, str]:
         lines["effective sample size"] = f"{size:,.1f} of {count:,} examples ({share_words(size / count)})"
     expected, realised = (share_words(counters.get(f"{name}_unique")) for name in ("expected", "realised"))
     repeats = "dropped" if settings.get("dedup", True) else "kept"
-    changes = [f"{words} in {plain(counters.get(key))}" for key, words in DIRECTIONS.items()]
+    changes = [f"{words} in {plain(counters.get(key))}" for key, words in CHANGES.items()]
     return lines | {
         "draws": f"{facts['draws']:,} with replacement, repeats {repeats}",
         "unique share of the draws": f"{expected} expected, {realised} realised",
@@ -103,13 +105,11 @@ def _pairs(lines: dict[str, str], title: str = "") -> Table:
 
 
 def _score_table(facts: dict[str, Any], title: str) -> Table:
-    heads = ("model", "entropy", "negative log-likelihood", "mean P(y)")
-    table = Table(*heads, title=Text(title), title_justify="left", box=None, pad_edge=False)
+    heads = {"entropy": "entropy", "nll": "negative log-likelihood", "target_probability": "mean P(y)"}
+    table = Table("model", *heads.values(), title=Text(title), title_justify="left", box=None, pad_edge=False)
     for role, model in zip(("weak", "strong"), facts["models"], strict=True):
-        values = [f"{facts[role][name]:.4f}" for name in ("entropy", "nll", "target_probability")]
-        table.add_row(f"{role}: {model_name(model)}", *values)
-    changes = [facts["strong"][name] - facts["weak"][name] for name in ("entropy", "nll", "target_probability")]
-    table.add_row("change", *(f"{change:+.4f}" for change in changes))
+        table.add_row(f"{role}: {model_name(model)}", *(f"{facts[role][name]:.4f}" for name in heads))
+    table.add_row("change", *(f"{facts['strong'][name] - facts['weak'][name]:+.4f}" for name in heads))
     return table
 
 
@@ -122,11 +122,6 @@ def _example_table(title: str, examples: list[dict[str, Any]]) -> Table:
         numbers = [f"{one['weak_entropy']:.4f}", f"{one['strong_entropy']:.4f}", f"{one['draws']:,}"]
         table.add_row(*(Text(_clean(text)) for text in (one["id"], *numbers, one["prompt"], one["completion"])))
     return table
-
-
-def _print_note(console: Console, note: str) -> None:
-    if note:
-        console.print(Text(f"Note: {note}", style="yellow"))
 
 
 def _clean(text: str) -> str:

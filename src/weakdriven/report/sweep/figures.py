@@ -3,10 +3,9 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import model_name, number
+from weakdriven.report.format import model_at, model_name, number, split_snapshot
 from weakdriven.report.plots import Spec, category, layer, present, quantity
 from weakdriven.report.results import Row
-from weakdriven.report.sweep.table import snapshot
 
 SERIES = ["blue", "green", "purple", "grey", "ink"]
 CONTROL = "orange"
@@ -55,7 +54,7 @@ def method_of(results: list[Row]) -> str:
 def mark_of(row: Row) -> Row:
     """Score and interval of a model in percent; a gap where it has none."""
     low, high = row.get("interval", (None, None))
-    return {name: percent(value) for name, value in {"score": row.get("score"), "low": low, "high": high}.items()}
+    return {"score": percent(row.get("score")), "low": percent(low), "high": percent(high)}
 
 
 def percent(value: Any) -> float | None:
@@ -63,7 +62,6 @@ def percent(value: Any) -> float | None:
 
 
 def seeds_of(row: Row, at: Row) -> list[Row]:
-    """The scores of single seeds."""
     each = zip(row["seeds"], row.get("by_seed", []), strict=True)
     return [{**at, "seed": seed, "score": percent(score)} for seed, score in each]
 
@@ -72,7 +70,7 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     """Mean with its interval over one numeric axis, single seeds as dots, the SFT control dashed."""
     others = [label for label in labels(found) if label != x]
     series = {row["point"]: words(found, row, others) or method_of(results) for row in results}
-    results = ordered(found, results, x)
+    results = sorted(results, key=lambda row: place(found, row, x))
     at = {row["point"]: {"x": place(found, row, x), "series": series[row["point"]]} for row in results}
     lines = [{**at[row["point"]], **mark_of(row)} for row in results]
     seeds = [one for row in results for one in seeds_of(row, at[row["point"]])]
@@ -191,7 +189,7 @@ def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None
             "benchmark": name,
             "score": percent(row.get("benchmarks", {}).get(name, {}).get("accuracy")),
         }
-        for row in (ordered(found, results, x) if x else results)
+        for row in (sorted(results, key=lambda row: place(found, row, x)) if x else results)
         for name in names
     ]
     points = list(dict.fromkeys(one["at"] for one in values))
@@ -254,18 +252,11 @@ def over_steps(found: Row) -> Figure | None:
 def trajectory(row: Row, here: dict[str, Row]) -> list[Row]:
     """Where a training started, its snapshots and its end, by steps."""
     family = str(row["model"])
-    if family == "baseline-sft":
-        start = here.get("base", {})
-    else:
-        number_ = int(family.removeprefix("round-")) if family.startswith("round-") else 1
-        start = here.get("sft" if number_ == 1 else f"round-{number_ - 1}", {})
-    saved = [one for name, one in here.items() if snapshot(name)[0] == family and "steps" in one]
+    round_number = int(family.removeprefix("round-")) if family.startswith("round-") else 1
+    start = here.get("base" if family == "baseline-sft" else model_at(round_number), {})
+    saved = [one for name, one in here.items() if split_snapshot(name)[0] == family and "steps" in one]
     points = [{"steps": 0, **mark_of(start)}] * ("score" in start)
     return points + sorted(({"steps": one["steps"], **mark_of(one)} for one in saved), key=lambda one: one["steps"])
-
-
-def ordered(found: Row, rows: list[Row], x: str) -> list[Row]:
-    return sorted(rows, key=lambda row: place(found, row, x))
 
 
 def vertical(field: str) -> Row:

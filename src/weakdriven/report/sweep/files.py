@@ -1,16 +1,13 @@
 """The results of a sweep as files: sweep.csv and .parquet for programs, .json and .md, and its figures."""
 
-import csv
-import io
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
-from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import MISSING, duration, markdown_table, model_name, with_brackets
+from weakdriven.report.figure import write_figures
+from weakdriven.report.format import MISSING, csv_text, duration, markdown_table, model_name, with_brackets
 from weakdriven.report.results import Row
 from weakdriven.report.sweep.figures import figures_of
 from weakdriven.report.sweep.table import as_cells, columns_of, runs_of, state_of, summarise, tidy_rows
@@ -18,7 +15,6 @@ from weakdriven.runs.files import PART, read_json, write_json, write_text
 
 SWEEP, FIGURES = "sweep", "figures"
 Table = tuple[list[str], list[list[str]]]
-"""Titles, and rows of cells."""
 
 
 def write_sweep(root: Path, facts: Row | None = None) -> Row:
@@ -31,7 +27,7 @@ def write_sweep(root: Path, facts: Row | None = None) -> Row:
     root.mkdir(parents=True, exist_ok=True)
     rows, found = tidy_rows(root, facts), facts | {"summary": summarise(root, facts)}
     columns = {name: as_cells(row[name] for row in rows) for name in columns_of(facts)}
-    write_text(root / f"{SWEEP}.csv", as_csv(columns))
+    write_text(root / f"{SWEEP}.csv", csv_text([list(columns), *zip(*columns.values(), strict=True)]))
     pq.write_table(pa.table(columns), part := root / f"{SWEEP}.parquet{PART}")
     part.replace(root / f"{SWEEP}.parquet")
     write_text(root / f"{SWEEP}.md", as_markdown(found))
@@ -45,18 +41,6 @@ def read_sweep(root: Path) -> Row:
     if not (root / f"{SWEEP}.json").is_file():
         raise UserError(f"{root} holds no sweep: it has no {SWEEP}.json.")
     return read_json(root / f"{SWEEP}.json")
-
-
-def sweep_figures(root: Path) -> list[Figure]:
-    """The figures of a sweep, finished or not."""
-    return figures_of(read_sweep(root))
-
-
-def as_csv(columns: dict[str, list[Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([list(columns), *zip(*columns.values(), strict=True)])
-    return file.getvalue()
 
 
 def as_markdown(found: Row) -> str:
@@ -78,10 +62,7 @@ def tables(found: Row) -> dict[str, Table]:
     titles = [*axes, "seeds", "score", "to the default", f"to {model_name(control)}" if control else "to SFT", "time"]
     made = {
         "Points": (titles, [result_cells(row, found) for row in summary if row["role"] == "result"]),
-        "The same at every point": (
-            ["model", "seeds", "score", "time"],
-            [model_cells(row) for row in shared.values()],
-        ),
+        "The same at every point": (["model", "seeds", "score", "time"], [model_cells(row) for row in shared.values()]),
         "Other models": (
             [*axes, "model", "seeds", "score", "time"],
             [[*places(row, found), *model_cells(row)] for row in more],

@@ -69,24 +69,15 @@ def result_of(facts: Row, point: str) -> str | None:
     return next((facts["runs"][one]["model"] for one in folders if "model" in facts["runs"].get(one, {})), None)
 
 
-def snapshot(model: str) -> tuple[str, float | None]:
-    """A model's name and, of a snapshot, the share of the steps after which it was saved.
-
-    >>> snapshot("round-1-at-25"), snapshot("baseline-sft")
-    (('round-1', 0.25), ('baseline-sft', None))
-    """
-    name, percent = split_snapshot(model)
-    return name, None if percent is None else percent / 100
-
-
 def training_of(model: str, manifests: dict[str, Row]) -> Row:
     """How far a model's own training had come, as share of the steps and steps; and the cost of all before it."""
-    whole, share = snapshot(model)
+    whole, percent = split_snapshot(model)
+    share = 1.0 if percent is None else percent / 100
     steps, cost = manifests.get(stage_of(whole), {}).get("counters", {}).get("steps"), costs(model, manifests)
     if steps is None:
         return cost
-    done = steps if share is None else max(round(share * steps), 1)
-    return {"share_of_steps": 1.0 if share is None else share, "steps": done, **cost}
+    done = steps if percent is None else max(round(share * steps), 1)
+    return {"share_of_steps": share, "steps": done, **cost}
 
 
 def summarise(root: Path, facts: Row) -> list[Row]:
@@ -94,15 +85,20 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
     found = {at: complete_models(run) if (run / PLAN_FILE).is_file() else {} for at, run in runs.items()}
     manifests = {at: current_manifests(runs[at]) for at, models in found.items() if models}
+
+    def runs_at(point: str) -> dict[str, dict[str, Evaluated]]:
+        return {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
+
+    default = of_model(result_of(facts, facts["default"]), runs_at(facts["default"]))
     rows = []
     for point in facts["points"]:
-        here = {seed: found[point, seed] for seed in facts["seeds"] if (point, seed) in found}
+        here = runs_at(point)
         models, result = list(dict.fromkeys(name for one in here.values() for name in one)), result_of(facts, point)
         control = next((name for name in CONTROLS if name in models and name != result), None)
         for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
             role = "result" if model == result else "control" if model == control else "other"
             row: Row = {"point": point, **columns_at(facts, point), "model": model, "name": readable(model)}
-            row |= {"role": role if model is None or snapshot(model)[1] is None else "snapshot"}
+            row |= {"role": role if model is None or split_snapshot(model)[1] is None else "snapshot"}
             by = of_model(model, here)
             row |= {"shared": is_shared(model, found, facts), "seeds": list(by)}
             if by and model:
@@ -110,22 +106,13 @@ def summarise(root: Path, facts: Row) -> list[Row]:
                 row |= mean_of([training_of(model, manifests[point, seed]) for seed in by])
             if role == "result":
                 row["against_control"] = against(by, of_model(control, here), control)
-                row["against_default"] = against(by, default_of(facts, point, found), facts["default"])
+                row["against_default"] = against(by, {} if point == facts["default"] else default, facts["default"])
             rows.append(row)
     return rows
 
 
 def of_model(model: str | None, found: dict[str, dict[str, Evaluated]]) -> BySeed:
     return {seed: one[model] for seed, one in found.items() if model in one}
-
-
-def default_of(facts: Row, point: str, found: Models) -> BySeed:
-    """The result of the recipe's own point, by seed; nothing for that point itself."""
-    default = facts["default"]
-    if default in (None, point):
-        return {}
-    here = {seed: models for (name, seed), models in found.items() if name == default}
-    return of_model(result_of(facts, default), here)
 
 
 def is_shared(model: str | None, found: Models, facts: Row) -> bool:
@@ -138,8 +125,8 @@ def is_shared(model: str | None, found: Models, facts: Row) -> bool:
 def readable(model: str | None) -> str | None:
     if model is None:
         return None
-    whole, share = snapshot(model)
-    return model_name(whole) if share is None else f"{model_name(whole)}, after {100 * share:g}% of its steps"
+    whole, percent = split_snapshot(model)
+    return model_name(whole) if percent is None else f"{model_name(whole)}, after {percent}% of its steps"
 
 
 def mean_of(rows: list[Row]) -> Row:
