@@ -41,7 +41,7 @@ def will_run(planned: list[Planned]) -> set[str]:
 def check_room(
     context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any], *, force: bool = False
 ) -> None:
-    """Refuse a run that cannot fit in memory or on the disk; what may not fit, and with `force` all of it, is reported."""
+    """Refuse a run that cannot fit in memory or on the disk; what may not fit is reported, with `force` all of it."""
     progress, names = context.progress, will_run(planned)
     listed = [workload for workload in list_workloads(context, work) if workload.name in names]
     workloads = [workload for workload in listed if workload.kind in ("train", "scan") or workload.name == "merged"]
