@@ -92,6 +92,9 @@ class RedactingStream:
     def write(self, text: str) -> int:
         return self._stream.write(redact(text))
 
+    def flush(self) -> None:
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
