@@ -79,7 +79,7 @@ class SelectionSettings(Settings):
     dedup: bool = True
     """Drop repeated draws, as the paper does; the authors' code keeps them."""
     match_steps: bool = False
-    """Matched steps: repeat the active set until an epoch has as many steps as one over all examples."""
+    """Matched steps: repeat the active set until an epoch takes the steps of one over all examples."""
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
     reuse: list[str] = Field(default=[])

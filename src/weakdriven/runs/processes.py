@@ -33,7 +33,7 @@ def all_processes() -> "PartialState":
     import torch
     from accelerate import PartialState
 
-    # on a CPU accelerate sees a single process unless it is told so
+    # on a CPU accelerate sees a single process without cpu=True
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 

@@ -28,7 +28,7 @@ class Workload:
     active: bool = False
     """Trains on a drawn set."""
     matched: bool = False
-    """For as many steps as all examples would take."""
+    """Matched steps: an epoch takes the steps of one over all examples."""
     budget: bool = False
     """For as much compute as the whole method."""
     start: Model | None = None

@@ -22,7 +22,7 @@ def training_order(
     order.
 
     Args:
-        epoch_rows: If set, an epoch takes as many steps as this many rows would; the rows are repeated, shuffled anew
+        epoch_rows: If set, an epoch takes the steps of one over this many rows; the rows are repeated, shuffled anew
             each time.
 
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
