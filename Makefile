@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 VLLM := .venv-vllm
 
-.PHONY: setup demo test test-vllm lint types clean
+.PHONY: setup demo test test-all test-vllm coverage lint types clean
 
 setup: $(READY)
 
@@ -19,9 +19,18 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/weakdriven run demo --output runs/demo
 
+# a file of tests that share a dear fixture stays in one worker; the other tests are spread one by one
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=10
+
 test: $(READY)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=40
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=40
+	$(PYTEST)
+
+test-all: $(READY)
+	$(PYTEST) -m slow
+
+# lines and branches that the tests reach, and changed operators that they notice
+coverage: $(READY)
+	$(PYTEST) -m "not gpu and not vllm" --cov=weakdriven --cov-branch --cov-context=test --cov-report=term --junitxml=junit.xml
 
 # What vLLM brings for pictures and sound are CUDA builds, which do not load beside the CPU build of torch.
 $(VLLM)/ready:

@@ -1,12 +1,16 @@
 """Runs that several tests look at; the embedded model and problems, cut down to seconds."""
 
+import fcntl
 import os
+import pickle
 import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.stage import Planned
+from weakdriven.runs.take_over import Siblings
 
 SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
 
@@ -50,19 +55,49 @@ def small_recipe(*overrides: str) -> Recipe:
     return load_recipe("demo", [*SMALL, *overrides])
 
 
-def run_small(root: Path, *overrides: str) -> Recorder:
-    from weakdriven.pipeline.run import run_recipe
+def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Recorder:
+    """Run the small recipe; stages that a sibling has finished with the same key are taken over from it."""
+    from weakdriven.pipeline.run import RunOptions, run_recipe
 
     recorder = Recorder()
-    run_recipe(small_recipe(*overrides), root, recorder)
+    run_recipe(small_recipe(*overrides), root, recorder, RunOptions(Siblings(siblings)))
     return recorder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file with a fixture of module scope run in one worker, so that it is built once."""
+    for item in items:
+        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+        if any(one.scope == "module" for found in fixtures.values() for one in found):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(scope="session")
-def two_round_run(tmp_path_factory) -> tuple[Path, Recorder]:
+def once(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]:
+    """Build a folder once for all workers: `path, result = once(name, build)`, where `build(path)` returns a result.
+
+    Tests only read what it made; who changes something copies it first.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def built(name: str, build: Callable[[Path], Any]) -> tuple[Path, Any]:
+        folder, result = shared / "once" / name, shared / "once" / f"{name}.pickle"
+        result.parent.mkdir(exist_ok=True)
+        with result.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker builds, the others wait
+            if not result.exists():
+                result.write_bytes(pickle.dumps(build(folder)))
+        return folder, pickle.loads(result.read_bytes())
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def two_round_run(once) -> tuple[Path, Recorder]:
     """A finished run of two rounds and its recorder."""
-    root = tmp_path_factory.mktemp("runs") / "two-rounds"
-    return root, run_small(root, "joint.rounds=2")
+    return once("two-rounds", lambda root: run_small(root, "joint.rounds=2"))
 
 
 @pytest.fixture

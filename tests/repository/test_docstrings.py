@@ -1,4 +1,4 @@
-"""The examples in the docstrings of research/ are right."""
+"""The examples in docstrings are right."""
 
 import doctest
 import importlib
@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in (ROOT / "research").rglob("*.py")
+    ".".join(path.relative_to(root).with_suffix("").parts)
+    for root, package in ((ROOT / "src", "weakdriven"), (ROOT, "research"))
+    for path in (root / package).rglob("*.py")
     if ">>>" in path.read_text(encoding="utf-8")
 )
 
