@@ -110,7 +110,7 @@ def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
 @pytest.mark.parametrize(
     "test, message",
     [
-        ("assert (", "no Python program"),
+        ("assert (", "cannot be read"),
         ("f(1)", "asserts nothing"),
         ("def helper():\n    assert f(1)", "asserts nothing"),
         ("def check(candidate):\n    candidate(1)", "asserts nothing"),

@@ -9,7 +9,8 @@ from conftest import run_small, small_recipe
 from helpers import demo_examples
 from weakdriven.eval.generate.requests import Completion, request_seed
 from weakdriven.eval.graders import candidates
-from weakdriven.eval.graders.answers import FAILED, TIMEOUT, Graded
+from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT
 from weakdriven.eval.rollouts import Rollout
 from weakdriven.methods.rollouts import stage as rolling
 from weakdriven.runs.files import read_json, read_jsonl

@@ -34,16 +34,15 @@ class Hub:
 
 
 def read_hub(hub: Hub) -> Iterator[Row]:
-    """The rows of a dataset on the Hub, as they are there."""
+    """The rows of a dataset on the Hub, in its own fields."""
+    import datasets
+    import huggingface_hub
+
     try:
         if hub.file is not None:
-            from huggingface_hub import hf_hub_download
-
-            rows = read_rows(hf_hub_download(hub.id, hub.file, repo_type="dataset"))
+            rows = read_rows(huggingface_hub.hf_hub_download(hub.id, hub.file, repo_type="dataset"))
         else:
-            from datasets import load_dataset
-
-            rows = load_dataset(hub.id, hub.config, split=hub.split)
+            rows = datasets.load_dataset(hub.id, hub.config, split=hub.split)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -113,8 +112,7 @@ def mbpp_plus(row: Row, number: int) -> Row:
 def bigcodebench(row: Row, number: int) -> Row:
     """bigcode/bigcodebench: `task_id`, `complete_prompt`, `instruct_prompt`, `entry_point`, `test`, `libs` (a text)."""
     libraries = row.get("libs")
-    if isinstance(libraries, str):
-        libraries = ast.literal_eval(libraries)
+    libraries = ast.literal_eval(libraries) if isinstance(libraries, str) else libraries
     common = {**pick(row, "instruct_prompt", "entry_point", "test"), "libs": libraries, "test_style": "unittest"}
     return {"id": row.get("task_id"), "prompt": row["complete_prompt"], **common}
 
@@ -122,22 +120,16 @@ def bigcodebench(row: Row, number: int) -> Row:
 def livecodebench(row: Row, number: int) -> Row:
     """livecodebench/code_generation_lite: tests as JSON text, the private ones packed; `metadata` holds `func_name`."""
     tests = json.loads(row.get("public_test_cases") or "[]") + unpack_tests(row.get("private_test_cases") or "[]")
-    metadata = json.loads(row.get("metadata") or "{}")
-    return {
-        "id": row.get("question_id"),
-        "question": row["question_content"],
-        "starter_code": row.get("starter_code") or "",
-        "tests": tests,
-        "func_name": metadata.get("func_name") or "",
-        "difficulty": row.get("difficulty"),
-    }
+    name = json.loads(row.get("metadata") or "{}").get("func_name")
+    common = {**pick(row, "starter_code", "difficulty"), "tests": tests, "func_name": name}
+    return {"id": row.get("question_id"), "question": row["question_content"], **common}
 
 
 def logiqa2(row: Row, number: int) -> Row:
     """LogiQA 2.0 as its authors publish it: `id` (not unique), `text`, `question`, `options`, `answer` (0 to 3)."""
     identity = f"logiqa2-test-{number - 1:04d}" + (f"-{row['id']}" if row.get("id") is not None else "")
-    answer = letter_of(row.get("answer"))
-    return {"id": identity, "context": row["text"], **pick(row, "question", "options"), "answer": answer}
+    common = {**pick(row, "question", "options"), "answer": letter_of(row.get("answer"))}
+    return {"id": identity, "context": row["text"], **common}
 
 
 def reclor(row: Row, number: int) -> Row:
@@ -151,7 +143,7 @@ PUBLISHED: dict[str, tuple[str, Callable[[Row, int], Row]]] = {
     "amc23": ("url", amc23),
     "aqua": ("correct", aqua),
     "bigcodebench": ("complete_prompt", bigcodebench),
-    "gsm8k": ("", gsm8k),
+    "gsm8k": ("", gsm8k),  # its fields have the names of ours and other contents, but its rows have no id
     "humaneval_plus": ("task_id", humaneval_plus),
     "livecodebench": ("question_content", livecodebench),
     "logiqa2": ("text", logiqa2),
@@ -161,9 +153,7 @@ PUBLISHED: dict[str, tuple[str, Callable[[Row, int], Row]]] = {
     "reclor": ("answers", reclor),
     "svamp": ("Body", svamp),
 }
-"""For each benchmark a field that only its published layout has, and the function that reads that layout.
-
-GSM8K's fields are called as ours are, but hold other things, so what tells it is that rows have no id."""
+"""For each benchmark a field that only its published layout has, and the function that reads that layout."""
 
 
 def our_fields(name: str, row: Row, number: int) -> Row:
@@ -186,17 +176,13 @@ def plain_number(value: Any) -> str | None:
 
 
 def letter_of(number: Any) -> Any:
-    """
-    >>> letter_of(2), letter_of("b"), letter_of(None)
-    ('C', 'b', None)
-    """
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS):
-        return LETTERS[number]
-    return number
+    """The letter of an option's number; anything else as it is, to be refused by `load_items`."""
+    is_option = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS)
+    return LETTERS[number] if is_option else number
 
 
 def called_function(example: str, code: str) -> str:
-    """The function of `code` that an assert calls; where the code does not tell, the first one that is not built in.
+    """The function of `code` that an assert calls; else the first called function that is not built in.
 
     >>> called_function("assert set(shared((1, 2), (2,))) == {2}", "def helper(x): ...\\ndef shared(a, b): ...")
     'shared'

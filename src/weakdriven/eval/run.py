@@ -205,19 +205,9 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
     return [{**row, **verdict, **known[row["id"]]} for row, verdict in zip(rows, verdicts, strict=True)]
 
 
-def saved_questions(folder: Path, grading: dict[str, Any]) -> Questions:
-    """The questions of a finished benchmark, to be graded with these options."""
-    scores = read_json(folder / BENCHMARK_SCORES)
-    items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
-    return Questions(scores["benchmark"], items, [int(k) for k in scores["pass_at_k"]], grading)
-
-
 def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
     """Grade the saved samples of one benchmark again, with today's grader; nothing is generated."""
     old, rows = read_json(folder / BENCHMARK_SCORES), list(read_jsonl(folder / SAMPLES))
-    known = {item.id for item in questions.items}
-    if unknown := [row["id"] for row in rows if row["id"] not in known]:
-        raise UserError(f"{folder}: {SAMPLES} holds answers to {unknown[0]}, which is not in {ITEMS}.")
     begin, name = time.monotonic(), questions.benchmark
     progress.begin(name, f"graded as version {BENCHMARKS[name].version}")
     with rewriting(folder, ITEMS, SAMPLES, BENCHMARK_SCORES) as manifest:

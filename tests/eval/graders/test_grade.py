@@ -12,9 +12,8 @@ from types import ModuleType
 import pytest
 
 from weakdriven.eval import Graded, check_golds, grade, grade_many
-from weakdriven.eval.graders.answers import after_thinking, last_boxed
+from weakdriven.eval.graders.answers import after_thinking, grade_math, last_boxed
 from weakdriven.eval.graders.judge import MEMORY_MB
-from weakdriven.eval.graders.math_answers import grade_math
 from weakdriven.eval.graders.workers import Pool, Worker, shared_pool
 from weakdriven.runs.machine import cores
 

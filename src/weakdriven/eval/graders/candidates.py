@@ -12,10 +12,11 @@ from weakdriven.data.rows.files import Row
 from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.structure import has_box, structure_fault
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.answers import BAD_GOLD, EMPTY_BOX, FAILED, NO_BOX, TIMEOUT, UNFINISHED, Graded
+from weakdriven.eval.graders.answers import BAD_GOLD, EMPTY_BOX, NO_BOX, UNFINISHED, Graded
 from weakdriven.eval.graders.choices import NO_CHOICE, gold_letter
 from weakdriven.eval.graders.grading import Kind, check_golds, grade, grade_many
 from weakdriven.eval.graders.unit_tests import unit_tests_of
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT
 from weakdriven.eval.hub_rows import our_fields
 from weakdriven.eval.sandbox.run import SandboxError
 from weakdriven.runs.machine import cores
@@ -30,7 +31,7 @@ class Fault(NamedTuple):
     reason: str
     detail: str = ""
     answer: str | None = None
-    """What a wrong completion gives as its answer, where it gives one."""
+    """The answer of a wrong completion, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Candidate:
 
 
 Verify = Callable[[Sequence[Candidate]], list[Fault | None]]
-"""Takes candidates and gives the fault of each, None for those that are right."""
+"""Returns the fault of each candidate, None for those that are right."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         return Candidate(example) if (example.gold or "").strip() else Fault("no gold")
     try:
         tests = unit_tests_of(row, example)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except UserError as error:
         return Fault(BAD_TESTS, str(error))
     return Candidate(example, tests) if tests else Fault("no tests")
 
@@ -95,12 +96,11 @@ def logic_fields(row: Row, number: int, path: str) -> Row:
 
 
 def form_fault(example: Example, style: str) -> Fault | None:
-    """What can be said against a completion without a verifier."""
+    """The fault of a completion that shows without a verifier."""
     if fault := structure_fault(example.completion, style):
         return Fault("bad structure", fault)
-    if example.domain == "math" and not has_box(example.completion):
-        return Fault(NO_ANSWER_FOUND, "no boxed answer")
-    return None
+    no_box = example.domain == "math" and not has_box(example.completion)
+    return Fault(NO_ANSWER_FOUND, NO_BOX) if no_box else None
 
 
 def kind_of(candidate: Candidate) -> Kind:
@@ -110,19 +110,19 @@ def kind_of(candidate: Candidate) -> Kind:
 
 
 def verifier(checks: Checks) -> Verify:
-    """Decides on completions."""
+    """Verifies completions."""
     math, choice = partial(verify_answers, "math", checks), partial(verify_answers, "choice", checks)
     return partial(by_kind, math=math, choice=choice, code=partial(verify_code, checks))
 
 
 def problem_checker(checks: Checks) -> Verify:
-    """Decides on problems whose completion is still to be written: whether one could be verified."""
+    """Checks whether a completion of a problem, which is yet to be generated, could be verified."""
     # the tests of a program have been read, so there is nothing to check
     return partial(by_kind, math=partial(check_values, checks), choice=lambda some: list(map(letter_fault, some)))
 
 
 def by_kind(candidates: Sequence[Candidate], **verify: Verify) -> list[Fault | None]:
-    """The fault of each candidate, from the function for its kind; without one it has none."""
+    """The fault of each candidate, from the function for its kind if there is one."""
     faults: list[Fault | None] = [None] * len(candidates)
     for kind, decide in verify.items():
         places = [place for place, candidate in enumerate(candidates) if kind_of(candidate) == kind]
@@ -132,7 +132,7 @@ def by_kind(candidates: Sequence[Candidate], **verify: Verify) -> list[Fault | N
 
 
 def verify_answers(kind: Kind, checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
-    """Whether the boxed answer has the value of the gold answer, or the letter chosen is that of the gold answer."""
+    """Whether the boxed answer has the value of the gold answer, or the chosen letter is the gold letter."""
     examples = [candidate.example for candidate in candidates]
     golds = [example.gold for example in examples]
     options = [example.meta["options"] for example in examples] if kind == "choice" else None

@@ -1,13 +1,14 @@
 """From a model's answer to a code benchmark to a verdict: find the code, put the tests behind it, run it."""
 
 import ast
+import contextlib
 import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.answers import Graded, unfinished
 from weakdriven.eval.graders.code_io import run_tests
 from weakdriven.eval.sandbox.run import last_line, run_code
 
@@ -79,10 +80,9 @@ def extract_code(text: str, entry_point: str) -> str | None:
     >>> extract_code("I do not know.", "f") is None
     True
     """
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
-        return None  # cut off while thinking
+    if unfinished(text):
+        return None
+    text = text.rpartition("</think>")[2]
     if "<answer>" in text:
         inside = text.rpartition("<answer>")[2].partition("</answer>")[0]
         if (code := code_in(inside, entry_point)) is not None:
@@ -161,11 +161,10 @@ def as_body(code: str) -> str | None:
 
 
 def compiles(code: str) -> bool:
-    try:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         compile(code, "<answer>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-        return False
-    return True
+        return True
+    return False
 
 
 def longest_valid(code: str, before: str) -> str:
@@ -190,16 +189,13 @@ def defines(code: str, name: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         start = r"^[ \t]*" if re.search(r"^class Solution\b", code, re.MULTILINE) else "^"
         return re.search(rf"{start}(async def|def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
+    named: list[str] = []
     for statement in statements:
-        if isinstance(statement, DEFINITIONS) and statement.name == name:
-            return True
         inner = statement.body if isinstance(statement, ast.ClassDef) and statement.name == "Solution" else []
-        if any(isinstance(one, DEFINITIONS) and one.name == name for one in inner):
-            return True
+        named += [one.name for one in [statement, *inner] if isinstance(one, DEFINITIONS)]
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return True
-    return False
+        named += [target.id for target in targets if isinstance(target, ast.Name)]
+    return name in named
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -211,8 +207,13 @@ def assemble(item: Mapping[str, Any], code: str) -> str:
     if style not in ("check", "asserts", "unittest"):
         known = "io is graded without a program; others are" if style == "io" else "expected"
         raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
-    endings = {"check": f"check({name})\n", "asserts": ""}
-    ending = UNITTEST.format(names=classes_of(item)) if style == "unittest" else endings[style]
+    ending = f"check({name})\n" if style == "check" else ""
+    if style == "unittest":
+        # the test's own classes: an answer may bring tests of its own, which do not count
+        names = [node.name for node in ast.parse(test).body if isinstance(node, ast.ClassDef)]
+        if not names:
+            raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
+        ending = UNITTEST.format(names=names)
     if style == "asserts":
         solution = code
     elif not defines(code, name) and (body := as_body(code)) is not None:
@@ -235,11 +236,3 @@ def preamble(prompt: str, entry_point: str) -> str:
         start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         kept += [*lines[start - 1 : node.end_lineno], "\n"]
     return "".join(kept)
-
-
-def classes_of(item: Mapping[str, Any]) -> list[str]:
-    """Names of the test's own classes: an answer may bring tests of itself, which do not count."""
-    names = [node.name for node in ast.parse(item["test"]).body if isinstance(node, ast.ClassDef)]
-    if not names:
-        raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
-    return names

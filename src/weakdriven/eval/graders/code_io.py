@@ -4,6 +4,7 @@ The answer runs in the sandbox, all tests in one go; what it printed or returned
 reach. So it can neither read nor change what is expected.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
@@ -23,13 +24,15 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
     if item["testtype"] not in ("stdin", "functional") or not tests:
         raise UserError(f"{name}: {len(tests)} tests of testtype {item['testtype']!r}; expected stdin or functional.")
     try:
-        given = [arguments(test["input"]) if functional else test["input"] for test in tests]
-        expected = [value_of(test["output"]) if functional else test["output"] for test in tests]
+        inputs, outputs = [test["input"] for test in tests], [test["output"] for test in tests]
+        if functional:
+            inputs = [[json.loads(line) for line in text.split("\n") if line.strip()] for text in inputs]
+            outputs = list(map(value_of, outputs))
     except ValueError as error:
         raise UserError(f"{name}: a functional test holds text that is no JSON: {error}") from error
     sizes = [len(test["output"]) for test in tests]
     enough = 4 * max(sizes) + 2**16
-    job = {"code": code, "entry_point": item["entry_point"] if functional else "", "inputs": given}
+    job = {"code": code, "entry_point": item["entry_point"] if functional else "", "inputs": inputs}
     result = run_code(
         HARNESS,
         stdin=json.dumps(job | {"seconds": test_timeout, "output_limit": enough}),
@@ -40,7 +43,7 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
     )
     same = same_value if functional else same_output
     report = read_report(result)
-    for number, (want, (ending, got)) in enumerate(zip(expected, report, strict=False), 1):
+    for number, (want, (ending, got)) in enumerate(zip(outputs, report, strict=False), 1):
         where = f"test {number} of {len(tests)}"
         if ending != "passed":
             detail = last_line(result.stderr) if ending == "failed" else ""
@@ -53,30 +56,24 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
     return None
 
 
-def arguments(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-
 def value_of(text: str) -> Any:
     """A JSON value; whole numbers of any length, in time that is linear in it."""
     return json.loads(text, parse_int=Decimal)
 
 
 def read_report(result: CodeResult) -> list[tuple[str, str]]:
-    """(how it ended, what it printed) of each test; none if the program has meddled with the report."""
-    try:
+    """(how it ended, what it printed) of each test; empty if the program has tampered with the report."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         rows = [json.loads(line) for line in result.stdout.split("\n") if line]
         return [(str(row["ending"]), str(row["output"])) for row in rows]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return []
+    return []
 
 
 def same_value(got: str, want: Any) -> bool:
     """Whether a returned value, as JSON and so with lists for tuples, is the expected one."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError, InvalidOperation):
         return bool(value_of(got) == want)
-    except (ValueError, RecursionError, InvalidOperation):
-        return False
+    return False
 
 
 def same_output(got: str, want: str) -> bool:
@@ -92,17 +89,12 @@ def same_output(got: str, want: str) -> bool:
 def same_line(got: str, want: str) -> bool:
     if got.strip() == want.strip():
         return True
-    try:
+    with contextlib.suppress(InvalidOperation, ValueError):
         return [Decimal(word) for word in got.split()] == [Decimal(word) for word in want.split()]
-    except (InvalidOperation, ValueError):
-        return False
+    return False
 
 
 def shown(text: str) -> str:
-    """A text short enough for one line.
-
-    >>> shown("1\\n" * 100)
-    "'1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n1\\\\n...'"
-    """
+    """A text short enough for one line."""
     text = text.strip()
     return repr(text if len(text) <= 40 else text[:20] + "...")

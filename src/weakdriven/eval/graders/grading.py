@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.answers import Graded, grade_math, readable
 from weakdriven.eval.graders.choices import gold_letter, grade_choice
-from weakdriven.eval.graders.math_answers import grade_math, readable
 
 Kind = Literal["math", "choice", "code"]
 
@@ -15,7 +14,7 @@ def grade(kind: Kind, text: str, gold: Any, **options: Any) -> Graded:
     r"""Whether a completion is right.
 
     Args:
-        kind: "math" compares the last boxed value, "choice" the letter chosen, "code" runs tests.
+        kind: "math" compares the last boxed value, "choice" the chosen letter, "code" runs tests.
         gold: The final answer as text; for "code", the benchmark's item.
         options: "math": `timeout` in seconds. "choice": `options`, the texts of the choices, and `timeout`. "code": see
             `weakdriven.eval.graders.code.grade_code`.
@@ -65,7 +64,7 @@ def grade_many(
 def check_golds(
     kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None, timeout: float = 10.0
 ) -> list[int]:
-    r"""Rows whose gold answer cannot be graded against, so that a run can stop before it generates.
+    r"""Positions of gold answers that cannot be graded against, so that a run can stop before it generates.
 
     >>> check_golds("choice", ["A", "F", "b", ""])
     [1, 3]

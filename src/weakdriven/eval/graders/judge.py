@@ -17,8 +17,9 @@ from latex2sympy2_extended import latex2sympy2
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import nan, zoo
 
-from weakdriven.eval.graders.answers import BAD_GOLD, DIFFERENT, FAILED, UNREADABLE, VERIFIED
+from weakdriven.eval.graders.answers import BAD_GOLD, DIFFERENT, UNREADABLE, VERIFIED
 from weakdriven.eval.graders.latex import NUMBER_WORDS, as_words, clash, columns_as_tuples, readings, tidy, without_text
+from weakdriven.eval.graders.workers import FAILED
 
 MEMORY_MB = 2048
 

@@ -5,6 +5,7 @@ It reads one job as JSON from standard input and writes to standard output: a li
 verdict as JSON. The kernel shields process 1 from the program's signals, and kills whatever is left when it ends.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -208,12 +209,10 @@ def processes(isolated: bool) -> "list[int]":
     found, queue = [], [os.getpid()]
     while queue:
         pid = queue.pop()
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                queue += (children := [int(word) for word in file.read().split()])
-        except OSError:
-            continue
-        found += children
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(word) for word in file.read().split()]
+            queue += children
+            found += children
     return found
 
 
@@ -222,13 +221,10 @@ def over_limit(job: dict) -> "str | None":
     alive = processes(job["isolated"])
     pages = tasks = used = 0
     for pid in alive:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        tasks += int(fields[17])
-        pages += int(fields[21])
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+            tasks += int(fields[17])
+            pages += int(fields[21])
     if tasks > TASK_LIMIT:
         return "processes"
     for folder in ("/tmp", "/dev/shm") if job["isolated"] else ():
@@ -246,32 +242,24 @@ def over_limit(job: dict) -> "str | None":
 
 def own_memory(pid: int) -> int:
     """Bytes of a process where pages shared with others count by their share, so that forks are not counted twice."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
-    except OSError:
-        return 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+    return 0
 
 
 def hear(channel: socket.socket) -> bytes:
-    try:
+    with contextlib.suppress(ConnectionResetError):
         return channel.recv(1)
-    except ConnectionResetError:
-        return b""
+    return b""
 
 
 def reap(pid: int) -> "int | None":
     """Collect the dead; the wait status of `pid` if it is among them."""
-    found = None
-    while True:
-        try:
-            dead, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if dead == 0:
-            return found
-        if dead == pid:
-            found = status
+    statuses = {}
+    with contextlib.suppress(ChildProcessError):
+        while (dead := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[dead[0]] = dead[1]
+    return statuses.get(pid)
 
 
 def supervise(job: dict) -> dict:
@@ -326,11 +314,9 @@ def rest(pipe: int) -> bytes:
     """What is left in a pipe, whether or not somebody still holds its other end."""
     os.set_blocking(pipe, False)
     found = b""
-    try:
+    with contextlib.suppress(BlockingIOError):
         while data := os.read(pipe, 65536):
             found += data
-    except BlockingIOError:
-        pass
     return found
 
 
@@ -340,10 +326,8 @@ def kill_all(isolated: bool) -> None:
         if not (alive := processes(isolated)):
             return
         for pid in [-1] if isolated else alive:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         reap(0)
         time.sleep(0.001)
 

@@ -163,7 +163,7 @@ def verifiable(example: Example, domain: str) -> Example | None:
         return example if (example.gold or "").strip() else None
     try:
         tests = unit_tests_of({}, example)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+    except UserError:
         return None
     return replace(example, meta=example.meta | {UNIT_TESTS: tests}) if tests else None
 
