@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from weakdriven.eval.graders.answers import grade_math
 from weakdriven.eval.graders.choices import grade_choice
-from weakdriven.eval.graders.code import assemble, code_for, extract_code
-from weakdriven.eval.graders.code_io import read_report, same_output, same_value, value_of
+from weakdriven.eval.graders.code import (
+    assemble,
+    code_for,
+    extract_code,
+    read_report,
+    same_output,
+    same_value,
+    value_of,
+)
 from weakdriven.eval.sandbox.run import CodeResult
 from weakdriven.report.card import write_cards
 from weakdriven.report.run.page import render_report

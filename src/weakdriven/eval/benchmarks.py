@@ -151,7 +151,6 @@ def load_items(name: str, data_dir: str | None) -> list[Item]:
 
 
 def as_item(name: str, row: Row, where: str) -> Item:
-    """One row in our fields as an item."""
     entry = BENCHMARKS[name]
     if entry.kind == "code":
         return contest_item(row, where) if "tests" in row else code_item(row, where)
@@ -260,10 +259,7 @@ def missing_libraries(items: list[Item], python: str | None = None) -> dict[str,
 
 
 def imports_of(program: str) -> set[str]:
-    """
-    >>> sorted(imports_of("import numpy.linalg as la\\nfrom os import path\\nfrom . import x"))
-    ['numpy', 'os']
-    """
+    """The top-level modules that a program imports; none if it is no Python."""
     modules: list[str] = []
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(program)):

@@ -68,7 +68,7 @@ class Rollouts:
         Args:
             on_done: Given the number of completions that are written so far.
         """
-        keys = [(ask.id, ask.sample) for ask in asks]
+        shown = {(ask.id, ask.sample): ask.shown for ask in asks}
         judged: list[Future[None]] = []
         with ThreadPoolExecutor(1) as thread:
 
@@ -78,25 +78,22 @@ class Rollouts:
                 for verdict in judged:
                     if verdict.done():
                         verdict.result()  # a verifier that cannot work ends the writing, too
-                on_done(sum(key in self.rows for key in keys))
+                on_done(sum(key in self.rows for key in shown))
 
-            done = {key: self.rows[key] for key, ask in zip(keys, asks, strict=True) if self._is_written(ask)}
-            left = [ask for key, ask in zip(keys, asks, strict=True) if key not in done]
+            known = ((key, self.rows.get(key)) for key in shown)
+            done = {key: row for key, row in known if row and row["prompt"] == shown[key]}
+            left = [ask for ask in asks if (ask.id, ask.sample) not in done]
             judged_on = {key: label["terms"] for key, label in self.labels.items()}
             if unlabelled := [row for key, row in done.items() if judged_on.get(key) != self.terms(row["id"])]:
                 on_rows(unlabelled)
             collect(left, self.engine, self.sampling, self.files[ROLLOUTS], seed=self.seed, on_rows=on_rows)
         for verdict in judged:
             verdict.result()
-        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in keys]
+        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in shown]
 
     def _read(self, name: str) -> dict[Key, Row]:
         files = sorted(self.folder.glob(name.replace(".jsonl", "*.jsonl")))
         return by_key([row for file in files for row in salvage_jsonl(file)])
-
-    def _is_written(self, ask: Ask) -> bool:
-        row = self.rows.get((ask.id, ask.sample))
-        return row is not None and row["prompt"] == ask.shown
 
     def _label(self, rows: list[Row]) -> None:
         faults = zip(rows, self.judge(rows), strict=True)

@@ -77,11 +77,7 @@ class Comparison:
 
 
 def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS) -> Comparison:
-    """Two models that are right or wrong on the same items: exact binomial test on the items where they differ.
-
-    >>> mcnemar([1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 1, 1]).p_value
-    0.375
-    """
+    """Two models that are right or wrong on the same items: exact binomial test on the items where they differ."""
     differences = paired_differences(right_a_P, right_b_P)
     if not np.isin([*right_a_P, *right_b_P], [0, 1]).all():
         raise ValueError("McNemar's test needs 0 and 1; use paired_bootstrap for means.")
@@ -149,7 +145,6 @@ class SeedComparison:
 
 
 def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -> SeedComparison:
-    """Two methods, seed by seed and problem by problem."""
     shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"A paired comparison needs the same seeds and problems, found {shapes[0]} and {shapes[1]}.")
@@ -160,12 +155,11 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
 
 
 def score_of(scores: Scores) -> float:
-    """A method's score: its accuracy, averaged over benchmarks and seeds."""
+    """A method's accuracy, averaged over benchmarks and seeds."""
     return float(np.mean(by_seed(scores)))
 
 
 def by_seed(scores: Scores) -> Floats:
-    """Mean over benchmarks for each seed."""
     return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
 
 
@@ -211,7 +205,6 @@ def t_test(values_S: Floats) -> float | None:
 
 
 def t_chance(t: float, freedom: int) -> float:
-    """Two-sided p-value of Student's t."""
     # with t = sqrt(freedom) * tan(angle) Student's density becomes a power of the cosine
     angle = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (freedom - 1)

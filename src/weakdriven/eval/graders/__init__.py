@@ -2,6 +2,6 @@
 
 Start at `grading.py`: `grade` sends a completion to `answers.py`, `choices.py` or `code.py`. Answers in LaTeX are
 compared by math-verify in worker processes (`workers.py` starts them, `judge.py` runs in them); code runs in
-`eval/sandbox`. `candidates.py` and `unit_tests.py` apply the same graders to rows of a training set. Scores of whole
+`eval/sandbox`. `candidates.py` applies the same graders to rows of a training set. Scores of whole
 benchmarks are in `eval`.
 """

@@ -36,13 +36,7 @@ BARE_BOX = re.compile(r"\s*[^\s${}]+")
 
 
 def after_thinking(text: str) -> str:
-    """The part after the last closed thinking block; empty if the token budget cut the thinking.
-
-    >>> after_thinking("<think>maybe 3</think> 4")
-    ' 4'
-    >>> after_thinking("<think>maybe 3")
-    ''
-    """
+    """The part after the last closed thinking block; empty if the token budget cut the thinking."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
@@ -68,11 +62,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Contents of the last complete \boxed{...}, braces matched.
-
-    >>> last_boxed(r"so \boxed{1}, no: \boxed{\frac{1}{2}}.")
-    '\\frac{1}{2}'
-    """
+    r"""Contents of the last complete \boxed{...}, braces matched."""
     found = boxes(text)
     return found[-1].content if found else None
 

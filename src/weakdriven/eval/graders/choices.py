@@ -6,8 +6,8 @@ alone, then an option's own words; among statements of one kind the last one cou
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 
 from weakdriven.eval.graders.answers import BAD_GOLD, UNFINISHED, VERIFIED, Graded, after_thinking, boxes, unfinished
@@ -51,10 +51,7 @@ SO = (
 )
 
 
-def pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.MULTILINE)
-
-
+pattern = partial(re.compile, flags=re.MULTILINE)
 ANSWERS = [
     pattern(
         rf"(?i:\b(?:answer|solution|ans)s?\b)(?P<gap>(?:(?!answer)[^.\n:=?!]){{0,60}}?){OPEN}{CLOSE}{BE}{HEDGE}{ONE}"
@@ -119,8 +116,20 @@ def grade_choice(text: str, gold: str, options: list[str] | None = None, *, time
     if not final.strip() and unfinished(text):
         return Graded(False, None, UNFINISHED)
     final = RUN.sub(lambda run: run[0][:8] + ("\n" if "\n" in run[0] else " ") + run[0][-8:], final)
-    chosen = read_choice(final, options, timeout)
-    return Graded(False, None, NO_CHOICE) if chosen is None else verdict(chosen, letter, options)
+    cuts = [0, *(match.end() for match in CORRECTION.finditer(final)), len(final)]
+    pieces = (read_piece(final[start:end], options, timeout) for start, end in reversed(list(pairwise(cuts))))
+    chosen = next(filter(None, pieces), Statement(0, 0, frozenset(), NO_CHOICE))
+    if chosen.reason.startswith((NO_CHOICE, TIMEOUT, FAILED)):
+        return Graded(False, None, chosen.reason)
+    answer = ", ".join(sorted(chosen.letters))
+    if len(chosen.letters) > 1:
+        texts = {lettered(options).get(one, one).strip() for one in chosen.letters}
+        if chosen.reason != LETTER and letter in chosen.letters and len(texts) == 1:  # some options of AQuA are equal
+            return Graded(True, letter, chosen.reason)
+        return Graded(False, answer, AMBIGUOUS)
+    if answer not in allowed(options):
+        return Graded(False, answer, NO_SUCH_OPTION)
+    return Graded(answer == letter, answer, chosen.reason if answer == letter else OTHER_LETTER)
 
 
 def gold_letter(gold: str, options: list[str] | None) -> str | None:
@@ -136,32 +145,11 @@ def lettered(options: list[str] | None) -> dict[str, str]:
     return dict(zip(LETTERS, options or [], strict=False))
 
 
-def verdict(chosen: Statement, gold: str, options: list[str] | None) -> Graded:
-    if chosen.reason.startswith((TIMEOUT, FAILED)):
-        return Graded(False, None, chosen.reason)
-    answer = ", ".join(sorted(chosen.letters))
-    if len(chosen.letters) > 1:
-        texts = {lettered(options).get(letter, letter).strip() for letter in chosen.letters}
-        if chosen.reason != LETTER and gold in chosen.letters and len(texts) == 1:  # some options of AQuA are equal
-            return Graded(True, gold, chosen.reason)
-        return Graded(False, answer, AMBIGUOUS)
-    if answer not in allowed(options):
-        return Graded(False, answer, NO_SUCH_OPTION)
-    return Graded(answer == gold, answer, chosen.reason if answer == gold else OTHER_LETTER)
-
-
-def read_choice(text: str, options: list[str] | None, timeout: float) -> Statement | None:
-    """The statement that counts: of the last piece between corrections that makes one."""
-    cuts = [0, *(match.end() for match in CORRECTION.finditer(text)), len(text)]
-    for start, end in reversed(list(pairwise(cuts))):
-        if found := read_piece(text[start:end], options, timeout):
-            return found
-    return None
-
-
 def read_piece(text: str, options: list[str] | None, timeout: float) -> Statement | None:
-    explicit = [*boxed_statements(text, options, timeout), *spoken_statements(text, options, timeout)]
-    if explicit:
+    """The statement that counts in a piece between two corrections."""
+    read = [(box, read_value(box.content, options, timeout)) for box in boxes(text)[-3:]]
+    boxed = [replace(found, start=box.start, end=box.end) for box, found in read if found]
+    if explicit := boxed + spoken_statements(text, options, timeout):
         return last_of(explicit, text)
     for patterns in (VERDICTS, CONCLUSIONS):
         if found := hints(patterns, text, options):
@@ -223,12 +211,6 @@ def statement(match: re.Match[str], text: str) -> Statement | None:
     return Statement(match.start(), max(place, match.end()), frozenset(letters))
 
 
-def boxed_statements(text: str, options: list[str] | None, timeout: float) -> Iterable[Statement]:
-    for box in boxes(text)[-3:]:
-        if found := read_value(box.content, options, timeout):
-            yield Statement(box.start, box.end, found.letters, found.reason)
-
-
 SPOKEN = re.compile(
     r"(?i)\banswer\b[^.\n:=]{0,40}?(?:\bis\b|:|=)[\s:*]*(?P<value>[^\n]{1,200}?)[*\s]*(?:\.(?=\s|$)|\n|$)"
 )
@@ -247,7 +229,7 @@ def spoken_statements(text: str, options: list[str] | None, timeout: float) -> l
         plain = not NEGATION.search(match["value"]) and not boxes(match["value"])
         if plain and apart(match.start(), match.end(), found):
             value = matching_value(match["value"], options, timeout)
-            found += [Statement(match.start(), match.end(), value.letters, value.reason)] if value else []
+            found += [replace(value, start=match.start(), end=match.end())] if value else []
     return found
 
 

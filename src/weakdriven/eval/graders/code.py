@@ -2,16 +2,21 @@
 
 import ast
 import contextlib
+import json
 import re
 import textwrap
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.answers import Graded, unfinished
-from weakdriven.eval.graders.code_io import run_tests
-from weakdriven.eval.sandbox.run import last_line, run_code
+from weakdriven.eval.sandbox import io_tests
+from weakdriven.eval.sandbox.run import OUTPUT_LIMIT, CodeResult, last_line, run_code
 
+HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
+NO_CODE = "no code found"
 PYTHON_TAGS = ("python", "python3", "py")
 
 # A demonstration under `if __name__ == "__main__":` is no part of an answer, so the program has another name.
@@ -48,7 +53,7 @@ def grade_code(
     """
     code = code_for(item, text)
     if code is None:
-        return Graded(False, None, "no code found")
+        return Graded(False, None, NO_CODE)
     if item["test_style"] == "io":
         reason = run_tests(code, item, test_timeout=test_timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
     else:
@@ -71,14 +76,10 @@ def code_for(item: Mapping[str, Any], text: str) -> str | None:
 def extract_code(text: str, entry_point: str) -> str | None:
     """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
 
-    Where `entry_point` is empty the answer is a whole program: the last Python block, or all of a text that is one.
+    Without `entry_point` the answer is a whole program: the last Python block, or all of a text that is one.
 
     >>> extract_code("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", "f")
     'def f(x):\\n    return x\\n'
-    >>> extract_code("    return x\\n", "f")
-    '    return x\\n'
-    >>> extract_code("I do not know.", "f") is None
-    True
     """
     if unfinished(text):
         return None
@@ -107,14 +108,12 @@ def program_in(text: str, blocks: list[tuple[str, str]]) -> str | None:
     """The last block that says it is Python; else the last part of the text that reads like a program."""
     if tagged := [body for tag, body in blocks if tag]:
         return tagged[-1]
-    head, fence, _ = text.partition("```")  # if the prompt had opened the fence, this one closes it
-    candidates = [head if fence else text, *(body for _, body in reversed(blocks))]
-    return next((code for code in candidates if calls_something(code)), blocks[-1][1] if blocks else None)
-
-
-def calls_something(code: str) -> bool:
-    """Whether the text is Python that does something, rather than an output that happens to be Python too."""
-    return compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code)))
+    # if the prompt had opened the fence, the first one closes it
+    for code in (text.partition("```")[0], *(body for _, body in reversed(blocks))):
+        # a call, because the output of a program may happen to be Python too
+        if compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code))):
+            return code
+    return blocks[-1][1] if blocks else None
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -236,3 +235,82 @@ def preamble(prompt: str, entry_point: str) -> str:
         start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         kept += [*lines[start - 1 : node.end_lineno], "\n"]
     return "".join(kept)
+
+
+def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **options: Any) -> str | None:
+    """Why the code does not pass tests that are pairs of input and output, or None if it does.
+
+    It runs in the sandbox, all tests in one go. What it printed or returned is compared here, so that it can neither
+    read nor change what is expected.
+    """
+    name, tests, functional = item.get("id", "item"), item["tests"], item["testtype"] == "functional"
+    if item["testtype"] not in ("stdin", "functional") or not tests:
+        raise UserError(f"{name}: {len(tests)} tests of testtype {item['testtype']!r}; expected stdin or functional.")
+    try:
+        inputs, outputs = [test["input"] for test in tests], [test["output"] for test in tests]
+        if functional:
+            inputs = [[json.loads(line) for line in text.split("\n") if line.strip()] for text in inputs]
+            outputs = list(map(value_of, outputs))
+    except ValueError as error:
+        raise UserError(f"{name}: a functional test holds text that is no JSON: {error}") from error
+    sizes = [len(test["output"]) for test in tests]
+    enough = 4 * max(sizes) + 2**16
+    job = {"code": code, "entry_point": item["entry_point"] if functional else "", "inputs": inputs}
+    result = run_code(
+        HARNESS,
+        stdin=json.dumps(job | {"seconds": test_timeout, "output_limit": enough}),
+        timeout=len(tests) * test_timeout + 5,
+        keep_stdout=True,
+        output_limit=OUTPUT_LIMIT + 6 * sum(sizes) + len(tests) * 2**16,  # one byte is at most six in JSON
+        **options,
+    )
+    same = same_value if functional else same_output
+    report = read_report(result)
+    for number, (want, (ending, got)) in enumerate(zip(outputs, report, strict=False), 1):
+        where = f"test {number} of {len(tests)}"
+        if ending != "passed":
+            detail = last_line(result.stderr) if ending == "failed" else ""
+            return f"program failed: {where}: {ending}: {detail}".removesuffix(": ")
+        if not same(got, want):
+            return f"program failed: {where}: wrong answer {shown(got)}, expected {shown(tests[number - 1]['output'])}"
+    if not result.passed or len(report) != len(tests):
+        status = "failed" if result.passed else result.status
+        return f"program {status}: {last_line(result.stderr)}".removesuffix(": ")
+    return None
+
+
+def value_of(text: str) -> Any:
+    """A JSON value; whole numbers of any length, in time that is linear in it."""
+    return json.loads(text, parse_int=Decimal)
+
+
+def read_report(result: CodeResult) -> list[tuple[str, str]]:
+    """(how it ended, what it printed) of each test; empty if the program has tampered with the report."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        rows = [json.loads(line) for line in result.stdout.split("\n") if line]
+        return [(str(row["ending"]), str(row["output"])) for row in rows]
+    return []
+
+
+def same_value(got: str, want: Any) -> bool:
+    """Whether a returned value, as JSON and so with lists for tuples, is the expected one."""
+    with contextlib.suppress(ValueError, RecursionError, InvalidOperation):
+        return bool(value_of(got) == want)
+    return False
+
+
+def same_output(got: str, want: str) -> bool:
+    """Whether two outputs agree as LiveCodeBench compares them: line by line, as text or else as numbers."""
+    got_lines, want_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, want))
+    if len(got_lines) != len(want_lines):
+        return False
+    different = [(one, other) for one, other in zip(got_lines, want_lines, strict=True) if one != other]
+    with contextlib.suppress(InvalidOperation, ValueError):
+        return all(list(map(Decimal, one.split())) == list(map(Decimal, other.split())) for one, other in different)
+    return False
+
+
+def shown(text: str) -> str:
+    """A text short enough for one line."""
+    text = text.strip()
+    return repr(text if len(text) <= 40 else text[:20] + "...")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from weakdriven.eval.graders.answers import Graded, grade_math, readable
 from weakdriven.eval.graders.choices import gold_letter, grade_choice
+from weakdriven.eval.graders.code import grade_code
 
 Kind = Literal["math", "choice", "code"]
 
@@ -27,8 +28,6 @@ def grade(kind: Kind, text: str, gold: Any, **options: Any) -> Graded:
     if kind == "choice":
         return grade_choice(text, gold, **options)
     if kind == "code":
-        from weakdriven.eval.graders.code import grade_code
-
         return grade_code(text, gold, **options)
     raise ValueError(f"There is no grader {kind!r}; use math, choice or code.")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import new_root, watcher
+from weakdriven.eval.sandbox import watcher
 
 METHODS = {"bubblewrap": ("bwrap",), "unshare": ("unshare", "setpriv")}
 """The programs that each method needs; the method that comes first is preferred."""
-WATCHER, PREPARATION = (str(Path(module.__file__).resolve()) for module in (watcher, new_root))
+WATCHER, PREPARATION = (str(Path(__file__).resolve().with_name(name)) for name in ("watcher.py", "new_root.py"))
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = (
     *("alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf"),

@@ -149,7 +149,6 @@ def no_isolation() -> str:
 
 
 def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult:
-    """Start the watcher, hand it the job and read its verdict."""
     environment = dict(ENVIRONMENT)
     if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries through it only
         environment["LD_LIBRARY_PATH"] = libraries

@@ -193,15 +193,6 @@ def stack_in_read(pid: int, looks: int = 1) -> "int | None":
     return None
 
 
-def at_the_end(pid: int, first: "int | None") -> "str | None":
-    """What a second request is worth: "passed", "forged", or None while the program does not wait for the answer."""
-    if first is None:
-        return "passed"
-    if (last := stack_in_read(pid)) is None:
-        return None
-    return "passed" if 0 <= first - last <= STACK_SLACK else "forged"
-
-
 def processes(isolated: bool) -> "list[int]":
     """All processes but this one: of the pid namespace, or the descendants where there is none."""
     if isolated:
@@ -247,12 +238,6 @@ def own_memory(pid: int) -> int:
     return 0
 
 
-def hear(channel: socket.socket) -> bytes:
-    with contextlib.suppress(ConnectionResetError):
-        return channel.recv(1)
-    return b""
-
-
 def reap(pid: int) -> "int | None":
     """Collect the dead; the wait status of `pid` if it is among them."""
     statuses = {}
@@ -282,7 +267,10 @@ def supervise(job: dict) -> dict:
                 poll.unregister(fd)
         now = time.monotonic()
         if channel.fileno() in ready:
-            if hear(channel) != b"?":
+            heard = b""
+            with contextlib.suppress(ConnectionResetError):
+                heard = channel.recv(1)
+            if heard != b"?":
                 poll.unregister(channel)
             elif not started:
                 started, stack = True, stack_in_read(pid, looks=20_000)
@@ -295,29 +283,24 @@ def supervise(job: dict) -> dict:
             ending = "ended"
         elif sum(map(len, output.values())) > job["output_limit"]:
             ending = "output"
-        elif asked and (found := at_the_end(pid, stack)):
-            ending = found
+        elif asked and stack is None:
+            ending = "passed"
+        elif asked and (last := stack_in_read(pid)) is not None:  # None: it does not wait for the answer yet
+            ending = "passed" if 0 <= stack - last <= STACK_SLACK else "forged"
         elif now > deadline:
             ending = "timeout"
         elif now - checked >= TICK:
             checked, ending = now, over_limit(job)
     seconds = time.monotonic() - begun
     kill_all(job["isolated"])
-    for fd in output:
-        output[fd] += rest(fd)
+    for fd in output:  # what is left in a pipe, whether or not somebody still holds its other end
+        os.set_blocking(fd, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(fd, 65536):
+                output[fd] += data
     stdout, stderr = output[out] if job["keep_stdout"] else b"", output[err][-STDERR_TAIL:]
     texts = {"stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
     return {"ending": ending, "wait": wait_status, "seconds": seconds, **texts}
-
-
-def rest(pipe: int) -> bytes:
-    """What is left in a pipe, whether or not somebody still holds its other end."""
-    os.set_blocking(pipe, False)
-    found = b""
-    with contextlib.suppress(BlockingIOError):
-        while data := os.read(pipe, 65536):
-            found += data
-    return found
 
 
 def kill_all(isolated: bool) -> None:
