@@ -193,11 +193,11 @@ BAD = [
     ("reclor", CHOICE | {"context": ""}, "the field 'context' is missing"),
     ("aqua", CHOICE, "expected 5 options"),
     *[("humaneval_plus", CODE | {key: None}, f"the field '{key}' is missing") for key in CODE],
-    ("livecodebench", CONTEST | {"tests": []}, "tests is empty"),
+    ("livecodebench", CONTEST | {"tests": []}, "tests is a list of objects"),
     (
         "livecodebench",
         CONTEST | {"tests": [{"input": 1, "output": "2", "testtype": "stdin"}]},
-        "needs input and output",
+        r"tests is a list of objects with input and output as text; found \{'input': 1",
     ),
     ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "all tests of a row are stdin"),
     (

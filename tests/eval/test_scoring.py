@@ -59,7 +59,7 @@ def test_several_samples_are_compared_by_their_means(tmp_path):
     "changes, says",
     [
         ({"golds": "h"}, "other items, options or gold answers"),
-        ({"version": 1}, "version 2, the second as version 1; run weakdriven eval regrade"),
+        ({"version": 1}, "version is 2 in the first and 1 in the second; run weakdriven eval regrade"),
         ({"protocol": {"samples": 1, "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 64}}, "temperature is 0.0"),
     ],
 )

@@ -185,11 +185,9 @@ def contest_item(row: Row, where: str) -> Item:
     """A contest problem with inputs and outputs (LiveCodeBench)."""
     identity, statement = text_of(row, "id", where), text_of(row, "question", where)
     tests, starter = row["tests"], str(row.get("starter_code") or "")
-    if not isinstance(tests, list) or not tests:
-        raise UserError(f"{where}: tests is empty; expected a list of objects with input, output and testtype.")
-    for test in tests:
+    for test in tests if isinstance(tests, list) and tests else [tests]:
         if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
-            raise UserError(f"{where}: every test needs input and output as text; found {test!r:.200}.")
+            raise UserError(f"{where}: tests is a list of objects with input and output as text; found {test!r:.200}.")
     kinds = sorted({str(test.get("testtype")) for test in tests})
     if kinds not in (["stdin"], ["functional"]):
         raise UserError(f"{where}: all tests of a row are stdin or all are functional; found {', '.join(kinds)}.")

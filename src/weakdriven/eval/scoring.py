@@ -136,18 +136,13 @@ def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
 
 
 def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
-    if a["version"] != b["version"]:
-        raise UserError(
-            f"{name}: the first was graded as version {a['version']}, the second as version {b['version']}; run "
-            "weakdriven eval regrade on the older one."
-        )
     if a["golds"] != b["golds"]:
         raise UserError(
             f"{name}: the two were graded on other items, options or gold answers; use one file and the same limit."
         )
-    for key in ("samples", "temperature", "top_p", "max_new_tokens"):
-        if a["protocol"][key] != b["protocol"][key]:
-            raise UserError(
-                f"{name}: {key} is {a['protocol'][key]} in the first and {b['protocol'][key]} in the second; compare "
-                "answers that were drawn the same way."
-            )
+    remedies = {"version": "run weakdriven eval regrade on the older one"}
+    remedies |= dict.fromkeys(("samples", "temperature", "top_p", "max_new_tokens"), "sample both the same way")
+    for key, remedy in remedies.items():
+        first, second = ((scores | scores["protocol"])[key] for scores in (a, b))
+        if first != second:
+            raise UserError(f"{name}: {key} is {first} in the first and {second} in the second; {remedy}.")

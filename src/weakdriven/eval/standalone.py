@@ -20,9 +20,6 @@ from weakdriven.runs.files import digest, read_json, read_jsonl
 from weakdriven.runs.redact import without_login
 from weakdriven.runs.stage import Planned, Stage
 
-OWNER = "eval"
-"""What run.json has in place of a recipe's name."""
-
 
 def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress) -> dict[str, Any]:
     """Generate, grade and score what is not done yet; returns the scores by benchmark."""
@@ -51,7 +48,7 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
 
-    with claim_run(root, OWNER):
+    with claim_run(root, "eval"):  # in run.json, in place of a recipe's name
         plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)

@@ -97,7 +97,7 @@ def grade_math(text: str, gold: str, *, timeout: float = 10.0) -> Graded:
     if reason == DIFFERENT and (several := listed_boxes(final)):
         listed = equality(gold, several, timeout=timeout)
         if listed in (SAME_TEXT, VERIFIED):
-            return Graded(True, several, listed)
+            answer, reason = several, listed
     return Graded(reason in (SAME_TEXT, VERIFIED), answer, reason)
 
 

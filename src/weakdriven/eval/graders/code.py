@@ -35,30 +35,22 @@ assert _result.wasSuccessful() and not _result.skipped, "a test failed or was sk
 
 
 def grade_code(
-    text: str,
-    item: Mapping[str, Any],
-    *,
-    timeout: float = 10,
-    test_timeout: float = 6,
-    memory_mb: int = 1024,
-    unsafe: bool = False,
-    python: str | None = None,
+    text: str, item: Mapping[str, Any], *, timeout: float = 10, test_timeout: float = 6, **options: Any
 ) -> Graded:
     """Whether the code in an answer passes the item's tests.
 
     Args:
         timeout: Seconds for an item's whole program; of `test_style` "io", each test has a limit of its own instead.
         test_timeout: Seconds for one test of style "io".
-        memory_mb, unsafe, python: See `run_code`.
+        options: `memory_mb`, `unsafe` and `python` of `run_code`.
     """
     code = code_for(item, text)
     if code is None:
         return Graded(False, None, NO_CODE)
     if item["test_style"] == "io":
-        reason = run_tests(code, item, test_timeout=test_timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        reason = run_tests(code, item, test_timeout=test_timeout, **options)
     else:
-        program = assemble(item, code)
-        result = run_code(program, timeout=timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        result = run_code(assemble(item, code), timeout=timeout, **options)
         detail = last_line(result.stderr)
         reason = None if result.passed else f"program {result.status}: {detail}".removesuffix(": ")
     return Graded(reason is None, code, "tests passed" if reason is None else reason[:240])

@@ -22,8 +22,6 @@ ETC = (
     *("services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
 )
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
-USER = "1000"
-"""Number of the user and the group that the program has in the sandbox."""
 
 # What an interpreter says of itself.
 QUERY = """
@@ -125,7 +123,7 @@ def bubblewrap(python: Interpreter) -> list[str]:
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
     size = ["--size", str(watcher.DISK_LIMIT)] if "--size" in known else []
     command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
-    command += ["--uid", USER, "--gid", USER, "--hostname", "sandbox", "--cap-drop", "ALL"]
+    command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--cap-drop", "ALL"]
     command += ["--disable-userns"] if "--disable-userns" in known else []
     command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
     for place, source in view(python).items():
