@@ -160,6 +160,7 @@ def score_of(scores: Scores) -> float:
 
 
 def by_seed(scores: Scores) -> Floats:
+    """Mean over benchmarks for each seed."""
     return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
 
 
@@ -205,6 +206,7 @@ def t_test(values_S: Floats) -> float | None:
 
 
 def t_chance(t: float, freedom: int) -> float:
+    """Two-sided p-value of Student's t."""
     # with t = sqrt(freedom) * tan(angle) Student's density becomes a power of the cosine
     angle = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (freedom - 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 from weakdriven.eval.graders.answers import Graded, grade_math, readable
@@ -60,9 +61,7 @@ def grade_many(
         return list(threads.map(one, range(len(texts))))
 
 
-def check_golds(
-    kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None, timeout: float = 10.0
-) -> list[int]:
+def check_golds(kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None) -> list[int]:
     r"""Positions of gold answers that cannot be graded against, so that a run can stop before it generates.
 
     >>> check_golds("choice", ["A", "F", "b", ""])
@@ -74,5 +73,5 @@ def check_golds(
         choices = options or [None] * len(golds)
         return [row for row, gold in enumerate(golds) if gold_letter(gold, choices[row]) is None]
     with ThreadPoolExecutor() as threads:
-        fine = list(threads.map(lambda gold: readable(gold, timeout=timeout), golds))
-    return [row for row, good in enumerate(fine) if not good]
+        fine = threads.map(partial(readable, timeout=10.0), golds)
+        return [row for row, good in enumerate(fine) if not good]
