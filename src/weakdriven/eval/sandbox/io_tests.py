@@ -114,7 +114,7 @@ def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> N
     if entry_point:
         exec(program, module.__dict__)
         solution = getattr(module, "Solution", None)
-        owner = solution() if hasattr(solution, entry_point) else module
+        owner = solution() if solution is not None and hasattr(solution, entry_point) else module
         if not hasattr(owner, entry_point):
             raise NameError(f"the answer does not define {entry_point}")
         value = json.dumps(getattr(owner, entry_point)(*given), default=plain)
