@@ -12,10 +12,17 @@ from fuzz_inputs import place
 from fuzz_values import JSON, NASTY, NUMBERS, TEXT, changed_tree, cut_and_mended, dumped
 from hypothesis import strategies as st
 
+from weakdriven.eval.graders.answers import grade_math
 from weakdriven.eval.graders.choices import grade_choice
-from weakdriven.eval.graders.code import assemble, code_for, extract_code
-from weakdriven.eval.graders.code_io import read_report, same_output, same_value, value_of
-from weakdriven.eval.graders.math_answers import grade_math
+from weakdriven.eval.graders.code import (
+    assemble,
+    code_for,
+    extract_code,
+    read_report,
+    same_output,
+    same_value,
+    value_of,
+)
 from weakdriven.eval.sandbox.run import CodeResult
 from weakdriven.report.card import write_cards
 from weakdriven.report.run.page import render_report

@@ -9,8 +9,7 @@ from helpers import build_settings, write_rows
 from weakdriven.build.build import build
 from weakdriven.data.example import Example
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.candidates import Checks, verify_code
-from weakdriven.eval.graders.unit_tests import program_tests, unit_tests_of
+from weakdriven.eval.graders.candidates import Checks, program_tests, unit_tests_of, verifier
 from weakdriven.runs.files import read_jsonl
 
 
@@ -110,7 +109,7 @@ def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
 @pytest.mark.parametrize(
     "test, message",
     [
-        ("assert (", "no Python program"),
+        ("assert (", "cannot be read"),
         ("f(1)", "asserts nothing"),
         ("def helper():\n    assert f(1)", "asserts nothing"),
         ("def check(candidate):\n    candidate(1)", "asserts nothing"),
@@ -156,7 +155,7 @@ def test_one_program_runs_on_each_processor_unless_told_otherwise(monkeypatch, w
 
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 5})
     monkeypatch.setattr("weakdriven.eval.graders.candidates.ThreadPoolExecutor", Threads)
-    assert verify_code(Checks(workers=workers), []) == [] and asked == [at_once]
+    assert verifier(Checks(workers=workers))([]) == [] and asked == [at_once]
 
 
 def test_a_list_of_asserts_names_the_function():

@@ -17,8 +17,8 @@ from weakdriven.commands.data import asked_benchmarks
 from weakdriven.data.demo import demo_rows
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
-from weakdriven.eval.graders import math_answers
-from weakdriven.eval.graders.answers import TIMEOUT
+from weakdriven.eval.graders import answers
+from weakdriven.eval.graders.workers import TIMEOUT
 
 HELD = "A baker fills 7 trays with 12 rolls each and then sells 30 of all those rolls before noon; how many are left?"
 GOOD = "Ann has 3 red pens and buys 1 more pen at the shop. How many pens does she have?"
@@ -69,10 +69,8 @@ def corpus(tmp_path, monkeypatch):
     (tmp_path / "held").mkdir()
     others = [{"id": f"a{n}", "question": f"Find the integer number {n} in a list.", "answer": "1"} for n in range(29)]
     write_rows(tmp_path / "held" / "aime2025.jsonl", [{"id": "baker", "question": HELD, "answer": "54"}, *others])
-    ask = math_answers.ask
-    monkeypatch.setattr(
-        math_answers, "ask", lambda gold, *more, **k: TIMEOUT if gold == "y+2" else ask(gold, *more, **k)
-    )
+    ask = answers.ask
+    monkeypatch.setattr(answers, "ask", lambda gold, *more, **k: TIMEOUT if gold == "y+2" else ask(gold, *more, **k))
     return path
 
 

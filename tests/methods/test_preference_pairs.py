@@ -17,8 +17,9 @@ from weakdriven.errors import UserError
 from weakdriven.eval.generate import Sampling
 from weakdriven.eval.generate.requests import Completion
 from weakdriven.eval.generate.samples import Ask
-from weakdriven.eval.graders.answers import BAD_GOLD, FAILED
+from weakdriven.eval.graders.answers import BAD_GOLD
 from weakdriven.eval.graders.candidates import BAD_TESTS, NO_ANSWER_FOUND, VERIFIER_TIMEOUT, Checks, Fault, verifier
+from weakdriven.eval.graders.workers import FAILED
 from weakdriven.eval.rollouts import Rollout, Rollouts, as_fault, as_label
 from weakdriven.methods.rollouts import preference_pairs as pairs
 from weakdriven.methods.rollouts.preference_pairs import Pair, Reply, Tally, hinted, hinted_prompts, with_rollouts

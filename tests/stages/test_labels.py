@@ -9,7 +9,8 @@ from conftest import run_small, small_recipe
 from helpers import demo_examples
 from weakdriven.eval.generate.requests import Completion, request_seed
 from weakdriven.eval.graders import candidates
-from weakdriven.eval.graders.answers import FAILED, TIMEOUT, Graded
+from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT
 from weakdriven.eval.rollouts import Rollout
 from weakdriven.methods.rollouts import stage as rolling
 from weakdriven.runs.files import read_json, read_jsonl
@@ -53,9 +54,9 @@ def test_a_completion_without_an_end_is_wrong_if_its_answer_is_and_neither_if_th
 def test_what_the_row_the_verifier_or_the_server_is_to_blame_for_is_neither(monkeypatch):
     assert labels("\\boxed{5}", gold="\\frac{") == [("bad gold", False)]
     assert labels("\\boxed{5}", "", finish="content_filter") == [("refused", False)] * 2
-    verdicts = [Graded(False, "5", f"{reason}: why") for reason in (TIMEOUT, FAILED)]
-    monkeypatch.setattr(candidates, "grade_many", lambda kind, texts, *_, **__: verdicts[: len(texts)])
-    assert labels("\\boxed{5}", "\\boxed{5}") == [("verifier timeout", False), ("verifier failed", False)]
+    reasons = {"\\boxed{5}": TIMEOUT, "\\boxed{6}": FAILED}
+    monkeypatch.setattr(candidates, "grade", lambda kind, text, *_, **__: Graded(False, "5", f"{reasons[text]}: why"))
+    assert labels("\\boxed{5}", "\\boxed{6}") == [("verifier timeout", False), ("verifier failed", False)]
 
 
 def test_a_run_pairs_what_ended_and_counts_the_rest(learner, tmp_path, says):

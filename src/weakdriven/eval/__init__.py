@@ -2,8 +2,8 @@
 
 Start with `benchmarks.py` (the table of benchmarks) and `run.py` (one benchmark on one model: generate, grade, score).
 `standalone.py` evaluates a model outside a recipe, `rollouts.py` samples and verifies completions of training prompts.
-`generate/` holds the engines, `graders/` the verdicts and `sandbox/` the isolation of generated programs. When a recipe
-evaluates which model is decided in `stages` and `pipeline`, tables and pages are in `report`.
+`generate/` holds the engines, of which `engines.py` opens one at a time; `graders/` holds the verdicts, `sandbox/` the
+isolation of generated programs. `stages` and `pipeline` decide which model is evaluated when; `report` has the tables.
 """
 
 from weakdriven.eval.graders.answers import Graded

@@ -4,11 +4,12 @@ docs/benchmarks.md lists the fields of a local file.
 """
 
 import ast
+import contextlib
 import difflib
-import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,18 +95,13 @@ class Item:
     level: str | None = None
 
 
-def unknown_benchmark(name: str) -> UserError:
-    near = difflib.get_close_matches(name, BENCHMARKS, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
-
-
 def benchmarks_named(names: str) -> list[str]:
     """Benchmarks from a command line, separated by commas."""
     found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in found:
         if name not in BENCHMARKS:
-            raise unknown_benchmark(name)
+            hint = "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(name, BENCHMARKS, n=1))
+            raise UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
     if not found:
         raise UserError(f"--benchmarks is empty; give names separated by commas, out of {', '.join(BENCHMARKS)}.")
     return found
@@ -113,8 +109,6 @@ def benchmarks_named(names: str) -> list[str]:
 
 def benchmark_source(name: str, data_dir: str | None) -> str:
     """Where the items of a benchmark are: the embedded set, a file in `data_dir`, or a dataset on the Hub."""
-    if name not in BENCHMARKS:
-        raise unknown_benchmark(name)
     entry = BENCHMARKS[name]
     if entry.embedded:
         return EMBEDDED
@@ -125,11 +119,9 @@ def benchmark_source(name: str, data_dir: str | None) -> str:
             raise UserError(f"Benchmark {name} needs eval.data_dir, a folder that holds {wanted}. {entry.source}")
         return entry.hub.id
     folder = Path(data_dir).expanduser()
-    for place in (folder, folder / entry.domain):
-        for stem in stems:
-            for ending in ENDINGS:
-                if (path := place / (stem + ending)).is_file():
-                    return str(path)
+    for place, stem, ending in product((folder, folder / entry.domain), stems, ENDINGS):
+        if (path := place / (stem + ending)).is_file():
+            return str(path)
     raise UserError(
         f"Benchmark {name}: there is no {wanted} in eval.data_dir={data_dir} nor in its folder {entry.domain}; "
         f"{', '.join(ENDINGS[1:])} are read too. {entry.source}".strip()
@@ -138,32 +130,27 @@ def benchmark_source(name: str, data_dir: str | None) -> str:
 
 def load_items(name: str, data_dir: str | None) -> list[Item]:
     """All items of a benchmark; a missing field, a repeated id or a wrong number of rows is an error."""
-    source = benchmark_source(name, data_dir)
-    entry = BENCHMARKS[name]
-    hub = entry.hub if data_dir is None else None
-    rows = read_hub(hub) if hub else read_rows(source, "test")
-    items: list[Item] = []
-    first_use: dict[str, int] = {}
+    source, entry = benchmark_source(name, data_dir), BENCHMARKS[name]
+    rows = read_hub(entry.hub) if entry.hub and data_dir is None else read_rows(source, "test")
+    items: dict[str, Item] = {}
     for number, row in enumerate(rows, start=1):
         where = f"{source}, row {number}"
         try:
             item = as_item(name, our_fields(name, row, number), where)
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
             raise UserError(f"{where} is not in a layout that {name} is published in: {error}.") from error
-        if item.id in first_use:
+        if item.id in items:
+            first = list(items).index(item.id) + 1
             raise UserError(
-                f"{source} holds an id twice: {item.id!r} in rows {first_use[item.id]} and {number}; "
-                "ids must be unique."
+                f"{source} holds an id twice: {item.id!r} in rows {first} and {number}; ids must be unique."
             )
-        first_use[item.id] = number
-        items.append(item)
+        items[item.id] = item
     if len(items) != entry.rows:
         raise UserError(f"{source} holds {len(items)} items, but {name} has {entry.rows}; use the published test set.")
-    return items
+    return list(items.values())
 
 
 def as_item(name: str, row: Row, where: str) -> Item:
-    """One row in our fields as an item."""
     entry = BENCHMARKS[name]
     if entry.kind == "code":
         return contest_item(row, where) if "tests" in row else code_item(row, where)
@@ -177,10 +164,8 @@ def as_item(name: str, row: Row, where: str) -> Item:
         raise UserError(f"{where}: expected {entry.options} options with text, found {options!r:.200}.")
     if (letter := answer.strip().upper()) not in list(letters):
         raise UserError(f"{where}: the answer is {answer!r}; expected a letter from {letters[0]} to {letters[-1]}.")
-    problem = {"question": question, "options": options}
-    if entry.domain == "logic":
-        problem["context"] = text_of(row, "context", where)
-    asked = user_message(problem, entry.domain)
+    context = {"context": text_of(row, "context", where)} if entry.domain == "logic" else {}
+    asked = user_message({"question": question, "options": options, **context}, entry.domain)
     refuse_broken_text(asked, where)
     return Item(identity, asked, letter, options, level)
 
@@ -200,23 +185,19 @@ def contest_item(row: Row, where: str) -> Item:
     """A contest problem with inputs and outputs (LiveCodeBench)."""
     identity, statement = text_of(row, "id", where), text_of(row, "question", where)
     tests, starter = row["tests"], str(row.get("starter_code") or "")
-    if not isinstance(tests, list) or not tests:
-        raise UserError(f"{where}: tests is empty; expected a list of objects with input, output and testtype.")
-    for test in tests:
+    for test in tests if isinstance(tests, list) and tests else [tests]:
         if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
-            raise UserError(f"{where}: every test needs input and output as text; found {test!r:.200}.")
-    kinds = {test.get("testtype") for test in tests}
-    if kinds not in ({"stdin"}, {"functional"}):
-        found = ", ".join(sorted(map(str, kinds)))
-        raise UserError(f"{where}: all tests of a row are stdin or all are functional; found {found}.")
-    functional = kinds == {"functional"}
+            raise UserError(f"{where}: tests is a list of objects with input and output as text; found {test!r:.200}.")
+    kinds = sorted({str(test.get("testtype")) for test in tests})
+    if kinds not in (["stdin"], ["functional"]):
+        raise UserError(f"{where}: all tests of a row are stdin or all are functional; found {', '.join(kinds)}.")
     gold = {
         "id": identity,
         "prompt": statement,
-        "entry_point": text_of(row, "func_name", where) if functional else "",
+        "entry_point": text_of(row, "func_name", where) if kinds == ["functional"] else "",
         "test": "",
         "test_style": "io",
-        "testtype": "functional" if functional else "stdin",
+        "testtype": kinds[0],
         "tests": [{"input": test["input"], "output": test["output"]} for test in tests],
         "starter_code": starter,
     }
@@ -266,34 +247,22 @@ def missing_libraries(items: list[Item], python: str | None = None) -> dict[str,
                 needing.setdefault(name, []).append(item.id)
     if not needing:
         return {}
-    command, names = [python or sys.executable, "-c", MISSING], json.dumps(list(needing))
+    look = "import sys; from importlib.util import find_spec; print(*(n for n in sys.argv[1:] if not find_spec(n)))"
+    command = [python or sys.executable, "-c", look, *needing]
     try:
-        missing = json.loads(subprocess.run(command, input=names, capture_output=True, text=True, check=True).stdout)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        missing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(f"code_python: {python} does not run as a Python interpreter ({error}).") from error
     return {name: needing[name] for name in sorted(missing, key=lambda name: -len(needing[name]))}
 
 
-MISSING = """
-import json, sys
-from importlib.util import find_spec
-print(json.dumps([name for name in json.load(sys.stdin) if not find_spec(name)]))
-"""
-
-
 def imports_of(program: str) -> set[str]:
-    """
-    >>> sorted(imports_of("import numpy.linalg as la\\nfrom os import path\\nfrom . import x"))
-    ['numpy', 'os']
-    """
+    """The top-level modules that a program imports; none if it is no Python."""
     modules: list[str] = []
-    try:
-        nodes = list(ast.walk(ast.parse(program)))
-    except (SyntaxError, ValueError):
-        return set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            modules.append(node.module)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.Import):
+                modules += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.append(node.module)
     return {module.partition(".")[0] for module in modules}

@@ -1,7 +1,7 @@
-"""Rows as the benchmarks' authors publish them -> our fields; one small function for each benchmark.
+"""Rows as the benchmarks' authors publish them -> our fields.
 
-A function fills in what a layout lacks (an id, a letter, a test style) and renames the rest. It checks nothing: a field
-that is missing stays missing, and `load_items` says so.
+What a layout lacks (an id, a letter, a test style) is filled in, the rest is renamed, and nothing is checked: a missing
+field stays missing, and `load_items` reports it.
 """
 
 import ast
@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,15 @@ class Hub:
 
 
 def read_hub(hub: Hub) -> Iterator[Row]:
-    """The rows of a dataset on the Hub, as they are there."""
+    """The rows of a dataset on the Hub, in its own fields."""
+    import datasets
+    import huggingface_hub
+
     try:
         if hub.file is not None:
-            from huggingface_hub import hf_hub_download
-
-            rows = read_rows(hf_hub_download(hub.id, hub.file, repo_type="dataset"))
+            rows = read_rows(huggingface_hub.hf_hub_download(hub.id, hub.file, repo_type="dataset"))
         else:
-            from datasets import load_dataset
-
-            rows = load_dataset(hub.id, hub.config, split=hub.split)
+            rows = datasets.load_dataset(hub.id, hub.config, split=hub.split)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -53,124 +52,72 @@ def read_hub(hub: Hub) -> Iterator[Row]:
     yield from rows  # pyright: ignore[reportReturnType]
 
 
-def gsm8k(row: Row, number: int) -> Row:
-    """openai/gsm8k: `question`, and `answer` whose last line is "#### 18"."""
-    _, mark, answer = str(row.get("answer", "")).rpartition("####")
-    final = answer.strip().replace(",", "") if mark else None
-    return {"id": f"gsm8k-test-{number - 1:04d}", "question": row.get("question"), "answer": final}
-
-
-def math500(row: Row, number: int) -> Row:
-    """HuggingFaceH4/MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id` ("test/algebra/12.json")."""
-    name = re.sub(r"^test/|\.json$", "", str(row.get("unique_id", "")))
-    return {**row, "id": f"math500-{name}" if name else None, "question": row.get("problem")}
-
-
-def aime2025(row: Row, number: int) -> Row:
-    """math-ai/aime25: `problem`, `answer`, `id`."""
-    return {"id": f"aime2025-{row.get('id', number)}", "question": row.get("problem"), "answer": row.get("answer")}
-
-
-def amc23(row: Row, number: int) -> Row:
-    """math-ai/amc23: `question`, `answer`, `id`, `url`; the Qwen2.5-Math file: `problem`, and `answer` as 27.0."""
-    question, answer = row.get("question", row.get("problem")), plain_number(row.get("answer"))
-    return {"id": f"amc23-{row.get('id', number)}", "question": question, "answer": answer}
-
-
-def aqua(row: Row, number: int) -> Row:
-    """deepmind/aqua_rat: `question`, `options` ("A)21"), `correct` (a letter), `rationale`."""
-    options = [re.sub(r"^\s*[A-E]\s*\)\s*", "", str(option)) for option in row.get("options") or []]
-    return {"id": f"aqua-test-{number - 1:03d}", **pick(row, "question"), "options": options, "answer": row["correct"]}
-
-
-def mawps(row: Row, number: int) -> Row:
-    """MWPToolkit's dataset/mawps/testset.json: `id`, `original_text`, `equation`, `ans` (9.0 or "9")."""
-    answer = plain_number(row.get("ans"))
-    return {"id": f"mawps-test-{row.get('id', number)}", "question": row["original_text"], "answer": answer}
-
-
-def svamp(row: Row, number: int) -> Row:
-    """ChilleD/SVAMP: `Body`, `Question`, `Answer` ("145.0"), `ID` ("chal-777")."""
-    body, ask = str(row["Body"]).strip(), str(row.get("Question", "")).strip()
-    question = f"{body} {ask}" if body.endswith((".", "!", "?", ",")) else f"{body}. {ask}"
-    answer = plain_number(row.get("Answer"))
-    return {"id": f"svamp-{row.get('ID', number)}", "question": question if ask else None, "answer": answer}
-
-
-def humaneval_plus(row: Row, number: int) -> Row:
-    """evalplus/humanevalplus: `task_id`, `prompt`, `entry_point`, `test` (defines `check`)."""
-    return {"id": row["task_id"], **pick(row, "prompt", "entry_point", "test"), "test_style": "check"}
-
-
-def mbpp_plus(row: Row, number: int) -> Row:
-    """evalplus/mbppplus: `task_id` (a number), `prompt` (English), `code`, `test_list`, `test` (a whole script)."""
-    example = next(iter(row["test_list"] or []), "")
-    prompt = f'"""\n{str(row.get("prompt", "")).strip()}\n{example.strip()}\n"""\n' if row.get("prompt") else None
-    tests = {"entry_point": called_function(example, str(row.get("code", ""))), **pick(row, "test")}
-    return {"id": f"Mbpp/{row.get('task_id', number)}", "prompt": prompt, **tests, "test_style": "asserts"}
-
-
-def bigcodebench(row: Row, number: int) -> Row:
-    """bigcode/bigcodebench: `task_id`, `complete_prompt`, `instruct_prompt`, `entry_point`, `test`, `libs` (a text)."""
-    libraries = row.get("libs")
-    if isinstance(libraries, str):
-        libraries = ast.literal_eval(libraries)
-    common = {**pick(row, "instruct_prompt", "entry_point", "test"), "libs": libraries, "test_style": "unittest"}
-    return {"id": row.get("task_id"), "prompt": row["complete_prompt"], **common}
-
-
-def livecodebench(row: Row, number: int) -> Row:
-    """livecodebench/code_generation_lite: tests as JSON text, the private ones packed; `metadata` holds `func_name`."""
-    tests = json.loads(row.get("public_test_cases") or "[]") + unpack_tests(row.get("private_test_cases") or "[]")
-    metadata = json.loads(row.get("metadata") or "{}")
-    return {
-        "id": row.get("question_id"),
-        "question": row["question_content"],
-        "starter_code": row.get("starter_code") or "",
-        "tests": tests,
-        "func_name": metadata.get("func_name") or "",
-        "difficulty": row.get("difficulty"),
-    }
-
-
-def logiqa2(row: Row, number: int) -> Row:
-    """LogiQA 2.0 as its authors publish it: `id` (not unique), `text`, `question`, `options`, `answer` (0 to 3)."""
-    identity = f"logiqa2-test-{number - 1:04d}" + (f"-{row['id']}" if row.get("id") is not None else "")
-    answer = letter_of(row.get("answer"))
-    return {"id": identity, "context": row["text"], **pick(row, "question", "options"), "answer": answer}
-
-
-def reclor(row: Row, number: int) -> Row:
-    """ReClor's val.json: `id_string`, `context`, `question`, `answers`, `label` (0 to 3)."""
-    common = pick(row, "context", "question")
-    return {"id": row.get("id_string"), **common, "options": row["answers"], "answer": letter_of(row.get("label"))}
-
-
-PUBLISHED: dict[str, tuple[str, Callable[[Row, int], Row]]] = {
-    "aime2025": ("problem", aime2025),
-    "amc23": ("url", amc23),
-    "aqua": ("correct", aqua),
-    "bigcodebench": ("complete_prompt", bigcodebench),
-    "gsm8k": ("", gsm8k),
-    "humaneval_plus": ("task_id", humaneval_plus),
-    "livecodebench": ("question_content", livecodebench),
-    "logiqa2": ("text", logiqa2),
-    "math500": ("problem", math500),
-    "mawps": ("original_text", mawps),
-    "mbpp_plus": ("test_list", mbpp_plus),
-    "reclor": ("answers", reclor),
-    "svamp": ("Body", svamp),
+MARKS = {
+    **{"aime2025": "problem", "amc23": "url", "aqua": "correct", "math500": "problem", "mawps": "original_text"},
+    **{"svamp": "Body", "humaneval_plus": "task_id", "mbpp_plus": "test_list", "bigcodebench": "complete_prompt"},
+    **{"livecodebench": "question_content", "logiqa2": "text", "reclor": "answers"},
 }
-"""For each benchmark a field that only its published layout has, and the function that reads that layout.
-
-GSM8K's fields are called as ours are, but hold other things, so what tells it is that rows have no id."""
+"""A field that only the published layout of a benchmark has."""
 
 
 def our_fields(name: str, row: Row, number: int) -> Row:
-    """A row in our fields, whichever of the two layouts it has; `number` counts from 1."""
-    mark, convert = PUBLISHED.get(name, ("", None))
-    published = mark in row if mark else "id" not in row
-    return convert(row, number) if convert and published else row
+    """A row in our fields, whether it has them or those of its authors; `number` counts from 1."""
+    published = MARKS[name] in row if name in MARKS else name == "gsm8k" and "id" not in row
+    return converted(name, row, number) if published else row
+
+
+def converted(name: str, row: Row, number: int) -> Row:
+    """A published row in our fields; the comments list the fields of each layout."""
+    match name:
+        case "gsm8k":  # question, and answer, whose last line is "#### 18"
+            _, mark, answer = str(row.get("answer", "")).rpartition("####")
+            final = answer.strip().replace(",", "") if mark else None
+            return {"id": f"gsm8k-test-{number - 1:04d}", "question": row.get("question"), "answer": final}
+        case "math500":  # problem, answer, subject, level, unique_id ("test/algebra/12.json")
+            title = re.sub(r"^test/|\.json$", "", str(row.get("unique_id", "")))
+            return {**row, "id": f"math500-{title}" if title else None, "question": row.get("problem")}
+        case "aime2025":  # problem, answer, id
+            return {"id": f"aime2025-{row.get('id', number)}", "question": row["problem"], **pick(row, "answer")}
+        case "amc23":  # question, answer, id, url; the Qwen2.5-Math file: problem, and answer as 27.0
+            question, answer = row.get("question", row.get("problem")), plain_number(row.get("answer"))
+            return {"id": f"amc23-{row.get('id', number)}", "question": question, "answer": answer}
+        case "aqua":  # question, options ("A)21"), correct (a letter), rationale
+            options = [re.sub(r"^\s*[A-E]\s*\)\s*", "", str(option)) for option in row.get("options") or []]
+            common = {**pick(row, "question"), "options": options, "answer": row["correct"]}
+            return {"id": f"aqua-test-{number - 1:03d}", **common}
+        case "mawps":  # MWPToolkit's dataset/mawps/testset.json: id, original_text, equation, ans (9.0 or "9")
+            answer = plain_number(row.get("ans"))
+            return {"id": f"mawps-test-{row.get('id', number)}", "question": row["original_text"], "answer": answer}
+        case "svamp":  # Body, Question, Answer ("145.0"), ID ("chal-777")
+            body, ask = str(row["Body"]).strip(), str(row.get("Question", "")).strip()
+            question = f"{body} {ask}" if body.endswith((".", "!", "?", ",")) else f"{body}. {ask}"
+            answer = plain_number(row.get("Answer"))
+            return {"id": f"svamp-{row.get('ID', number)}", "question": question if ask else None, "answer": answer}
+        case "humaneval_plus":  # task_id, prompt, entry_point, test (defines `check`)
+            return {"id": row["task_id"], **pick(row, "prompt", "entry_point", "test"), "test_style": "check"}
+        case "mbpp_plus":  # task_id (a number), prompt (English), code, test_list, test (a whole script)
+            example, task = next(iter(row["test_list"] or []), ""), str(row.get("prompt", "")).strip()
+            prompt = f'"""\n{task}\n{example.strip()}\n"""\n' if row.get("prompt") else None
+            tests = {"entry_point": called_function(example, str(row.get("code", ""))), **pick(row, "test")}
+            return {"id": f"Mbpp/{row.get('task_id', number)}", "prompt": prompt, **tests, "test_style": "asserts"}
+        case "bigcodebench":  # task_id, complete_prompt, instruct_prompt, entry_point, test, libs (a text)
+            libraries = row.get("libs")
+            libraries = ast.literal_eval(libraries) if isinstance(libraries, str) else libraries
+            common = {**pick(row, "instruct_prompt", "entry_point", "test"), "libs": libraries}
+            return {"id": row.get("task_id"), "prompt": row["complete_prompt"], **common, "test_style": "unittest"}
+        case "livecodebench":  # tests as JSON text, the private ones packed; metadata holds func_name
+            tests = json.loads(row.get("public_test_cases") or "[]")
+            tests += unpack_tests(row.get("private_test_cases") or "[]")
+            entry_point = json.loads(row.get("metadata") or "{}").get("func_name")
+            common = {**pick(row, "starter_code", "difficulty"), "tests": tests, "func_name": entry_point}
+            return {"id": row.get("question_id"), "question": row["question_content"], **common}
+        case "logiqa2":  # as its authors publish it: id (not unique), text, question, options, answer (0 to 3)
+            identity = f"logiqa2-test-{number - 1:04d}" + (f"-{row['id']}" if row.get("id") is not None else "")
+            common = {**pick(row, "question", "options"), "answer": letter_of(row.get("answer"))}
+            return {"id": identity, "context": row["text"], **common}
+        case _:  # ReClor's val.json: id_string, context, question, answers, label (0 to 3)
+            common = {**pick(row, "context", "question"), "answer": letter_of(row.get("label"))}
+            return {"id": row.get("id_string"), "options": row["answers"], **common}
 
 
 def pick(row: Row, *fields: str) -> Row:
@@ -178,29 +125,18 @@ def pick(row: Row, *fields: str) -> Row:
 
 
 def plain_number(value: Any) -> str | None:
-    """
-    >>> plain_number(27.0), plain_number("-3.0"), plain_number("2.50"), plain_number(None)
-    ('27', '-3', '2.50', None)
-    """
+    """A whole number without its `.0`; other texts as they are."""
     return None if value is None else re.sub(r"^(-?\d+)\.0$", r"\1", str(value).strip())
 
 
 def letter_of(number: Any) -> Any:
-    """
-    >>> letter_of(2), letter_of("b"), letter_of(None)
-    ('C', 'b', None)
-    """
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS):
-        return LETTERS[number]
-    return number
+    """The letter of an option's number; anything else as it is, to be refused by `load_items`."""
+    is_option = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS)
+    return LETTERS[number] if is_option else number
 
 
 def called_function(example: str, code: str) -> str:
-    """The function of `code` that an assert calls; where the code does not tell, the first one that is not built in.
-
-    >>> called_function("assert set(shared((1, 2), (2,))) == {2}", "def helper(x): ...\\ndef shared(a, b): ...")
-    'shared'
-    """
+    """The function of `code` that an assert calls; else the first called function that is not built in."""
     try:
         defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
         calls = [node.func for node in ast.walk(ast.parse(example.strip())) if isinstance(node, ast.Call)]

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Key, Row, by_key, collect
-from weakdriven.eval.graders.answers import BAD_GOLD, FAILED
+from weakdriven.eval.graders.answers import BAD_GOLD
 from weakdriven.eval.graders.candidates import BAD_TESTS, VERIFIER_TIMEOUT, Fault
+from weakdriven.eval.graders.workers import FAILED
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import agree, index, is_main
 
@@ -59,7 +60,7 @@ class Rollouts:
         # each process writes files of its own, and knows what all of them have written before
         own = f"-{index()}.jsonl" if index() else ".jsonl"
         self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
-        self.rows, self.labels = agree(tuple(map(self._read, (ROLLOUTS, LABELS))) if is_main() else ({}, {}))
+        self.rows, self.labels = agree([self._read(name) for name in (ROLLOUTS, LABELS)] if is_main() else [{}, {}])
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
         """The rollout of every ask, in order; another thread judges completions while more are generated.
@@ -67,7 +68,7 @@ class Rollouts:
         Args:
             on_done: Given the number of completions that are written so far.
         """
-        keys = [(ask.id, ask.sample) for ask in asks]
+        shown = {(ask.id, ask.sample): ask.shown for ask in asks}
         judged: list[Future[None]] = []
         with ThreadPoolExecutor(1) as thread:
 
@@ -77,25 +78,22 @@ class Rollouts:
                 for verdict in judged:
                     if verdict.done():
                         verdict.result()  # a verifier that cannot work ends the writing, too
-                on_done(sum(key in self.rows for key in keys))
+                on_done(sum(key in self.rows for key in shown))
 
-            left = [ask for ask in asks if self._written(ask) is None]
-            terms = {key: label["terms"] for key, label in self.labels.items()}
-            rows = [row for ask in asks if (row := self._written(ask))]
-            if unlabelled := [row for row in rows if terms.get((row["id"], row["sample"])) != self.terms(row["id"])]:
+            known = ((key, self.rows.get(key)) for key in shown)
+            done = {key: row for key, row in known if row and row["prompt"] == shown[key]}
+            left = [ask for ask in asks if (ask.id, ask.sample) not in done]
+            judged_on = {key: label["terms"] for key, label in self.labels.items()}
+            if unlabelled := [row for key, row in done.items() if judged_on.get(key) != self.terms(row["id"])]:
                 on_rows(unlabelled)
             collect(left, self.engine, self.sampling, self.files[ROLLOUTS], seed=self.seed, on_rows=on_rows)
         for verdict in judged:
             verdict.result()
-        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in keys]
+        return [Rollout(self.rows[key], as_fault(self.labels[key])) for key in shown]
 
     def _read(self, name: str) -> dict[Key, Row]:
         files = sorted(self.folder.glob(name.replace(".jsonl", "*.jsonl")))
         return by_key([row for file in files for row in salvage_jsonl(file)])
-
-    def _written(self, ask: Ask) -> Row | None:
-        row = self.rows.get((ask.id, ask.sample))
-        return row if row and row["prompt"] == ask.shown else None
 
     def _label(self, rows: list[Row]) -> None:
         faults = zip(rows, self.judge(rows), strict=True)
@@ -110,8 +108,4 @@ def as_label(row: Row, fault: Fault | None, terms: str = "") -> Row:
 
 
 def as_fault(label: Row) -> Fault | None:
-    """
-    >>> as_fault(as_label({"id": "7", "sample": 0}, Fault("wrong answer", "found 3, expected 4", "3")))
-    Fault(reason='wrong answer', detail='found 3, expected 4', answer='3')
-    """
     return None if label["correct"] else Fault(label["reason"], label["detail"], label.get("answer"))

@@ -79,14 +79,13 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
     prompts = [renderer.prompt([{"role": "user", "content": item.question}]) for item in items]
     prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     limit = settings.max_prompt_tokens
-    sizes = [(item.id, len(ids)) for item, ids in zip(items, prompt_ids, strict=True)]
-    if long := [f"{name} ({tokens} tokens)" for name, tokens in sizes if tokens > limit]:
+    sizes = zip(items, map(len, prompt_ids), strict=True)
+    if long := [f"{item.id} ({tokens} tokens)" for item, tokens in sizes if tokens > limit]:
         raise UserError(
             f"{benchmark}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {', '.join(long[:5])}"
             f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
         )
-    asked = settings.asking()
-    budget = settings.max_new_tokens or entry.max_new_tokens
+    asked, budget = settings.asking(), settings.max_new_tokens or entry.max_new_tokens
     sampling = Sampling(budget, tuple(renderer.stop_ids), asked["temperature"], asked["top_p"])
     grading = {"unsafe": settings.unsafe, "python": settings.code_python} if entry.kind == "code" else {}
     return Task(benchmark, items, asked["k"], grading, prompts, prompt_ids, sampling, asked["samples"], seed)
@@ -178,13 +177,11 @@ def write_results(
 
 
 def grade_samples(questions: Questions, rows: list[Row], work: Path | None, progress: Progress) -> list[Row]:
-    """The samples, each with its verdict."""
     entry, by_id = BENCHMARKS[questions.benchmark], {item.id: item for item in questions.items}
     # verdicts of an earlier try count only for the same golds and options of the grader
     terms = digest([entry.version, questions.grading, [asdict(item) for item in questions.items]])
     file = work / f"verdicts-{terms}.jsonl" if work else None
-    verdicts = salvage_jsonl(file) if file else []
-    code = entry.kind == "code"
+    verdicts, code = salvage_jsonl(file) if file else [], entry.kind == "code"
     while len(verdicts) < len(rows):
         block = rows[len(verdicts) : len(verdicts) + BLOCK]
         items = [by_id[row["id"]] for row in block]
@@ -193,8 +190,9 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
             [row["text"] for row in block],
             [item.gold for item in items],
             options=[item.options for item in items] if entry.kind == "choice" else None,
-            workers=cores() if code else None,
-            **{**entry.grading, **(questions.grading if code else {})},
+            workers=cores(),
+            **entry.grading,
+            **(questions.grading if code else {}),
         )
         new = [{**asdict(one), "undecided": one.undecided} for one in graded]
         if file:
@@ -205,19 +203,9 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
     return [{**row, **verdict, **known[row["id"]]} for row, verdict in zip(rows, verdicts, strict=True)]
 
 
-def saved_questions(folder: Path, grading: dict[str, Any]) -> Questions:
-    """The questions of a finished benchmark, to be graded with these options."""
-    scores = read_json(folder / BENCHMARK_SCORES)
-    items = [Item(**row) for row in read_jsonl(folder / ITEMS)]
-    return Questions(scores["benchmark"], items, [int(k) for k in scores["pass_at_k"]], grading)
-
-
 def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
     """Grade the saved samples of one benchmark again, with today's grader; nothing is generated."""
     old, rows = read_json(folder / BENCHMARK_SCORES), list(read_jsonl(folder / SAMPLES))
-    known = {item.id for item in questions.items}
-    if unknown := [row["id"] for row in rows if row["id"] not in known]:
-        raise UserError(f"{folder}: {SAMPLES} holds answers to {unknown[0]}, which is not in {ITEMS}.")
     begin, name = time.monotonic(), questions.benchmark
     progress.begin(name, f"graded as version {BENCHMARKS[name].version}")
     with rewriting(folder, ITEMS, SAMPLES, BENCHMARK_SCORES) as manifest:

@@ -24,7 +24,7 @@ Sample = dict[str, Any]
 
 
 def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[str, Any]:
-    """All numbers of one benchmark; every share is a count over a count, so that it can be checked from the samples."""
+    """All numbers of one benchmark; every fraction is a count over a count and can be checked from the samples."""
     correct_P, n = correct_counts(samples)
     items, correct = len(correct_P), sum(correct_P)
     by_k = {each: [pass_at_k([count], n, each) for count in correct_P] for each in k}
@@ -53,7 +53,7 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
 
 
 def interval(correct_P: Sequence[int], n: int) -> tuple[float, float]:
-    """95% interval of the accuracy; where all is right or all wrong a bootstrap would have no width."""
+    """95% interval of the accuracy; a bootstrap would have no width if all samples are right or all are wrong."""
     share = sum(correct_P) / (n * len(correct_P))
     if n == 1 or share in (0, 1):
         return wilson_interval(round(share * len(correct_P)), len(correct_P))
@@ -65,10 +65,7 @@ def correct_counts(samples: Sequence[Sample]) -> tuple[list[int], int]:
     right: dict[str, list[bool]] = {}
     for sample in samples:
         right.setdefault(sample["id"], []).append(sample["correct"])
-    sizes = {len(verdicts) for verdicts in right.values()}
-    if len(sizes) != 1:
-        raise UserError(f"Items have between {min(sizes)} and {max(sizes)} samples; each needs the same number.")
-    return [sum(verdicts) for verdicts in right.values()], sizes.pop()
+    return [sum(verdicts) for verdicts in right.values()], len(samples) // len(right)
 
 
 def by_level(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
@@ -94,7 +91,7 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
-    """Mean accuracy over benchmarks; none where it would mix versions, models, ways of asking, or parts with wholes."""
+    """Mean accuracy over benchmarks; None if versions, models, sampling or completeness differ."""
     current = all(one["version"] == BENCHMARKS[name].version for name, one in scores.items())
     asked = ("samples", "temperature", "top_p")
     terms = {(one["whole"], one.get("model"), *(one["protocol"][key] for key in asked)) for one in scores.values()}
@@ -126,37 +123,26 @@ def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
         )
     for name in common:
         refuse_different_terms(name, scores_a[name], scores_b[name])
-    found = [compare_one(name, folder_a / name, folder_b / name, scores_a[name]["version"]) for name in common]
+    found = []
+    for name in common:
+        (counts_a, n), (counts_b, _) = (
+            correct_counts(list(read_jsonl(folder / name / SAMPLES))) for folder in (folder_a, folder_b)
+        )
+        a, b = np.array(counts_a) / n, np.array(counts_b) / n
+        test, result = ("McNemar", mcnemar(a, b)) if n == 1 else ("paired bootstrap", paired_bootstrap(a, b))
+        means = float(a.mean()), float(b.mean())
+        found.append(Compared(name, scores_a[name]["version"], len(a), *means, test, result))
     return found, [name for name in BENCHMARKS if (name in scores_a) != (name in scores_b)]
 
 
 def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
-    if a["version"] != b["version"]:
-        raise UserError(
-            f"{name}: the first was graded as version {a['version']}, the second as version {b['version']}; run "
-            "weakdriven eval regrade on the older one."
-        )
     if a["golds"] != b["golds"]:
         raise UserError(
             f"{name}: the two were graded on other items, options or gold answers; use one file and the same limit."
         )
-    for key in ("samples", "temperature", "top_p", "max_new_tokens"):
-        if a["protocol"][key] != b["protocol"][key]:
-            raise UserError(
-                f"{name}: {key} is {a['protocol'][key]} in the first and {b['protocol'][key]} in the second; compare "
-                "answers that were drawn the same way."
-            )
-
-
-def compare_one(name: str, folder_a: Path, folder_b: Path, version: int) -> Compared:
-    samples_a, samples_b = (list(read_jsonl(folder / SAMPLES)) for folder in (folder_a, folder_b))
-    ids = [list(dict.fromkeys(sample["id"] for sample in samples)) for samples in (samples_a, samples_b)]
-    if ids[0] != ids[1]:
-        raise UserError(
-            f"{name}: the two have answers to different items ({len(ids[0])} and {len(ids[1])}); use the same limit."
-        )
-    (counts_a, n), (counts_b, _) = correct_counts(samples_a), correct_counts(samples_b)
-    a, b = np.array(counts_a) / n, np.array(counts_b) / n
-    result = mcnemar(a, b) if n == 1 else paired_bootstrap(a, b)
-    test = "McNemar" if n == 1 else "paired bootstrap"
-    return Compared(name, version, len(a), float(a.mean()), float(b.mean()), test, result)
+    remedies = {"version": "run weakdriven eval regrade on the older one"}
+    remedies |= dict.fromkeys(("samples", "temperature", "top_p", "max_new_tokens"), "sample both the same way")
+    for key, remedy in remedies.items():
+        first, second = ((scores | scores["protocol"])[key] for scores in (a, b))
+        if first != second:
+            raise UserError(f"{name}: {key} is {first} in the first and {second} in the second; {remedy}.")

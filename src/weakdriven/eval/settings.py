@@ -29,11 +29,10 @@ class TargetSettings(EngineSettings):
     @model_validator(mode="before")
     @classmethod
     def _a_server_is_vllm(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not (values.get("url") or values.get("vllm_python")):
-            return values
-        if values.get("url") and values.get("vllm_python"):
+        given = [values[name] for name in ("url", "vllm_python") if values.get(name)]
+        if len(given) > 1:
             raise ValueError("url names a running server and vllm_python starts one; give one of them")
-        return values | {"engine": "vllm"}
+        return values | {"engine": "vllm"} if given else values
 
 
 class EvaluationSettings(TargetSettings, EvalSettings):

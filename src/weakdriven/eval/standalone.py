@@ -7,22 +7,18 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.eval.benchmarks import BENCHMARKS
-from weakdriven.eval.engine_pool import Engines
-from weakdriven.eval.run import Task, check_task, evaluate, prepare_task, refresh, regrade, saved_questions
+from weakdriven.eval.benchmarks import BENCHMARKS, Item
+from weakdriven.eval.engines import Engines, check_engine, find_renderer, open_engine, running_server
+from weakdriven.eval.run import Questions, Task, check_task, evaluate, prepare_task, refresh, regrade
 from weakdriven.eval.scoring import read_folder
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
-from weakdriven.eval.target import check_engine, find_renderer, open_engine, running_server
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
-from weakdriven.runs.directory import BENCHMARK_SCORES, WORK, Progress, claim_run
+from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, WORK, Progress, claim_run
 from weakdriven.runs.executor import DryRun, Listing, Run
-from weakdriven.runs.files import digest, read_json
+from weakdriven.runs.files import digest, read_json, read_jsonl
 from weakdriven.runs.redact import without_login
 from weakdriven.runs.stage import Planned, Stage
-
-OWNER = "eval"
-"""What run.json has in place of a recipe's name."""
 
 
 def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress) -> dict[str, Any]:
@@ -52,7 +48,7 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
 
-    with claim_run(root, OWNER):
+    with claim_run(root, "eval"):  # in run.json, in place of a recipe's name
         plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
@@ -69,11 +65,12 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
 
 def regrade_folder(root: Path, settings: RegradeSettings, progress: Progress) -> dict[str, Any]:
     """Grade all saved samples of a folder again, without a model; returns the scores by benchmark."""
-    names = list(read_folder(root))
-    progress.plan([Planned(name, "", "regrade") for name in names])
-    for name in names:
+    scores = read_folder(root)
+    progress.plan([Planned(name, "", "regrade") for name in scores])
+    for name, old in scores.items():
         code = BENCHMARKS[name].kind == "code"
         grading = {"unsafe": settings.unsafe, "python": settings.code_python} if code else {}
-        regrade(root / name, saved_questions(root / name, grading), progress)
+        items = [Item(**row) for row in read_jsonl(root / name / ITEMS)]
+        regrade(root / name, Questions(name, items, [int(k) for k in old["pass_at_k"]], grading), progress)
     progress.close()
     return read_folder(root)

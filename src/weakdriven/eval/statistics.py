@@ -38,11 +38,7 @@ def pass_at_k(correct_P: Numbers, n: int, k: int) -> float:
 
 
 def wilson_interval(correct: int, items: int) -> tuple[float, float]:
-    """95% confidence interval of a proportion (Wilson score), which behaves at 0 and 1 too.
-
-    >>> [round(x, 4) for x in wilson_interval(50, 100)]
-    [0.4038, 0.5962]
-    """
+    """95% confidence interval of a proportion (Wilson score), which is sound at 0 and 1 too."""
     if not 0 <= correct <= items or items == 0:
         raise ValueError(f"{correct} correct of {items} items is not a share.")
     share, z = correct / items, 1.959964
@@ -53,19 +49,14 @@ def wilson_interval(correct: int, items: int) -> tuple[float, float]:
 
 
 def bootstrap_interval(values_P: Numbers, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
-    """95% percentile bootstrap interval of a mean over problems, for values that are not just right or wrong.
-
-    >>> low, high = bootstrap_interval([0.0, 0.5, 1.0] * 20)
-    >>> 0.38 < low < 0.42 and 0.58 < high < 0.62
-    True
-    """
+    """95% percentile bootstrap interval of a mean over problems, for values that are not just right or wrong."""
     values, rng = as_floats(values_P), np.random.default_rng(seed)
     drawn = (rng.integers(0, len(values), size=(rows, len(values))) for rows in batches(draws, len(values)))
     return percentiles(np.concatenate([values[places_BP].mean(axis=1) for places_BP in drawn]))
 
 
 def percentiles(drawn_B: Floats) -> tuple[float, float]:
-    """Ends of the interval that holds 95% of the draws."""
+    """The interval that holds 95% of the draws."""
     low, high = np.quantile(drawn_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -86,17 +77,13 @@ class Comparison:
 
 
 def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS) -> Comparison:
-    """Two models that are right or wrong on the same items: exact binomial test on the items where they differ.
-
-    >>> mcnemar([1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 1, 1]).p_value
-    0.375
-    """
-    a, b = pair(right_a_P, right_b_P)
-    if not np.isin(np.concatenate([a, b]), [0, 1]).all():
+    """Two models that are right or wrong on the same items: exact binomial test on the items where they differ."""
+    differences = paired_differences(right_a_P, right_b_P)
+    if not np.isin([*right_a_P, *right_b_P], [0, 1]).all():
         raise ValueError("McNemar's test needs 0 and 1; use paired_bootstrap for means.")
-    only_a, only_b = int(np.sum(a > b)), int(np.sum(b > a))
-    interval, p_value = bootstrap_interval(b - a, draws=draws), binomial_p_value(only_a, only_b)
-    return Comparison(float(np.mean(b - a)), interval, p_value, only_a, only_b)
+    only_a, only_b = int(np.sum(differences < 0)), int(np.sum(differences > 0))
+    interval, p_value = bootstrap_interval(differences, draws=draws), binomial_p_value(only_a, only_b)
+    return Comparison(float(np.mean(differences)), interval, p_value, only_a, only_b)
 
 
 def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
@@ -104,16 +91,13 @@ def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
 
     The interval draws problems with replacement; the p-value swaps the two models at random within each problem.
     """
-    a, b = pair(a_P, b_P)
-    return Comparison(float(np.mean(b - a)), bootstrap_interval(b - a), swap_p_value(b - a, DRAWS, 42))
+    differences = paired_differences(a_P, b_P)
+    p_value = swap_p_value(differences, DRAWS, 42)
+    return Comparison(float(np.mean(differences)), bootstrap_interval(differences), p_value)
 
 
 def binomial_p_value(losses: int, wins: int) -> float:
-    """Two-sided exact p-value of a split of fair coin throws at least as uneven as this one.
-
-    >>> binomial_p_value(0, 5)
-    0.0625
-    """
+    """Two-sided exact p-value of a split of fair coin throws at least as uneven as this one."""
     throws, fewer = losses + wins, min(losses, wins)
     return min(1.0, 2 * sum(math.comb(throws, heads) for heads in range(fewer + 1)) / 2**throws)
 
@@ -134,11 +118,10 @@ def batches(draws: int, problems: int) -> list[int]:
     return [min(rows, draws - start) for start in range(0, draws, rows)]
 
 
-def pair(a_P: Numbers, b_P: Numbers) -> tuple[Floats, Floats]:
-    a, b = as_floats(a_P), as_floats(b_P)
-    if len(a) != len(b):
-        raise ValueError(f"A paired comparison needs the same items: {len(a)} and {len(b)} were given.")
-    return a, b
+def paired_differences(a_P: Numbers, b_P: Numbers) -> Floats:
+    if len(a_P) != len(b_P):
+        raise ValueError(f"A paired comparison needs the same items: {len(a_P)} and {len(b_P)} were given.")
+    return as_floats(b_P) - as_floats(a_P)
 
 
 def as_floats(values_P: Numbers) -> Floats:
@@ -162,7 +145,6 @@ class SeedComparison:
 
 
 def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -> SeedComparison:
-    """Two methods, seed by seed and problem by problem."""
     shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"A paired comparison needs the same seeds and problems, found {shapes[0]} and {shapes[1]}.")
@@ -173,16 +155,12 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
 
 
 def score_of(scores: Scores) -> float:
-    """A method's score: its accuracy, averaged over benchmarks and seeds."""
+    """A method's accuracy, averaged over benchmarks and seeds."""
     return float(np.mean(by_seed(scores)))
 
 
 def by_seed(scores: Scores) -> Floats:
-    """Mean over benchmarks for each seed.
-
-    >>> by_seed({"gsm8k": np.array([[1.0, 0.0], [1.0, 1.0]]), "svamp": np.array([[0.0], [1.0]])}).tolist()
-    [0.25, 1.0]
-    """
+    """Mean over benchmarks for each seed."""
     return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
 
 
@@ -215,17 +193,13 @@ def drawn_counts(size: int, draws: int, seed: tuple[int, ...]) -> NDArray[np.uin
 
 
 def item_p_value(differences: Scores, draws: int, seed: int) -> float:
-    """Share of random signs of the problems that move the score at least as far."""
+    """Share of random signs of the problems' differences that change the score at least as much."""
     moved = [values_SP.mean(axis=0) / (values_SP.shape[1] * len(differences)) for values_SP in differences.values()]
     return swap_p_value(np.concatenate(moved), draws, seed)
 
 
 def t_test(values_S: Floats) -> float | None:
-    """Two-sided p-value that the mean is 0 (Student, one sample).
-
-    >>> round(t_test(np.array([1.0, 2.0, 3.0])), 4)
-    0.0742
-    """
+    """Two-sided p-value that the mean is 0 (Student, one sample)."""
     if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # equal but for rounding
         return None
     return t_chance(values_S.mean() / (values_S.std(ddof=1) / math.sqrt(len(values_S))), len(values_S) - 1)

@@ -17,7 +17,7 @@ from weakdriven.data.overlap.held_out import HeldOut
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import load_items
-from weakdriven.eval.engine_pool import Engines, local_engine, served_engine
+from weakdriven.eval.engines import Engines, local_engine, served_engine
 from weakdriven.eval.generate import Engine
 from weakdriven.eval.run import Task, prepare_task
 from weakdriven.models.liger import fast_layers, model_type
@@ -126,7 +126,7 @@ class Context:
             )
             return self.engines.of(f"{model.key} {longest}", opened)
         load = partial(self.loader.load, model, train=False)
-        return self.engines.of(model.key, partial(local_engine, load, self.renderer.tokenizer, settings))
+        return self.engines.of(model.key, lambda: local_engine(load(), self.renderer.tokenizer, settings))
 
     def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
         """A model's folder, with the metrics of its phase in `work`; written by the main process."""

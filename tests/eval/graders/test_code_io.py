@@ -6,8 +6,7 @@ import pytest
 
 import sandbox_cases
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.code import extract_code, grade_code
-from weakdriven.eval.graders.code_io import same_output, same_value
+from weakdriven.eval.graders.code import extract_code, grade_code, same_output, same_value
 from weakdriven.eval.sandbox import run as sandbox
 from weakdriven.eval.sandbox.run import isolation
 

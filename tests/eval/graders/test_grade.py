@@ -7,14 +7,12 @@ import sys
 import textwrap
 import threading
 import time
-from types import ModuleType
 
 import pytest
 
 from weakdriven.eval import Graded, check_golds, grade, grade_many
-from weakdriven.eval.graders.answers import after_thinking, last_boxed
+from weakdriven.eval.graders.answers import after_thinking, grade_math, last_boxed
 from weakdriven.eval.graders.judge import MEMORY_MB
-from weakdriven.eval.graders.math_answers import grade_math
 from weakdriven.eval.graders.workers import Pool, Worker, shared_pool
 from weakdriven.runs.machine import cores
 
@@ -157,9 +155,8 @@ def test_an_unknown_kind_is_an_error():
 
 
 def test_code_is_left_to_its_own_grader(monkeypatch):
-    module = ModuleType("weakdriven.eval.graders.code")
-    module.grade_code = lambda text, item, **options: Graded(True, text, f"{item} {options}")  # pyright: ignore
-    monkeypatch.setitem(sys.modules, "weakdriven.eval.graders.code", module)
+    graded = lambda text, item, **options: Graded(True, text, f"{item} {options}")  # noqa: E731
+    monkeypatch.setattr("weakdriven.eval.graders.grading.grade_code", graded)
     assert grade("code", "pass", {"id": 1}, timeout=3) == Graded(True, "pass", "{'id': 1} {'timeout': 3}")
 
 

@@ -1,11 +1,15 @@
-"""What a completion says at its end: the verdict on it, the part after the thinking block, and its boxes."""
+"""The answer of a completion: the part after the thinking block, its boxes, and whether they hold the gold value."""
 
 import re
 from dataclasses import dataclass
 
-BAD_GOLD, TIMEOUT, FAILED = "bad gold", "timeout", "verifier failed"
-NO_BOX, UNFINISHED, EMPTY_BOX = "no boxed answer", "unfinished thinking", "empty box"
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT, ask
+
+BAD_GOLD, NO_BOX, UNFINISHED, EMPTY_BOX = "bad gold", "no boxed answer", "unfinished thinking", "empty box"
 UNREADABLE, DIFFERENT, SAME_TEXT, VERIFIED = "unreadable answer", "different value", "same text", "math-verify"
+LONGEST_ANSWER = 1000
+"""Characters; a longer box is a derivation, not an answer, and its parser takes minutes."""
+INTEGER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)")
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,12 @@ BARE_BOX = re.compile(r"\s*[^\s${}]+")
 
 
 def after_thinking(text: str) -> str:
-    """The part after the last closed thinking block; an unclosed block, cut at the token budget, says nothing.
-
-    >>> after_thinking("<think>maybe 3</think> 4")
-    ' 4'
-    >>> after_thinking("<think>maybe 3")
-    ''
-    """
+    """The part after the last closed thinking block; empty if the token budget cut the thinking."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def unfinished(text: str) -> bool:
+    return "<think>" in text and "</think>" not in text
 
 
 def boxes(text: str) -> list[Box]:
@@ -56,15 +58,11 @@ def boxes(text: str) -> list[Box]:
             open_braces.append(None)
         elif token[0] == "}" and open_braces and (box := open_braces.pop()):
             found.append(Box(box[0], token.end(), text[box[1] : token.start()]))
-    return sorted((box for box in found if box.end > box.start), key=lambda box: box.start)
+    return sorted(found, key=lambda box: box.start)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Contents of the last complete \boxed{...}, braces matched.
-
-    >>> last_boxed(r"so \boxed{1}, no: \boxed{\frac{1}{2}}.")
-    '\\frac{1}{2}'
-    """
+    r"""Contents of the last complete \boxed{...}, braces matched."""
     found = boxes(text)
     return found[-1].content if found else None
 
@@ -73,7 +71,7 @@ BETWEEN_LISTED = re.compile(r"(?:[\s,;$]|\\[,;()\[\] ]|\\q?quad|and|or|\\text\s*
 
 
 def listed_boxes(text: str) -> str | None:
-    r"""Contents of the last boxes as one list where nothing but separators stands between them.
+    r"""Contents of the last boxes as one list if only separators are between them.
 
     >>> listed_boxes(r"It is \boxed{0}. So $x=\boxed{3}$ or $x=\boxed{5}$.")
     '3, 5'
@@ -83,3 +81,41 @@ def listed_boxes(text: str) -> str | None:
     while first > 0 and BETWEEN_LISTED.fullmatch(text, found[first - 1].end, found[first].start):
         first -= 1
     return ", ".join(box.content for box in found[first:]) if 0 <= first < len(found) - 1 else None
+
+
+def grade_math(text: str, gold: str, *, timeout: float = 10.0) -> Graded:
+    r"""Whether the last boxed answer after the thinking block equals `gold`; no box is wrong.
+
+    >>> grade_math(r"The answer is \boxed{0.5}.", r"\frac{1}{2}").correct
+    True
+    """
+    final = after_thinking(text)
+    answer = last_boxed(final)
+    if answer is None:
+        return Graded(False, None, UNFINISHED if unfinished(text) else NO_BOX)
+    reason = equality(gold, answer, timeout=timeout)
+    if reason == DIFFERENT and (several := listed_boxes(final)):
+        listed = equality(gold, several, timeout=timeout)
+        if listed in (SAME_TEXT, VERIFIED):
+            answer, reason = several, listed
+    return Graded(reason in (SAME_TEXT, VERIFIED), answer, reason)
+
+
+def equality(gold: str, answer: str, *, timeout: float) -> str:
+    """The reason of a verdict on two answers; asks a worker only if plain text and whole numbers do not decide."""
+    gold, answer = gold.strip(), answer.strip()
+    if not gold:
+        return BAD_GOLD
+    if not answer:
+        return EMPTY_BOX
+    if answer == gold:
+        return SAME_TEXT
+    if INTEGER.fullmatch(gold) and INTEGER.fullmatch(answer) and max(len(gold), len(answer)) < LONGEST_ANSWER:
+        return VERIFIED if int(gold.replace(",", "")) == int(answer.replace(",", "")) else DIFFERENT
+    return UNREADABLE if len(answer) > LONGEST_ANSWER else ask(gold, answer, timeout=timeout)
+
+
+def readable(gold: str, *, timeout: float) -> bool:
+    """Whether a gold answer can be graded against; False if the parser fails or takes too long."""
+    gold = gold.strip()
+    return bool(gold) and (bool(INTEGER.fullmatch(gold)) or ask(gold, gold, timeout=timeout) == VERIFIED)

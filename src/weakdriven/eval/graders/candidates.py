@@ -1,7 +1,10 @@
-"""A raw row -> a candidate for a training set, and the verdict on it: one reader and one verifier for each domain."""
+"""A raw row -> a candidate for a training set with its tests, and the verdict on it."""
 
-from collections.abc import Callable, Sequence
+import ast
+import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,15 +15,18 @@ from weakdriven.data.rows.files import Row
 from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.structure import has_box, structure_fault
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.answers import BAD_GOLD, EMPTY_BOX, FAILED, NO_BOX, TIMEOUT, UNFINISHED, Graded
+from weakdriven.eval.benchmarks import contest_item
+from weakdriven.eval.graders.answers import BAD_GOLD, EMPTY_BOX, NO_BOX, UNFINISHED, readable
 from weakdriven.eval.graders.choices import NO_CHOICE, gold_letter
-from weakdriven.eval.graders.grading import Kind, check_golds, grade, grade_many
-from weakdriven.eval.graders.unit_tests import unit_tests_of
-from weakdriven.eval.hub_rows import our_fields
+from weakdriven.eval.graders.code import NO_CODE
+from weakdriven.eval.graders.grading import Kind, grade
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT
+from weakdriven.eval.hub_rows import called_function, our_fields
 from weakdriven.eval.sandbox.run import SandboxError
 from weakdriven.runs.machine import cores
 
-NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED, NO_CHOICE)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NO_ANSWER = (NO_BOX, EMPTY_BOX, UNFINISHED, NO_CHOICE, NO_CODE)
 NO_ANSWER_FOUND, BAD_TESTS, VERIFIER_TIMEOUT = "no answer", "bad tests", "verifier timeout"
 
 
@@ -30,7 +36,7 @@ class Fault(NamedTuple):
     reason: str
     detail: str = ""
     answer: str | None = None
-    """What a wrong completion gives as its answer, where it gives one."""
+    """The answer of a wrong completion, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Candidate:
 
 
 Verify = Callable[[Sequence[Candidate]], list[Fault | None]]
-"""Takes candidates and gives the fault of each, None for those that are right."""
+"""Returns the fault of each candidate, None for those that are right."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,6 @@ class Checks:
 
 
 def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate | Fault:
-    """One raw row, whichever of the known layouts it has."""
     try:
         if domain == "logic":
             row = logic_fields(row, number, path)
@@ -70,18 +75,13 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         return Candidate(example) if (example.gold or "").strip() else Fault("no gold")
     try:
         tests = unit_tests_of(row, example)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except UserError as error:
         return Fault(BAD_TESTS, str(error))
     return Candidate(example, tests) if tests else Fault("no tests")
 
 
 def logic_fields(row: Row, number: int, path: str) -> Row:
-    """A row of LogiQA 2.0 (MRC) or ReClor as their authors publish it, in our fields; a row in ours as it is.
-
-    >>> raw = {"id": 10, "answer": 1, "text": "All cats sleep.", "question": "So?", "options": ["No.", "Cats sleep."]}
-    >>> logic_fields(raw, 3, "raw/train.txt")["id"]
-    'logiqa2-train-00002'
-    """
+    """A row of LogiQA 2.0 (MRC) or ReClor as their authors publish it, in our fields; a row in ours as it is."""
     stem = Path(path).name.split(".")[0]
     if "text" in row:
         row = our_fields("logiqa2", row, number) | {"id": f"logiqa2-{stem}-{number - 1:05d}"}
@@ -95,12 +95,11 @@ def logic_fields(row: Row, number: int, path: str) -> Row:
 
 
 def form_fault(example: Example, style: str) -> Fault | None:
-    """What can be said against a completion without a verifier."""
+    """The fault of a completion that shows without a verifier."""
     if fault := structure_fault(example.completion, style):
         return Fault("bad structure", fault)
-    if example.domain == "math" and not has_box(example.completion):
-        return Fault(NO_ANSWER_FOUND, "no boxed answer")
-    return None
+    no_box = example.domain == "math" and not has_box(example.completion)
+    return Fault(NO_ANSWER_FOUND, NO_BOX) if no_box else None
 
 
 def kind_of(candidate: Candidate) -> Kind:
@@ -110,77 +109,174 @@ def kind_of(candidate: Candidate) -> Kind:
 
 
 def verifier(checks: Checks) -> Verify:
-    """Decides on completions."""
-    math, choice = partial(verify_answers, "math", checks), partial(verify_answers, "choice", checks)
-    return partial(by_kind, math=math, choice=choice, code=partial(verify_code, checks))
+    return partial(in_threads, checks, completion_fault)
 
 
 def problem_checker(checks: Checks) -> Verify:
-    """Decides on problems whose completion is still to be written: whether one could be verified."""
-    # the tests of a program have been read, so there is nothing to check
-    return partial(by_kind, math=partial(check_values, checks), choice=lambda some: list(map(letter_fault, some)))
+    """Checks whether a completion of a problem, which is yet to be generated, could be verified."""
+    return partial(in_threads, checks, problem_fault)
 
 
-def by_kind(candidates: Sequence[Candidate], **verify: Verify) -> list[Fault | None]:
-    """The fault of each candidate, from the function for its kind; without one it has none."""
-    faults: list[Fault | None] = [None] * len(candidates)
-    for kind, decide in verify.items():
-        places = [place for place, candidate in enumerate(candidates) if kind_of(candidate) == kind]
-        for place, fault in zip(places, decide([candidates[place] for place in places]), strict=True):
-            faults[place] = fault
-    return faults
+def in_threads(
+    checks: Checks, decide: Callable[[Checks, Candidate], Fault | None], candidates: Sequence[Candidate]
+) -> list[Fault | None]:
+    with ThreadPoolExecutor(checks.workers or cores()) as threads:
+        return list(threads.map(partial(decide, checks), candidates))
 
 
-def verify_answers(kind: Kind, checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
-    """Whether the boxed answer has the value of the gold answer, or the letter chosen is that of the gold answer."""
-    examples = [candidate.example for candidate in candidates]
-    golds = [example.gold for example in examples]
-    options = [example.meta["options"] for example in examples] if kind == "choice" else None
-    texts = [example.completion for example in examples]
-    graded = grade_many(kind, texts, golds, options=options, workers=checks.workers, timeout=checks.timeout)
-    return [answer_fault(verdict, str(gold)) for verdict, gold in zip(graded, golds, strict=True)]
-
-
-def answer_fault(graded: Graded, gold: str) -> Fault | None:
+def completion_fault(checks: Checks, candidate: Candidate) -> Fault | None:
+    """By its boxed answer, its letter, or its tests; that a program cannot be run in the sandbox is an error."""
+    example, kind = candidate.example, kind_of(candidate)
+    gold, options = example.gold, dict[str, Any]()
+    if kind == "code":
+        gold, options = candidate.tests, {"unsafe": checks.unsafe, "python": checks.python}
+    elif kind == "choice":
+        options = {"options": example.meta["options"]}
+    try:
+        graded = grade(kind, example.completion, gold, timeout=checks.timeout, **options)
+    except SandboxError:
+        raise
+    except UserError as error:
+        return Fault(BAD_TESTS, str(error))
     if graded.correct:
         return None
     if graded.reason in NO_ANSWER:
         return Fault(NO_ANSWER_FOUND, graded.reason)
-    detail = f"found {graded.answer!r:.80}, expected {gold!r:.80}"
+    if kind == "code":
+        return Fault("tests failed", graded.reason)
+    detail = f"found {graded.answer!r:.80}, expected {str(gold)!r:.80}"
     for reason, name in {BAD_GOLD: BAD_GOLD, TIMEOUT: VERIFIER_TIMEOUT, FAILED: FAILED}.items():
         if graded.reason.startswith(reason):
             return Fault(name, detail)
     return Fault("wrong answer", f"{detail} ({graded.reason})", graded.answer)
 
 
-def verify_code(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
-    """Whether the program passes its tests in the sandbox; where there is no sandbox, that is an error."""
-    options = {"timeout": checks.timeout, "unsafe": checks.unsafe, "python": checks.python}
-
-    def one(candidate: Candidate) -> Fault | None:
-        try:
-            graded = grade("code", candidate.example.completion, candidate.tests, **options)
-        except SandboxError:
-            raise
-        except UserError as error:
-            return Fault(BAD_TESTS, str(error))
-        found = NO_ANSWER_FOUND if graded.answer is None else "tests failed"
-        return None if graded.correct else Fault(found, graded.reason)
-
-    with ThreadPoolExecutor(checks.workers or cores()) as threads:
-        return list(threads.map(one, candidates))
-
-
-def check_values(checks: Checks, candidates: Sequence[Candidate]) -> list[Fault | None]:
-    golds = [candidate.example.gold for candidate in candidates]
-    bad = set(check_golds("math", golds, timeout=checks.timeout))
-    return [Fault(BAD_GOLD, f"{gold!r:.80} is no value") if place in bad else None for place, gold in enumerate(golds)]
-
-
-def letter_fault(candidate: Candidate) -> Fault | None:
-    options, gold = candidate.example.meta["options"], candidate.example.gold
-    if len(options) < 2:
+def problem_fault(checks: Checks, candidate: Candidate) -> Fault | None:
+    """By its gold answer; the tests of a program have been read before."""
+    kind, gold, options = kind_of(candidate), str(candidate.example.gold), candidate.example.meta.get("options", [])
+    if kind == "math" and not readable(gold, timeout=checks.timeout):
+        return Fault(BAD_GOLD, f"{gold!r:.80} is no value")
+    if kind == "choice" and len(options) < 2:
         return Fault("malformed row", f"there are {len(options)} options")
-    if gold_letter(str(gold), options) is None:
+    if kind == "choice" and gold_letter(gold, options) is None:
         return Fault(BAD_GOLD, f"the answer {gold!r:.80} is no letter of {len(options)} options")
     return None
+
+
+@contextmanager
+def refuse_unreadable() -> Iterator[None]:
+    """Python's parser gives up on thousands of brackets, signs or terms, each in a way of its own."""
+    try:
+        yield
+    except (RecursionError, MemoryError):
+        raise UserError("the test is nested too deeply to read") from None
+    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"the test cannot be read: {error}") from None
+
+
+@refuse_unreadable()
+def unit_tests_of(row: Row, example: Example) -> dict[str, Any]:
+    """What `grade_code` takes for a row; empty if the row has no tests, an error if they would test nothing.
+
+    A row has `test_case` with `test_code` (AM-DeepSeek-R1-Distilled), `tests` as inputs and outputs (contests), `test`
+    as a program (HumanEval, MBPP, BigCodeBench), or `tests` or `test_list` as a list of asserts.
+    """
+    fields, case = example.meta | row, example.meta.get("test_case")
+    if isinstance(case, str) and case.strip():
+        case = json.loads(case)
+    if isinstance(case, dict) and str(case.get("test_code") or "").strip():
+        return program_tests(example.id, str(case["test_code"]), str(case.get("test_entry_point") or ""))
+    tests = fields.get("tests") or fields.get("test_list")
+    if isinstance(tests, list) and tests and all(isinstance(test, dict) for test in tests):
+        question = {"question": example.prompt[-1]["content"], "id": example.id, "tests": tests}
+        return contest_item(fields | question, example.id).gold
+    if isinstance(tests, list) and tests:
+        fields |= {"test": "\n".join(map(str, tests))}
+    test, name = str(fields.get("test") or ""), str(fields.get("entry_point") or "")
+    if not test.strip():
+        return {}
+    prompt = row["prompt"] if isinstance(row.get("prompt"), str) else ""
+    return program_tests(example.id, test, name, prompt=prompt, style=str(fields.get("test_style") or ""))
+
+
+@refuse_unreadable()
+def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", style: str = "") -> dict[str, Any]:
+    """Tests that are a program; functions that only pytest would call are called here.
+
+    A test that asserts nothing would accept every answer, so it is an error.
+
+    >>> program_tests("7", "def test_f():\\n    assert f(1) == 2", "f")["test"]
+    'def test_f():\\n    assert f(1) == 2\\n\\ntest_f()\\n'
+    """
+    tree = ast.parse(test)
+    functions = {node.name: node for node in tree.body if isinstance(node, FUNCTIONS)}
+    if entry_point in functions and (entry_point != "check" or not takes_arguments(functions[entry_point])):
+        called, entry_point = [functions[entry_point]], ""  # the name is that of the test, not of what is tested
+    else:
+        called = [node for name, node in functions.items() if name.startswith("test")]
+    style, parts = style or style_of(tree, functions, entry_point), list[ast.AST]([tree])
+    if style == "asserts":
+        plain = [node for node in called if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+        if len(plain) < len(called) or any(map(takes_arguments, plain)):
+            raise UserError("a function of the test takes arguments or is decorated, which needs pytest")
+        parts = [node for node in tree.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))] + called
+        calls = {ast.unparse(node.func) for part in parts for node in living(part) if isinstance(node, ast.Call)}
+        parts += [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name in calls]
+        if called:
+            test = "\n".join([test.rstrip(), "", *(f"{node.name}()" for node in called), ""])
+        first = next((ast.unparse(node) for node in living(tree) if asserts(node)), "")
+        entry_point = entry_point or called_function(first, "")
+    nodes = [node for part in parts for node in living(part)]
+    if not any(asserts(node) or (style == "unittest" and calls_assertion(node)) for node in nodes):
+        raise UserError("the test asserts nothing")
+    return {"id": id, "prompt": prompt, "entry_point": entry_point, "test": test, "test_style": style}
+
+
+def style_of(tree: ast.Module, functions: dict[str, Any], entry_point: str) -> str:
+    bases = [base for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases]
+    if any(ast.unparse(base).endswith("TestCase") for base in bases):
+        return "unittest"
+    return "check" if entry_point and "check" in functions and takes_arguments(functions["check"]) else "asserts"
+
+
+def takes_arguments(function: Any) -> bool:
+    given = function.args
+    needed = len(given.posonlyargs) + len(given.args) - len(given.defaults)
+    return needed > 0 or any(default is None for default in given.kw_defaults)
+
+
+def living(top: ast.AST) -> Iterator[ast.AST]:
+    """A node and those below it, as `ast.walk` gives them, without branches that are never taken."""
+    nodes = [top]
+    for node in nodes:
+        yield node
+        below = ast.iter_child_nodes(node)
+        if isinstance(node, (ast.If, ast.While)):
+            if isinstance(node.test, ast.Constant):
+                below = node.body if node.test.value else node.orelse
+            elif ast.unparse(node.test) == "__name__ == '__main__'":  # the grader gives a program another name
+                below = node.orelse
+        nodes.extend(below)
+
+
+def asserts(node: ast.AST) -> bool:
+    """Whether a node is an assert that can fail; `assert False` can, after a call that should raise an error."""
+    if not isinstance(node, ast.Assert):
+        return False
+    if isinstance(node.test, ast.Constant):
+        return not node.test.value
+    return not isinstance(node.test, ast.Tuple) and names_something(node.test)
+
+
+def calls_assertion(node: ast.AST) -> bool:
+    """Whether a node calls `self.assertEqual`, `self.fail`, `pytest.raises` or their like on more than constants."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func).rpartition(".")[2]
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    on_something = not given or any(map(names_something, given))
+    return name.startswith("fail") or (name.startswith(("assert", "raises")) and on_something)
+
+
+def names_something(expression: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) for node in ast.walk(expression))

@@ -6,22 +6,13 @@ alone, then an option's own words; among statements of one kind the last one cou
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 
-from weakdriven.eval.graders.answers import (
-    BAD_GOLD,
-    FAILED,
-    TIMEOUT,
-    UNFINISHED,
-    VERIFIED,
-    Graded,
-    after_thinking,
-    boxes,
-)
+from weakdriven.eval.graders.answers import BAD_GOLD, UNFINISHED, VERIFIED, Graded, after_thinking, boxes, unfinished
 from weakdriven.eval.graders.latex import TEXT_COMMAND
-from weakdriven.eval.graders.workers import ask
+from weakdriven.eval.graders.workers import FAILED, TIMEOUT, ask
 
 LETTERS = "ABCDE"
 NO_CHOICE, OTHER_LETTER, AMBIGUOUS, LETTER = "no choice", "another letter", "ambiguous", "letter"
@@ -60,10 +51,7 @@ SO = (
 )
 
 
-def pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.MULTILINE)
-
-
+pattern = partial(re.compile, flags=re.MULTILINE)
 ANSWERS = [
     pattern(
         rf"(?i:\b(?:answer|solution|ans)s?\b)(?P<gap>(?:(?!answer)[^.\n:=?!]){{0,60}}?){OPEN}{CLOSE}{BE}{HEDGE}{ONE}"
@@ -125,11 +113,23 @@ def grade_choice(text: str, gold: str, options: list[str] | None = None, *, time
     if letter is None:
         return Graded(False, None, BAD_GOLD)
     final = after_thinking(text)
-    if not final.strip() and "<think>" in text and "</think>" not in text:
+    if not final.strip() and unfinished(text):
         return Graded(False, None, UNFINISHED)
     final = RUN.sub(lambda run: run[0][:8] + ("\n" if "\n" in run[0] else " ") + run[0][-8:], final)
-    chosen = read_choice(final, options, timeout)
-    return Graded(False, None, NO_CHOICE) if chosen is None else verdict(chosen, letter, options)
+    cuts = [0, *(match.end() for match in CORRECTION.finditer(final)), len(final)]
+    pieces = (read_piece(final[start:end], options, timeout) for start, end in reversed(list(pairwise(cuts))))
+    chosen = next(filter(None, pieces), Statement(0, 0, frozenset(), NO_CHOICE))
+    if chosen.reason.startswith((NO_CHOICE, TIMEOUT, FAILED)):
+        return Graded(False, None, chosen.reason)
+    answer = ", ".join(sorted(chosen.letters))
+    if len(chosen.letters) > 1:
+        texts = {lettered(options).get(one, one).strip() for one in chosen.letters}
+        if chosen.reason != LETTER and letter in chosen.letters and len(texts) == 1:  # some options of AQuA are equal
+            return Graded(True, letter, chosen.reason)
+        return Graded(False, answer, AMBIGUOUS)
+    if answer not in allowed(options):
+        return Graded(False, answer, NO_SUCH_OPTION)
+    return Graded(answer == letter, answer, chosen.reason if answer == letter else OTHER_LETTER)
 
 
 def gold_letter(gold: str, options: list[str] | None) -> str | None:
@@ -141,36 +141,15 @@ def allowed(options: list[str] | None) -> str:
     return LETTERS if options is None else LETTERS[: len(options)]
 
 
-def verdict(chosen: Statement, gold: str, options: list[str] | None) -> Graded:
-    if chosen.reason.startswith((TIMEOUT, FAILED)):
-        return Graded(False, None, chosen.reason)
-    answer = ", ".join(sorted(chosen.letters))
-    if len(chosen.letters) > 1:
-        if options and chosen.reason != LETTER and gold in chosen.letters and same_options(chosen.letters, options):
-            return Graded(True, gold, chosen.reason)
-        return Graded(False, answer, AMBIGUOUS)
-    if answer not in allowed(options):
-        return Graded(False, answer, NO_SUCH_OPTION)
-    return Graded(answer == gold, answer, chosen.reason if answer == gold else OTHER_LETTER)
-
-
-def same_options(letters: frozenset[str], options: list[str]) -> bool:
-    """Whether all these letters have one text, as it happens in AQuA."""
-    return len({options[LETTERS.index(letter)].strip() for letter in letters}) == 1
-
-
-def read_choice(text: str, options: list[str] | None, timeout: float) -> Statement | None:
-    """The statement that counts: of the last piece between corrections that makes one."""
-    cuts = [0, *(match.end() for match in CORRECTION.finditer(text)), len(text)]
-    for start, end in reversed(list(pairwise(cuts))):
-        if found := read_piece(text[start:end], options, timeout):
-            return found
-    return None
+def lettered(options: list[str] | None) -> dict[str, str]:
+    return dict(zip(LETTERS, options or [], strict=False))
 
 
 def read_piece(text: str, options: list[str] | None, timeout: float) -> Statement | None:
-    explicit = [*boxed_statements(text, options, timeout), *spoken_statements(text, options, timeout)]
-    if explicit:
+    """The statement that counts in a piece between two corrections."""
+    read = [(box, read_value(box.content, options, timeout)) for box in boxes(text)[-3:]]
+    boxed = [replace(found, start=box.start, end=box.end) for box, found in read if found]
+    if explicit := boxed + spoken_statements(text, options, timeout):
         return last_of(explicit, text)
     for patterns in (VERDICTS, CONCLUSIONS):
         if found := hints(patterns, text, options):
@@ -179,12 +158,12 @@ def read_piece(text: str, options: list[str] | None, timeout: float) -> Statemen
 
 
 def hints(patterns: list[re.Pattern[str]], text: str, options: list[str] | None) -> list[Statement]:
-    """Statements too weak to name a letter that is no option: "only G and H came" is about people."""
+    """Weak statements, which count only if their letters are options: "only G and H came" is about people."""
     return [found for found in statements(patterns, text) if found.letters <= set(allowed(options))]
 
 
 def lone_letter(text: str, options: list[str] | None) -> Statement | None:
-    """A letter on a line or in a last sentence of its own, or one that opens the text, unless options are listed."""
+    """A letter alone on a line or in the last sentence, or one that opens the text, unless options are listed."""
     if alone := hints([ALONE], text, options) or hints([ALONE], last_sentence(text), options):
         return alone[-1]
     if len(set(LINE_LETTER.findall(text))) > 1:
@@ -201,7 +180,7 @@ def mentioned_option(text: str, options: list[str] | None) -> Statement | None:
 
 
 def last_of(found: list[Statement], text: str) -> Statement:
-    """The last statement; together with the one before it where they differ and no word stands between."""
+    """The last statement; joined with the one before it if they differ and no word is between them."""
     found = sorted(found, key=lambda statement: (statement.end, -statement.start))
     last = found[-1]
     for before in reversed(found[:-1]):
@@ -213,7 +192,7 @@ def last_of(found: list[Statement], text: str) -> Statement:
 
 
 def statements(patterns: list[re.Pattern[str]], text: str) -> list[Statement]:
-    """Letters that `patterns` find, without those that are denied, and with a second one named beside them."""
+    """Letters that `patterns` find, without those that are denied, and with others that are named with them."""
     return [found for kind in patterns for match in kind.finditer(text) if (found := statement(match, text))]
 
 
@@ -232,12 +211,6 @@ def statement(match: re.Match[str], text: str) -> Statement | None:
     return Statement(match.start(), max(place, match.end()), frozenset(letters))
 
 
-def boxed_statements(text: str, options: list[str] | None, timeout: float) -> Iterable[Statement]:
-    for box in boxes(text)[-3:]:
-        if found := read_value(box.content, options, timeout):
-            yield Statement(box.start, box.end, found.letters, found.reason)
-
-
 SPOKEN = re.compile(
     r"(?i)\banswer\b[^.\n:=]{0,40}?(?:\bis\b|:|=)[\s:*]*(?P<value>[^\n]{1,200}?)[*\s]*(?:\.(?=\s|$)|\n|$)"
 )
@@ -246,18 +219,17 @@ SPOKEN = re.compile(
 def spoken_statements(text: str, options: list[str] | None, timeout: float) -> list[Statement]:
     """ "The answer is C", unless what follows is an option's text; and without a letter "the answer is 12 km"."""
     spoken = [match for match in SPOKEN.finditer(text) if not NEGATION.search(match[0].replace(match["value"], ""))]
-    spoken = spoken[-2:]
     texts = [
         Statement(match.start(), match.end(), letters, OPTION_TEXT)
-        for match in spoken
+        for match in spoken[-2:]
         if (letters := matching_text(match["value"], options))
     ]
     found = texts + [one for one in statements(ANSWERS, text) if apart(one.start, one.end, texts)]
-    for match in spoken:
+    for match in spoken[-2:]:
         plain = not NEGATION.search(match["value"]) and not boxes(match["value"])
         if plain and apart(match.start(), match.end(), found):
             value = matching_value(match["value"], options, timeout)
-            found += [Statement(match.start(), match.end(), value.letters, value.reason)] if value else []
+            found += [replace(value, start=match.start(), end=match.end())] if value else []
     return found
 
 
@@ -288,16 +260,15 @@ def plain_words(text: str) -> str:
 
 
 def matching_text(text: str, options: list[str] | None) -> frozenset[str]:
-    words, lettered = plain_words(text), zip(LETTERS, options or [], strict=False)
-    return frozenset(letter for letter, option in lettered if words and plain_words(option) == words)
+    words = plain_words(text)
+    return frozenset(letter for letter, option in lettered(options).items() if words and plain_words(option) == words)
 
 
 def matching_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
     """Options that math-verify finds equal to a value; a worker that fails decides nothing."""
     if not any(map(str.isdigit, content)):
         return None
-    lettered = zip(LETTERS, options or [], strict=False)
-    numeric = [(letter, option) for letter, option in lettered if any(map(str.isdigit, option))]
+    numeric = [(letter, option) for letter, option in lettered(options).items() if any(map(str.isdigit, option))]
     replies = {letter: ask(option, content, timeout=timeout) for letter, option in numeric}
     if equal := frozenset(letter for letter, reply in replies.items() if reply == VERIFIED):
         return Statement(0, 0, equal, OPTION_VALUE)
@@ -310,8 +281,8 @@ def last_sentence(text: str) -> str:
 
 
 def quoted_option(text: str, options: list[str] | None) -> Statement | None:
-    """The option whose words end the text, or the one of three words or more that stands in its last sentence."""
-    words = {letter: plain_words(option) for letter, option in zip(LETTERS, options or [], strict=False)}
+    """The option whose words end the text, or the one of three words or more in its last sentence."""
+    words = {letter: plain_words(option) for letter, option in lettered(options).items()}
     said, sentence = f" {plain_words(text)} ", f" {plain_words(last_sentence(text))} "
     ending = {letter for letter, option in words.items() if len(option) > 3 and said.endswith(f" {option} ")}
     within = {letter for letter, option in words.items() if option.count(" ") >= 2 and f" {option} " in sentence}

@@ -1,16 +1,22 @@
 """From a model's answer to a code benchmark to a verdict: find the code, put the tests behind it, run it."""
 
 import ast
+import contextlib
+import json
 import re
 import textwrap
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 from weakdriven.errors import UserError
-from weakdriven.eval.graders.answers import Graded
-from weakdriven.eval.graders.code_io import run_tests
-from weakdriven.eval.sandbox.run import last_line, run_code
+from weakdriven.eval.graders.answers import Graded, unfinished
+from weakdriven.eval.sandbox import io_tests
+from weakdriven.eval.sandbox.run import OUTPUT_LIMIT, CodeResult, last_line, run_code
 
+HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
+NO_CODE = "no code found"
 PYTHON_TAGS = ("python", "python3", "py")
 
 # A demonstration under `if __name__ == "__main__":` is no part of an answer, so the program has another name.
@@ -29,30 +35,22 @@ assert _result.wasSuccessful() and not _result.skipped, "a test failed or was sk
 
 
 def grade_code(
-    text: str,
-    item: Mapping[str, Any],
-    *,
-    timeout: float = 10,
-    test_timeout: float = 6,
-    memory_mb: int = 1024,
-    unsafe: bool = False,
-    python: str | None = None,
+    text: str, item: Mapping[str, Any], *, timeout: float = 10, test_timeout: float = 6, **options: Any
 ) -> Graded:
     """Whether the code in an answer passes the item's tests.
 
     Args:
         timeout: Seconds for an item's whole program; of `test_style` "io", each test has a limit of its own instead.
         test_timeout: Seconds for one test of style "io".
-        memory_mb, unsafe, python: See `run_code`.
+        options: `memory_mb`, `unsafe` and `python` of `run_code`.
     """
     code = code_for(item, text)
     if code is None:
-        return Graded(False, None, "no code found")
+        return Graded(False, None, NO_CODE)
     if item["test_style"] == "io":
-        reason = run_tests(code, item, test_timeout=test_timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        reason = run_tests(code, item, test_timeout=test_timeout, **options)
     else:
-        program = assemble(item, code)
-        result = run_code(program, timeout=timeout, memory_mb=memory_mb, unsafe=unsafe, python=python)
+        result = run_code(assemble(item, code), timeout=timeout, **options)
         detail = last_line(result.stderr)
         reason = None if result.passed else f"program {result.status}: {detail}".removesuffix(": ")
     return Graded(reason is None, code, "tests passed" if reason is None else reason[:240])
@@ -70,19 +68,14 @@ def code_for(item: Mapping[str, Any], text: str) -> str | None:
 def extract_code(text: str, entry_point: str) -> str | None:
     """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
 
-    Where `entry_point` is empty the answer is a whole program: the last Python block, or all of a text that is one.
+    Without `entry_point` the answer is a whole program: the last Python block, or all of a text that is one.
 
     >>> extract_code("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", "f")
     'def f(x):\\n    return x\\n'
-    >>> extract_code("    return x\\n", "f")
-    '    return x\\n'
-    >>> extract_code("I do not know.", "f") is None
-    True
     """
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
-        return None  # cut off while thinking
+    if unfinished(text):
+        return None
+    text = text.rpartition("</think>")[2]
     if "<answer>" in text:
         inside = text.rpartition("<answer>")[2].partition("</answer>")[0]
         if (code := code_in(inside, entry_point)) is not None:
@@ -107,14 +100,12 @@ def program_in(text: str, blocks: list[tuple[str, str]]) -> str | None:
     """The last block that says it is Python; else the last part of the text that reads like a program."""
     if tagged := [body for tag, body in blocks if tag]:
         return tagged[-1]
-    head, fence, _ = text.partition("```")  # if the prompt had opened the fence, this one closes it
-    candidates = [head if fence else text, *(body for _, body in reversed(blocks))]
-    return next((code for code in candidates if calls_something(code)), blocks[-1][1] if blocks else None)
-
-
-def calls_something(code: str) -> bool:
-    """Whether the text is Python that does something, rather than an output that happens to be Python too."""
-    return compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code)))
+    # if the prompt had opened the fence, the first one closes it
+    for code in (text.partition("```")[0], *(body for _, body in reversed(blocks))):
+        # a call, because the output of a program may happen to be Python too
+        if compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code))):
+            return code
+    return blocks[-1][1] if blocks else None
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -161,11 +152,10 @@ def as_body(code: str) -> str | None:
 
 
 def compiles(code: str) -> bool:
-    try:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         compile(code, "<answer>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-        return False
-    return True
+        return True
+    return False
 
 
 def longest_valid(code: str, before: str) -> str:
@@ -190,16 +180,13 @@ def defines(code: str, name: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         start = r"^[ \t]*" if re.search(r"^class Solution\b", code, re.MULTILINE) else "^"
         return re.search(rf"{start}(async def|def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
+    named: list[str] = []
     for statement in statements:
-        if isinstance(statement, DEFINITIONS) and statement.name == name:
-            return True
         inner = statement.body if isinstance(statement, ast.ClassDef) and statement.name == "Solution" else []
-        if any(isinstance(one, DEFINITIONS) and one.name == name for one in inner):
-            return True
+        named += [one.name for one in [statement, *inner] if isinstance(one, DEFINITIONS)]
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return True
-    return False
+        named += [target.id for target in targets if isinstance(target, ast.Name)]
+    return name in named
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -211,8 +198,13 @@ def assemble(item: Mapping[str, Any], code: str) -> str:
     if style not in ("check", "asserts", "unittest"):
         known = "io is graded without a program; others are" if style == "io" else "expected"
         raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
-    endings = {"check": f"check({name})\n", "asserts": ""}
-    ending = UNITTEST.format(names=classes_of(item)) if style == "unittest" else endings[style]
+    ending = f"check({name})\n" if style == "check" else ""
+    if style == "unittest":
+        # the test's own classes: an answer may bring tests of its own, which do not count
+        names = [node.name for node in ast.parse(test).body if isinstance(node, ast.ClassDef)]
+        if not names:
+            raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
+        ending = UNITTEST.format(names=names)
     if style == "asserts":
         solution = code
     elif not defines(code, name) and (body := as_body(code)) is not None:
@@ -237,9 +229,80 @@ def preamble(prompt: str, entry_point: str) -> str:
     return "".join(kept)
 
 
-def classes_of(item: Mapping[str, Any]) -> list[str]:
-    """Names of the test's own classes: an answer may bring tests of itself, which do not count."""
-    names = [node.name for node in ast.parse(item["test"]).body if isinstance(node, ast.ClassDef)]
-    if not names:
-        raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
-    return names
+def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **options: Any) -> str | None:
+    """Why the code does not pass tests that are pairs of input and output, or None if it does.
+
+    It runs in the sandbox, all tests in one go. What it printed or returned is compared here, so that it can neither
+    read nor change what is expected.
+    """
+    name, tests, functional = item.get("id", "item"), item["tests"], item["testtype"] == "functional"
+    if item["testtype"] not in ("stdin", "functional") or not tests:
+        raise UserError(f"{name}: {len(tests)} tests of testtype {item['testtype']!r}; expected stdin or functional.")
+    try:
+        inputs, outputs = [test["input"] for test in tests], [test["output"] for test in tests]
+        if functional:
+            inputs = [[json.loads(line) for line in text.split("\n") if line.strip()] for text in inputs]
+            outputs = list(map(value_of, outputs))
+    except ValueError as error:
+        raise UserError(f"{name}: a functional test holds text that is no JSON: {error}") from error
+    sizes = [len(test["output"]) for test in tests]
+    enough = 4 * max(sizes) + 2**16
+    job = {"code": code, "entry_point": item["entry_point"] if functional else "", "inputs": inputs}
+    result = run_code(
+        HARNESS,
+        stdin=json.dumps(job | {"seconds": test_timeout, "output_limit": enough}),
+        timeout=len(tests) * test_timeout + 5,
+        keep_stdout=True,
+        output_limit=OUTPUT_LIMIT + 6 * sum(sizes) + len(tests) * 2**16,  # one byte is at most six in JSON
+        **options,
+    )
+    same = same_value if functional else same_output
+    report = read_report(result)
+    for number, (want, (ending, got)) in enumerate(zip(outputs, report, strict=False), 1):
+        where = f"test {number} of {len(tests)}"
+        if ending != "passed":
+            detail = last_line(result.stderr) if ending == "failed" else ""
+            return f"program failed: {where}: {ending}: {detail}".removesuffix(": ")
+        if not same(got, want):
+            return f"program failed: {where}: wrong answer {shown(got)}, expected {shown(tests[number - 1]['output'])}"
+    if not result.passed or len(report) != len(tests):
+        status = "failed" if result.passed else result.status
+        return f"program {status}: {last_line(result.stderr)}".removesuffix(": ")
+    return None
+
+
+def value_of(text: str) -> Any:
+    """A JSON value; whole numbers of any length, in time that is linear in it."""
+    return json.loads(text, parse_int=Decimal)
+
+
+def read_report(result: CodeResult) -> list[tuple[str, str]]:
+    """(how it ended, what it printed) of each test; empty if the program has tampered with the report."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        rows = [json.loads(line) for line in result.stdout.split("\n") if line]
+        return [(str(row["ending"]), str(row["output"])) for row in rows]
+    return []
+
+
+def same_value(got: str, want: Any) -> bool:
+    """Whether a returned value, as JSON and so with lists for tuples, is the expected one."""
+    with contextlib.suppress(ValueError, RecursionError, InvalidOperation):
+        return bool(value_of(got) == want)
+    return False
+
+
+def same_output(got: str, want: str) -> bool:
+    """Whether two outputs agree as LiveCodeBench compares them: line by line, as text or else as numbers."""
+    got_lines, want_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, want))
+    if len(got_lines) != len(want_lines):
+        return False
+    different = [(one, other) for one, other in zip(got_lines, want_lines, strict=True) if one != other]
+    with contextlib.suppress(InvalidOperation, ValueError):
+        return all(list(map(Decimal, one.split())) == list(map(Decimal, other.split())) for one, other in different)
+    return False
+
+
+def shown(text: str) -> str:
+    """A text short enough for one line."""
+    text = text.strip()
+    return repr(text if len(text) <= 40 else text[:20] + "...")

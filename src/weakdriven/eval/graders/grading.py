@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
-from weakdriven.eval.graders.answers import Graded
+from weakdriven.eval.graders.answers import Graded, grade_math, readable
 from weakdriven.eval.graders.choices import gold_letter, grade_choice
-from weakdriven.eval.graders.math_answers import grade_math, readable
+from weakdriven.eval.graders.code import grade_code
 
 Kind = Literal["math", "choice", "code"]
 
@@ -15,7 +16,7 @@ def grade(kind: Kind, text: str, gold: Any, **options: Any) -> Graded:
     r"""Whether a completion is right.
 
     Args:
-        kind: "math" compares the last boxed value, "choice" the letter chosen, "code" runs tests.
+        kind: "math" compares the last boxed value, "choice" the chosen letter, "code" runs tests.
         gold: The final answer as text; for "code", the benchmark's item.
         options: "math": `timeout` in seconds. "choice": `options`, the texts of the choices, and `timeout`. "code": see
             `weakdriven.eval.graders.code.grade_code`.
@@ -28,8 +29,6 @@ def grade(kind: Kind, text: str, gold: Any, **options: Any) -> Graded:
     if kind == "choice":
         return grade_choice(text, gold, **options)
     if kind == "code":
-        from weakdriven.eval.graders.code import grade_code
-
         return grade_code(text, gold, **options)
     raise ValueError(f"There is no grader {kind!r}; use math, choice or code.")
 
@@ -62,10 +61,8 @@ def grade_many(
         return list(threads.map(one, range(len(texts))))
 
 
-def check_golds(
-    kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None, timeout: float = 10.0
-) -> list[int]:
-    r"""Rows whose gold answer cannot be graded against, so that a run can stop before it generates.
+def check_golds(kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None) -> list[int]:
+    r"""Positions of gold answers that cannot be graded against, so that a run can stop before it generates.
 
     >>> check_golds("choice", ["A", "F", "b", ""])
     [1, 3]
@@ -76,5 +73,5 @@ def check_golds(
         choices = options or [None] * len(golds)
         return [row for row, gold in enumerate(golds) if gold_letter(gold, choices[row]) is None]
     with ThreadPoolExecutor() as threads:
-        fine = list(threads.map(lambda gold: readable(gold, timeout=timeout), golds))
-    return [row for row, good in enumerate(fine) if not good]
+        fine = threads.map(partial(readable, timeout=10.0), golds)
+        return [row for row, good in enumerate(fine) if not good]

@@ -17,8 +17,9 @@ from latex2sympy2_extended import latex2sympy2
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import nan, zoo
 
-from weakdriven.eval.graders.answers import BAD_GOLD, DIFFERENT, FAILED, UNREADABLE, VERIFIED
-from weakdriven.eval.graders.latex import NUMBER_WORDS, as_words, clash, columns_as_tuples, readings, tidy, without_text
+from weakdriven.eval.graders.answers import BAD_GOLD, DIFFERENT, UNREADABLE, VERIFIED
+from weakdriven.eval.graders.latex import NUMBER_WORDS, TEXT_COMMAND, as_words, clash, columns_as_tuples, readings, tidy
+from weakdriven.eval.graders.workers import FAILED
 
 MEMORY_MB = 2048
 
@@ -44,14 +45,14 @@ def serve() -> None:
 
 
 def judge(gold: str, answer: str) -> str:
-    """The reason of a verdict on two answers."""
     gold, answer = tidy(gold), tidy(answer)
     words = as_words(gold), as_words(answer)
     if not (words[0] or values(gold)):
         return BAD_GOLD
     if words[1] in NUMBER_WORDS and not words[0]:
         answer, words = str(NUMBER_WORDS.index(words[1])), (None, None)
-    if without_text(gold) == without_text(answer) or (words[0] and words[0] == words[1]):
+    plain = ["".join(TEXT_COMMAND.sub(r"\1", latex).split()) for latex in (gold, answer)]
+    if plain[0] == plain[1] or (words[0] and words[0] == words[1]):
         return VERIFIED
     if words[0] and words[1] and ("\\" in gold + answer or len(words[0]) > 3):
         return DIFFERENT  # math-verify would compare the letters of two words as products
@@ -96,11 +97,10 @@ def values(latex: str) -> list[Any]:
 
 
 class TwoStages(latex2sympy2._Latex2Sympy):
-    """math-verify's LaTeX parser in two stages, as ANTLR's authors advise: a fast one, and the full one where it fails.
+    """math-verify's LaTeX parser in two stages, as ANTLR's authors advise (Parr, Harwell and Fisher 2014).
 
-    The fast stage (SLL) looks at fewer of the rules it is in, and is ten times faster on tuples and intervals. It
-    either reads a text as the full stage (LL) does or finds a syntax error (two-stage parsing: Parr, Harwell and Fisher
-    2014), so what an answer means does not change. Only workers use it: elsewhere the library stays as it is.
+    The fast stage (SLL) is ten times faster on tuples and intervals. It either reads a text as the full stage (LL) does
+    or finds a syntax error, so what an answer means does not change. Only workers use it.
     """
 
     def create_parser(self, latex_str: str) -> Any:

@@ -84,10 +84,6 @@ def tidy(latex: str) -> str:
     return latex
 
 
-def without_text(latex: str) -> str:
-    return "".join(TEXT_COMMAND.sub(r"\1", latex).split())
-
-
 def as_words(latex: str) -> str | None:
     r"""Words without LaTeX, case and article, or None for anything that may be mathematics.
 
@@ -112,7 +108,7 @@ def clash(gold: str, answer: str) -> bool:
 
 
 def readings(latex: str, other: str) -> list[str]:
-    r"""What an answer may mean beside another one: a percentage as number and as share, a million as number.
+    r"""What an answer may mean next to another one: a percentage as a number and as a fraction, a million as a number.
 
     >>> readings("12.5\\%", "12.5"), readings("12.5\\%", "9\\%"), readings("2 \\text{ million}", "2")
     (['12.5', '\\frac{12.5}{100}'], ['12.5'], ['2', '2\\times 10^{6}'])
@@ -126,7 +122,7 @@ def readings(latex: str, other: str) -> list[str]:
 
 
 def columns_as_tuples(gold: str, answer: str) -> tuple[str, str]:
-    """A column vector is the same as the tuple of its entries, where only one of the two is written as a column."""
+    """A column vector is the same as the tuple of its entries if only one of the two is written as a column."""
     columns = [COLUMN.match(latex) for latex in (gold, answer)]
     if (columns[0] is None) == (columns[1] is None):
         return gold, answer

@@ -7,7 +7,6 @@ and in scripts without a main guard; `multiprocessing`, and the pools that are b
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -15,9 +14,9 @@ import sys
 import threading
 import time
 
-from weakdriven.eval.graders.answers import FAILED, TIMEOUT
 from weakdriven.runs.machine import cores
 
+TIMEOUT, FAILED = "timeout", "verifier failed"
 START_LIMIT = 120.0
 REMEMBERED = 200_000
 
@@ -39,9 +38,9 @@ class Worker:
         if self.read(START_LIMIT) is None:
             raise RuntimeError("The process that checks answers did not start; try `python -c 'import math_verify'`.")
 
-    def ask(self, request: dict[str, object], timeout: float) -> str | None:
+    def ask(self, request: dict[str, str], timeout: float) -> str | None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead, and so it says nothing
+        with contextlib.suppress(BrokenPipeError):  # a dead worker gives no reply either
             self.process.stdin.write(json.dumps(request | {"timeout": timeout}) + "\n")
             self.process.stdin.flush()
         return self.read(timeout)
@@ -67,17 +66,18 @@ class Worker:
 
 
 class Pool:
-    """As many workers as are asked at once, at most `size`; workers that were killed are replaced when needed."""
+    """At most `size` workers, started when they are needed; those that were killed are replaced."""
 
     def __init__(self, size: int) -> None:
-        self.slots, self.lock = threading.Semaphore(size), threading.Lock()
+        self.slots = threading.Semaphore(size)
         self.idle: list[Worker] = []
         self.known: dict[tuple[str, str], str] = {}
 
-    def ask(self, request: dict[str, object], timeout: float) -> str:
+    def ask(self, request: dict[str, str], timeout: float) -> str:
         with self.slots:
-            with self.lock:
-                worker = self.idle.pop() if self.idle else None
+            worker = None
+            with contextlib.suppress(IndexError):
+                worker = self.idle.pop()
             if worker is None or worker.process.poll() is not None:
                 worker = Worker()
             began, reply = time.monotonic(), None
@@ -87,32 +87,23 @@ class Pool:
                 if reply is None or reply.startswith(FAILED):
                     worker.kill()
                 else:
-                    with self.lock:
-                        self.idle.append(worker)
+                    self.idle.append(worker)
             if reply is not None:
                 return reply
             return TIMEOUT if time.monotonic() - began >= timeout else f"{FAILED}: the worker died"
 
     def close(self) -> None:
-        with self.lock:
-            while self.idle:
-                self.idle.pop().kill()
+        while self.idle:
+            self.idle.pop().kill()
 
 
-_lock = threading.Lock()
+_POOLS: dict[int, Pool] = {}
+atexit.register(lambda: shared_pool().close())
 
 
 def shared_pool() -> Pool:
-    """The pool of this process, made on first use; a forked child makes its own."""
-    with _lock:
-        return pool_of(os.getpid())
-
-
-@functools.cache
-def pool_of(process: int) -> Pool:
-    pool = Pool(cores())
-    atexit.register(pool.close)
-    return pool
+    """The pool of this process; a forked child has its own."""
+    return _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), Pool(cores()))
 
 
 def ask(gold: str, answer: str, *, timeout: float) -> str:

@@ -1,7 +1,7 @@
 """Inside the sandbox: the code of an answer, once for each test and each time in a process of its own.
 
-`code_io.py` runs the text of this file as the sandboxed program, under any Python from 3.8 on. It reads one job as JSON
-from standard input and writes a line of JSON for each test, up to the first that did not end well. What the tests
+`graders/code.py` runs the text of this file as the sandboxed program, under any Python from 3.8 on. It reads one job as
+JSON from standard input and writes a line of JSON for each test, up to the first that did not end well. What the tests
 expect is not in the job, so an answer that takes this process over gains nothing by it.
 """
 
@@ -40,10 +40,8 @@ def main(job: dict) -> None:
     exec(PRELUDE, {})
     for name in HEAVY:
         if re.search(rf"^\s*(import|from) +{name}\b", job["code"], re.MULTILINE):
-            try:
+            with contextlib.suppress(Exception):  # the answer meets it again, and may handle it
                 __import__(name)
-            except Exception:
-                continue  # the answer meets it again, and may handle it
     sys.setrecursionlimit(50_000)
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(50_000)
@@ -104,8 +102,10 @@ def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> N
     os.close(CHANNEL)
     os.dup2(source, 0)
     os.dup2(os.open(os.devnull, os.O_WRONLY) if entry_point else sink, 1)
-    sys.stdin, sys.stdout = stream(0, "r"), stream(1, "w")
-    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
+    for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w")):
+        stream = os.fdopen(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     sys.argv[:] = ["answer.py"]
     module = type(sys)("solution" if entry_point else "__main__")
     module.__file__ = "answer.py"
@@ -113,27 +113,17 @@ def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> N
     exec(PRELUDE, module.__dict__)
     if entry_point:
         exec(program, module.__dict__)
-        value = json.dumps(function_of(module, entry_point)(*given), default=plain)
+        solution = getattr(module, "Solution", None)
+        owner = solution() if solution is not None and hasattr(solution, entry_point) else module
+        if not hasattr(owner, entry_point):
+            raise NameError(f"the answer does not define {entry_point}")
+        value = json.dumps(getattr(owner, entry_point)(*given), default=plain)
         with open(sink, "w", encoding="utf-8") as file:
             file.write(value)
     else:
         with contextlib.suppress(SystemExit):  # the usual way to end such a program
             exec(program, module.__dict__)
         leave(sys.__stdout__)
-
-
-def stream(fd: int, mode: str):
-    return open(fd, mode, encoding="utf-8", errors="surrogateescape", closefd=False)
-
-
-def function_of(module, name: str):
-    """The function that the tests call: a method of `class Solution`, or one at the top level."""
-    owner = getattr(module, "Solution", None)
-    if owner is not None and hasattr(owner, name):
-        return getattr(owner(), name)
-    if not hasattr(module, name):
-        raise NameError(f"the answer does not define {name}")
-    return getattr(module, name)
 
 
 def leave(stdout) -> None:

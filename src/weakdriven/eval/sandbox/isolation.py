@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.eval.sandbox import new_root, watcher
+from weakdriven.eval.sandbox import watcher
 
 METHODS = {"bubblewrap": ("bwrap",), "unshare": ("unshare", "setpriv")}
 """The programs that each method needs; the method that comes first is preferred."""
-WATCHER = str(Path(watcher.__file__).resolve())
+WATCHER, PREPARATION = (str(Path(__file__).resolve().with_name(name)) for name in ("watcher.py", "new_root.py"))
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = (
     *("alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf"),
@@ -22,8 +22,6 @@ ETC = (
     *("services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
 )
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
-USER = "1000"
-"""Number of the user and the group that the program has in the sandbox."""
 
 # What an interpreter says of itself.
 QUERY = """
@@ -74,35 +72,28 @@ class Interpreter:
 @functools.cache
 def interpreter(python: str | None = None) -> Interpreter:
     """This process's interpreter and packages, or those of another interpreter, which is asked once."""
-    if python is None:
-        executable, prefixes, path = sys.executable, (sys.prefix, sys.exec_prefix, sys.base_prefix), sys.path
-    else:
-        executable, prefixes, path = ask(python)
+    executable, prefixes, path = sys.executable, [sys.prefix, sys.exec_prefix, sys.base_prefix], sys.path
+    if python is not None:
+        if (found := shutil.which(python)) is None:
+            raise UserError(f"python={python} is not an executable program. Give the path of a Python interpreter.")
+        # without our own settings for Python, and without packages of the user's home
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        command = [os.path.abspath(found), "-s", "-c", QUERY]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=kept, cwd="/")
+            executable, prefixes, path = json.loads(answer.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            complaint = last_line(getattr(error, "stderr", None) or str(error))
+            raise UserError(f"python={python} does not answer as Python 3.8 or newer: {complaint}") from error
     names = ("site-packages", "dist-packages")
     sites = [os.path.abspath(entry) for entry in path if Path(entry).name in names and Path(entry).is_dir()]
     return Interpreter(executable, tuple(prefixes), tuple(sites))
-
-
-def ask(python: str) -> tuple[str, list[str], list[str]]:
-    """Executable, prefixes and path of another interpreter."""
-    if (found := shutil.which(python)) is None:
-        raise UserError(f"python={python} is not an executable program. Give the path of a Python interpreter.")
-    try:  # without our own settings for Python, and without packages of the user's home
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [os.path.abspath(found), "-s", "-c", QUERY]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=kept, cwd="/")
-        executable, prefixes, path = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        complaint = last_line(getattr(error, "stderr", None) or str(error))
-        raise UserError(f"python={python} does not answer as Python 3.8 or newer: {complaint}") from error
-    return executable, prefixes, path
 
 
 def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-@functools.cache
 def view(python: Interpreter) -> dict[str, str]:
     """All that a program can read, as place: source: system folders, its interpreter, its packages, the watcher."""
     hops, link = [], python.executable
@@ -123,32 +114,31 @@ def view(python: Interpreter) -> dict[str, str]:
 @functools.cache
 def isolating_command(method: str, python: Interpreter) -> tuple[str, ...]:
     """The command behind which a command runs isolated, as process 1 of its own namespaces."""
-    if method == "none":
-        return ()
-    return tuple(bubblewrap(view(python)) if method == "bubblewrap" else unshare(view(python), python.executable))
+    commands = {"bubblewrap": bubblewrap, "unshare": unshare}
+    return tuple(commands[method](python)) if method in commands else ()
 
 
-def bubblewrap(places: dict[str, str]) -> list[str]:
+def bubblewrap(python: Interpreter) -> list[str]:
     bwrap = shutil.which("bwrap") or "bwrap"
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
     size = ["--size", str(watcher.DISK_LIMIT)] if "--size" in known else []
     command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
-    command += ["--uid", USER, "--gid", USER, "--hostname", "sandbox", "--cap-drop", "ALL"]
+    command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--cap-drop", "ALL"]
     command += ["--disable-userns"] if "--disable-userns" in known else []
     command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
-    for place, source in places.items():
+    for place, source in view(python).items():
         command += ["--ro-bind", source, place]
     for place in ("/proc", "/dev", "/"):  # root without capabilities may still write to the files of root in /proc/sys
         command += ["--remount-ro", place]
     return [*command, "--chdir", "/", "--"]
 
 
-def unshare(places: dict[str, str], python: str) -> list[str]:
+def unshare(python: Interpreter) -> list[str]:
     namespaces = ("--user", "--map-root-user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
     private = f"nosuid,nodev,mode=700,size={watcher.DISK_LIMIT},nr_inodes={watcher.INODE_LIMIT}"
-    shown = [path for pair in (places | dict(zip(DEVICES, DEVICES, strict=True))).items() for path in pair]
+    shown = [path for pair in (view(python) | dict(zip(DEVICES, DEVICES, strict=True))).items() for path in pair]
     return [
         *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"),
         *(shutil.which("unshare") or "unshare", *namespaces, "--fork", "--kill-child"),
-        *("sh", "-ec", NEW_ROOT, "sh", private, python, str(Path(new_root.__file__).resolve()), "\n".join(shown)),
+        *("sh", "-ec", NEW_ROOT, "sh", private, python.executable, PREPARATION, "\n".join(shown)),
     ]

@@ -9,18 +9,6 @@ import fcntl
 import os
 import sys
 
-LINKS = (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"))
-
-
-def prepare(root: str, place: str, source: str) -> str:
-    """Make what `source` is mounted on; the line of the mount table."""
-    target = root + place
-    is_folder = os.path.isdir(source)
-    os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
-    if not is_folder:
-        open(target, "w").close()
-    return f"{escape(source)} {escape(target)} none rbind\n"
-
 
 def escape(path: str) -> str:
     """A path as a table of mounts has it.
@@ -32,11 +20,17 @@ def escape(path: str) -> str:
 
 
 def main(root: str, view: "list[str]") -> None:
-    paths = iter(view)
-    table = [prepare(root, place, next(paths)) for place in paths]
+    table, paths = [], iter(view)
+    for place in paths:
+        target, source = root + place, next(paths)
+        is_folder = os.path.isdir(source)
+        os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+        if not is_folder:
+            open(target, "w").close()
+        table.append(f"{escape(source)} {escape(target)} none rbind\n")
     with open(f"{root}/proc/table", "w", errors="surrogateescape") as file:  # where /proc will hide it
         file.writelines([*table, f"proc {root}/proc proc nosuid,nodev,noexec\n"])
-    for name, number in LINKS:
+    for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
     _socket.sethostname("sandbox")
     inet = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)

@@ -4,6 +4,7 @@
 program sees and what this does not protect from.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -64,17 +65,14 @@ class CodeResult:
         return self.status == "passed"
 
 
-WAITS = (1.0, 5.0)
-"""Seconds before each further try to start a program."""
-BUSY = ("Resource temporarily unavailable", "it did not end in time")
-
-
 class SandboxError(UserError):
     """The sandbox itself did not work, so nothing can be said about the program."""
 
 
 class MachineIsBusy(SandboxError):
     """No process could be started for the moment, for example because another program has forked without end."""
+
+    SIGNS = ("Resource temporarily unavailable", "it did not end in time")
 
 
 def run_code(
@@ -113,18 +111,14 @@ def run_code(
         raise SandboxError(no_isolation())
     job = {"program": program, "timeout": timeout, "memory_mb": memory_mb, "isolated": method != "none"}
     job |= {"stdin": stdin, "keep_stdout": keep_stdout, "output_limit": output_limit, "folder": "/tmp"}
-    if method != "none":
-        for wait in WAITS:  # nothing of the program has run yet
-            try:
-                return run_job(job, method, interpreter(python))
-            except (MachineIsBusy, BlockingIOError):
-                time.sleep(wait)
-        return run_job(job, method, interpreter(python))
-    folder = tempfile.mkdtemp(prefix="weakdriven-")
-    try:
-        return run_job(job | {"folder": folder}, method, interpreter(python))
-    finally:
-        remove(folder)
+    if method == "none":
+        with tempfile.TemporaryDirectory(prefix="weakdriven-", ignore_cleanup_errors=True) as folder:
+            return run_job(job | {"folder": folder}, method, interpreter(python))
+    for seconds in (1.0, 5.0):  # try again: nothing of the program has run yet
+        with contextlib.suppress(MachineIsBusy, BlockingIOError):
+            return run_job(job, method, interpreter(python))
+        time.sleep(seconds)
+    return run_job(job, method, interpreter(python))
 
 
 @functools.cache
@@ -155,7 +149,6 @@ def no_isolation() -> str:
 
 
 def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult:
-    """Start the watcher, hand it the job and read its verdict."""
     environment = dict(ENVIRONMENT)
     if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries through it only
         environment["LD_LIBRARY_PATH"] = libraries
@@ -182,7 +175,7 @@ def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult
     started, verdict = said.startswith(STARTED), said.removeprefix(STARTED)
     if not started:
         reason = json.loads(verdict)["stderr"] if verdict else complaint.decode(errors="replace")
-        kind = MachineIsBusy if any(words in reason for words in BUSY) else SandboxError
+        kind = MachineIsBusy if any(sign in reason for sign in MachineIsBusy.SIGNS) else SandboxError
         raise kind(f"The sandbox ({method}) could not start a program: {last_line(reason) or 'no reason given'}")
     if not verdict:  # a program of the same user can starve the process that watches it, and gains nothing by it
         return CodeResult("killed", "the process that watched the program is gone", time.monotonic() - begun)
@@ -190,7 +183,9 @@ def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult
 
 
 def read_verdict(verdict: dict[str, Any]) -> CodeResult:
-    status, stderr, code = verdict["ending"], without_runner(verdict["stderr"]), verdict["wait"]
+    status, code = verdict["ending"], verdict["wait"]
+    # without the frames that started the program
+    stderr = re.sub(r'  File "<string>", line \d+, in (<module>|run)\n(    .*\n)*', "", verdict["stderr"])
     if status == "ended":
         last = last_line(stderr)
         if os.WIFSIGNALED(code):
@@ -206,21 +201,3 @@ def read_verdict(verdict: dict[str, Any]) -> CodeResult:
         else:
             status = "failed"
     return CodeResult(status, stderr, round(verdict["seconds"], 4), verdict["stdout"])
-
-
-def without_runner(stderr: str) -> str:
-    """A traceback without the frames that started the program.
-
-    >>> without_runner('  File "<string>", line 21, in <module>\\n  File "/tmp/program.py", line 1, in <module>\\n')
-    '  File "/tmp/program.py", line 1, in <module>\\n'
-    """
-    return re.sub(r'  File "<string>", line \d+, in (<module>|run)\n(    .*\n)*', "", stderr)
-
-
-def remove(folder: str) -> None:
-    """Remove a folder even if the program has taken our rights to its subfolders away."""
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            if not os.path.islink(inner := os.path.join(path, name)):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

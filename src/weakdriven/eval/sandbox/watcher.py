@@ -5,6 +5,7 @@ It reads one job as JSON from standard input and writes to standard output: a li
 verdict as JSON. The kernel shields process 1 from the program's signals, and kills whatever is left when it ends.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -192,15 +193,6 @@ def stack_in_read(pid: int, looks: int = 1) -> "int | None":
     return None
 
 
-def at_the_end(pid: int, first: "int | None") -> "str | None":
-    """What a second request is worth: "passed", "forged", or None while the program does not wait for the answer."""
-    if first is None:
-        return "passed"
-    if (last := stack_in_read(pid)) is None:
-        return None
-    return "passed" if 0 <= first - last <= STACK_SLACK else "forged"
-
-
 def processes(isolated: bool) -> "list[int]":
     """All processes but this one: of the pid namespace, or the descendants where there is none."""
     if isolated:
@@ -208,12 +200,10 @@ def processes(isolated: bool) -> "list[int]":
     found, queue = [], [os.getpid()]
     while queue:
         pid = queue.pop()
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                queue += (children := [int(word) for word in file.read().split()])
-        except OSError:
-            continue
-        found += children
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(word) for word in file.read().split()]
+            queue += children
+            found += children
     return found
 
 
@@ -222,13 +212,10 @@ def over_limit(job: dict) -> "str | None":
     alive = processes(job["isolated"])
     pages = tasks = used = 0
     for pid in alive:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        tasks += int(fields[17])
-        pages += int(fields[21])
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+            tasks += int(fields[17])
+            pages += int(fields[21])
     if tasks > TASK_LIMIT:
         return "processes"
     for folder in ("/tmp", "/dev/shm") if job["isolated"] else ():
@@ -246,32 +233,18 @@ def over_limit(job: dict) -> "str | None":
 
 def own_memory(pid: int) -> int:
     """Bytes of a process where pages shared with others count by their share, so that forks are not counted twice."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
-    except OSError:
-        return 0
-
-
-def hear(channel: socket.socket) -> bytes:
-    try:
-        return channel.recv(1)
-    except ConnectionResetError:
-        return b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+    return 0
 
 
 def reap(pid: int) -> "int | None":
     """Collect the dead; the wait status of `pid` if it is among them."""
-    found = None
-    while True:
-        try:
-            dead, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if dead == 0:
-            return found
-        if dead == pid:
-            found = status
+    statuses = {}
+    with contextlib.suppress(ChildProcessError):
+        while (dead := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[dead[0]] = dead[1]
+    return statuses.get(pid)
 
 
 def supervise(job: dict) -> dict:
@@ -294,7 +267,10 @@ def supervise(job: dict) -> dict:
                 poll.unregister(fd)
         now = time.monotonic()
         if channel.fileno() in ready:
-            if hear(channel) != b"?":
+            heard = b""
+            with contextlib.suppress(ConnectionResetError):
+                heard = channel.recv(1)
+            if heard != b"?":
                 poll.unregister(channel)
             elif not started:
                 started, stack = True, stack_in_read(pid, looks=20_000)
@@ -307,31 +283,24 @@ def supervise(job: dict) -> dict:
             ending = "ended"
         elif sum(map(len, output.values())) > job["output_limit"]:
             ending = "output"
-        elif asked and (found := at_the_end(pid, stack)):
-            ending = found
+        elif asked and stack is None:
+            ending = "passed"
+        elif asked and (last := stack_in_read(pid)) is not None:  # None: it does not wait for the answer yet
+            ending = "passed" if 0 <= stack - last <= STACK_SLACK else "forged"
         elif now > deadline:
             ending = "timeout"
         elif now - checked >= TICK:
             checked, ending = now, over_limit(job)
     seconds = time.monotonic() - begun
     kill_all(job["isolated"])
-    for fd in output:
-        output[fd] += rest(fd)
+    for fd in output:  # what is left in a pipe, whether or not somebody still holds its other end
+        os.set_blocking(fd, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(fd, 65536):
+                output[fd] += data
     stdout, stderr = output[out] if job["keep_stdout"] else b"", output[err][-STDERR_TAIL:]
     texts = {"stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
     return {"ending": ending, "wait": wait_status, "seconds": seconds, **texts}
-
-
-def rest(pipe: int) -> bytes:
-    """What is left in a pipe, whether or not somebody still holds its other end."""
-    os.set_blocking(pipe, False)
-    found = b""
-    try:
-        while data := os.read(pipe, 65536):
-            found += data
-    except BlockingIOError:
-        pass
-    return found
 
 
 def kill_all(isolated: bool) -> None:
@@ -340,10 +309,8 @@ def kill_all(isolated: bool) -> None:
         if not (alive := processes(isolated)):
             return
         for pid in [-1] if isolated else alive:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         reap(0)
         time.sleep(0.001)
 

@@ -16,8 +16,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.generate import Sampling
 from weakdriven.eval.generate.requests import request_seed
 from weakdriven.eval.generate.samples import Ask, Row
-from weakdriven.eval.graders.candidates import Candidate, Checks, Fault, verifier
-from weakdriven.eval.graders.unit_tests import unit_tests_of
+from weakdriven.eval.graders.candidates import Candidate, Checks, Fault, unit_tests_of, verifier
 from weakdriven.eval.rollouts import (
     LABELS,
     NOT_VERIFIED,
@@ -163,7 +162,7 @@ def verifiable(example: Example, domain: str) -> Example | None:
         return example if (example.gold or "").strip() else None
     try:
         tests = unit_tests_of({}, example)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+    except UserError:
         return None
     return replace(example, meta=example.meta | {UNIT_TESTS: tests}) if tests else None
 

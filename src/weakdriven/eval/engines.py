@@ -1,25 +1,71 @@
-"""A model that generates outside a recipe: its prompts and its engine."""
+"""The engine and the prompts of a model: loaded or started when first needed, kept until another model is needed."""
 
+import gc
 import os
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import weakdriven.wmss.mixture  # noqa: F401 - registers its classes, so that a saved mixture loads
 from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import EngineSettings
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
-from weakdriven.eval.engine_pool import local_engine, served_engine
 from weakdriven.eval.generate import Engine
-from weakdriven.eval.generate.serve import check_python
+from weakdriven.eval.generate.local import LocalEngine
+from weakdriven.eval.generate.serve import check_python, serve
 from weakdriven.eval.generate.server import ServerEngine
 from weakdriven.eval.settings import EvaluationSettings, TargetSettings
 from weakdriven.models.folder import ModelFolder
 from weakdriven.models.load import is_mixture, load_tokenizer
 from weakdriven.runs.directory import RECIPE_FILE
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "bf16-mixed": "bfloat16"}
+
+
+@dataclass
+class Engines:
+    """One engine at a time, because each holds a model in memory."""
+
+    name: str = ""
+    engine: Engine | None = None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def of(self, name: str, opened: Callable[[], AbstractContextManager[Engine]]) -> Engine:
+        if self.engine is None or name != self.name:
+            self.close()
+            self.name, self.engine = name, self.stack.enter_context(opened())
+        return self.engine
+
+    def close(self) -> None:
+        self.engine = None
+        self.stack.close()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def local_engine(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings
+) -> AbstractContextManager[Engine]:
+    return nullcontext(LocalEngine(model, tokenizer, settings.batch_size, settings.batching))
+
+
+@contextmanager
+def served_engine(
+    folder: Path, settings: EngineSettings, *, precision: str, longest: int, log: Path
+) -> Iterator[Engine]:
+    """A vLLM server of one model folder whose cache holds `longest` tokens, stopped afterwards."""
+    assert settings.vllm_python is not None
+    with serve(settings.vllm_python, folder, log=log, dtype=DTYPES[precision], max_model_len=longest) as url:
+        yield ServerEngine(url)
+
+
+# of a model outside a recipe
 
 
 def open_engine(
@@ -28,12 +74,9 @@ def open_engine(
     """The engine of a model without a running server; `longest` counts the tokens of a prompt and its completion."""
     if target.engine == "vllm":
         return served_engine(branch.folder, target, precision=target.precision, longest=longest, log=log)
-    return local_engine(partial(load_target, target, branch), renderer.tokenizer, target)
-
-
-def load_target(target: TargetSettings, branch: ModelFolder) -> PreTrainedModel:
     model = branch.load(target.precision, attention=target.attention, trust_remote_code=target.trust_remote_code)
-    return model.cuda() if torch.cuda.is_available() else model  # pyright: ignore
+    model = model.cuda() if torch.cuda.is_available() else model  # pyright: ignore
+    return local_engine(model, renderer.tokenizer, target)
 
 
 def check_engine(target: TargetSettings, branch: ModelFolder) -> None:
@@ -45,7 +88,9 @@ def check_engine(target: TargetSettings, branch: ModelFolder) -> None:
             f"{target.model} is a mixture of two models, which only transformers' static batches support; set "
             "engine=transformers and batching=auto, and leave url out."
         )
-    if target.vllm_python is not None:
+    if target.engine == "vllm" and target.url is None:
+        if target.vllm_python is None:
+            raise UserError("engine is vllm, which needs vllm_python: the Python of an environment with vLLM.")
         check_python(target.vllm_python)
 
 
@@ -63,7 +108,7 @@ def running_server(settings: EvaluationSettings, branch: ModelFolder) -> tuple[E
 
 
 def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder) -> Renderer:
-    """The prompts that the model was trained with, if it is in its run's directory, unless the settings say others."""
+    """The prompts that the model was trained with if its run's recipe is found, unless the settings say otherwise."""
     # recipe of the run that the folder belongs to, if any: RUN/sft to RUN/round-1/strong/snapshots/25
     recipes = (parent / RECIPE_FILE for parent in branch.folder.resolve().parents[:4])
     trained = next((load_recipe(str(recipe)) for recipe in recipes if recipe.is_file()), None)
