@@ -114,7 +114,7 @@ def clean_rows(job: Build, total: int) -> Funnel:
 
     def examples() -> Iterator[Example]:
         for done, row in enumerate(read_jsonl(kept), start=1):
-            yield Example.from_row(row)
+            yield Example(**row)
             if done % 256 == 0:
                 progress.update(total + done, 2 * total)
 
@@ -137,7 +137,7 @@ def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> Distilled:
     """Have the teacher complete the problems in `cleaned.jsonl`."""
     settings, begin = job.settings, time.monotonic()
     job.progress.begin("distil", f"{total} problems, {teacher.settings.samples} tries each at most")
-    examples = (Example.from_row(row) for row in read_jsonl(job.work / CLEANED))
+    examples = (Example(**row) for row in read_jsonl(job.work / CLEANED))
     judge = Judge(partial(as_learned, settings), verifier(settings.checks), verify_facts(settings, sources=False))
     # completions stay good for the same prompts, whatever else has changed
     folder = job.root / ROLLOUTS / digest(teacher.facts)[:12]

@@ -109,7 +109,7 @@ def compare(
                 continue
             if parent and os.getppid() != int(parent):
                 return
-            asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
+            asked = (asked_texts(Example(**json.loads(line))) for line in lines)
             found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
             write_json(path, {str(place): overlap for place, overlap in found if overlap})
             on_rows(block * BLOCK + len(lines))

@@ -17,9 +17,8 @@ from weakdriven.build.overlaps import blocks
 from weakdriven.build.settings import BuildSettings
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
-from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, find_file, read_each
+from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, data_key, find_file, read_each
 from weakdriven.data.rows.layouts import layout_name
-from weakdriven.data.rows.source_key import data_key
 from weakdriven.data.structure import in_style
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError

@@ -44,8 +44,8 @@ def data_show(
     """Print the layout of a source and some rows as a model would learn them: the text in colour is supervised."""
     quieten_libraries()
     from weakdriven.data.prompts import Renderer, give_chat_template
-    from weakdriven.data.rows.files import find_file
-    from weakdriven.data.rows.sources import EMBEDDED, open_source
+    from weakdriven.data.rows.files import EMBEDDED, find_file
+    from weakdriven.data.rows.sources import open_source
     from weakdriven.data.show import print_source
     from weakdriven.models.load import load_tokenizer, locate_model
 
@@ -57,7 +57,7 @@ def data_show(
     file = None if source == EMBEDDED else find_file(source)
     cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
     count = opened.count() if cheap else None
-    if print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count).stopped:
+    if not print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count):
         raise typer.Exit(2)
 
 

@@ -40,7 +40,9 @@ class Funnel:
     def merge(self, other: "Funnel") -> None:
         """Add the counts of the next block of rows at the same step."""
         self.kept += other.kept
-        self._add_drops(other)
+        for reason, count in other.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+            self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
 
     def then(self, after: "Funnel") -> "Funnel":
         """Both steps as one; `after` saw the rows that this one kept.
@@ -48,17 +50,11 @@ class Funnel:
         >>> Funnel(kept=3, dropped={"a": 1}).then(Funnel(kept=2, dropped={"b": 1})).seen
         4
         """
-        if after.seen != self.kept:
-            raise ValueError(f"the next step saw {after.seen} rows of the {self.kept} that were kept")
-        both = Funnel(after.kept)
-        for step in (self, after):
-            both._add_drops(step)
+        both = Funnel()
+        both.merge(self)
+        both.merge(after)
+        both.kept = after.kept
         return both
-
-    def _add_drops(self, other: "Funnel") -> None:
-        for reason, count in other.dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + count
-            self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the most frequent reason first."""
@@ -68,12 +64,9 @@ class Funnel:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Funnel":
-        dropped = value["dropped"]
-        return cls(
-            value["kept"],
-            {reason: one["rows"] for reason, one in dropped.items()},
-            {reason: list(one["first"]) for reason, one in dropped.items()},
-        )
+        dropped = value["dropped"].items()
+        rows, first = ({reason: one[name] for reason, one in dropped} for name in ("rows", "first"))
+        return cls(value["kept"], rows, first)
 
 
 def shortened(text: str) -> str:

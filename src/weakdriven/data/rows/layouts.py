@@ -8,10 +8,10 @@ from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_tex
 from weakdriven.data.questions import LETTERS, user_message
 from weakdriven.data.rows.conversations import (
     as_messages,
-    carries_info,
     from_history,
     from_sharegpt,
     info_of,
+    infos,
     with_system,
 )
 from weakdriven.errors import UserError
@@ -99,7 +99,7 @@ def layout_name(row: Row) -> str | None:
 
 def _named(row: Row) -> str | None:
     if "messages" in row:
-        return "AM-DeepSeek-R1-Distilled" if carries_info(row["messages"]) else "messages"
+        return "AM-DeepSeek-R1-Distilled" if infos(row["messages"]) else "messages"
     if "conversations" in row:
         return "ShareGPT"
     if "prompt" in row:
