@@ -35,7 +35,9 @@ class Funnel:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         named = self.first.setdefault(reason, [])
         if len(named) < EXAMPLES:
-            named.append({"id": id, "detail": shortened(detail)})
+            detail = detail.encode(errors="backslashreplace").decode()
+            long = len(detail) > LONGEST_DETAIL
+            named.append({"id": id, "detail": detail[: LONGEST_DETAIL - 3] + "..." if long else detail})
 
     def merge(self, other: "Funnel") -> None:
         """Add the counts of the next block of rows at the same step."""
@@ -45,11 +47,7 @@ class Funnel:
             self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
 
     def then(self, after: "Funnel") -> "Funnel":
-        """Both steps as one; `after` saw the rows that this one kept.
-
-        >>> Funnel(kept=3, dropped={"a": 1}).then(Funnel(kept=2, dropped={"b": 1})).seen
-        4
-        """
+        """Both steps as one; `after` saw the rows that this one kept."""
         both = Funnel()
         both.merge(self)
         both.merge(after)
@@ -67,12 +65,3 @@ class Funnel:
         dropped = value["dropped"].items()
         rows, first = ({reason: one[name] for reason, one in dropped} for name in ("rows", "first"))
         return cls(value["kept"], rows, first)
-
-
-def shortened(text: str) -> str:
-    """
-    >>> len(shortened("x" * 500))
-    200
-    """
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 3] + "..."

@@ -52,10 +52,6 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     True
     >>> a.template == fingerprint("Ann pays $80 for 16 chairs.").template != a.exact
     True
-    >>> fingerprint("x + 1").exact == fingerprint("x - 1").exact
-    True
-    >>> fingerprint("x + 1", signs=True).exact == fingerprint("x - 1", signs=True).exact
-    False
     >>> fingerprint("(2.5 + x^{3})!", signs=True).numbers
     '( 2.5 + ^ 3 ) !'
     """
@@ -98,11 +94,7 @@ def plain(text: str) -> str:
 
 
 def grams(words: list[str], n: int) -> set[str]:
-    """All runs of n words; none if there are fewer words.
-
-    >>> sorted(grams(["a", "rose", "is", "a", "rose"], 2))
-    ['a rose', 'is a', 'rose is']
-    """
+    """All runs of n words; none if there are fewer words."""
     return {" ".join(words[start : start + n]) for start in range(len(words) - n + 1)}
 
 

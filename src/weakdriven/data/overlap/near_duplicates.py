@@ -41,13 +41,6 @@ class NearTexts:
     0
     >>> texts.find("", ["a", "red", "fox", "ran", "off"])
     [(0, 0.8)]
-    >>> texts = NearTexts(0.8, ordered=0.8)
-    >>> texts.add("", "Ann is taller than Bob and Bob is taller than Tom".split())
-    0
-    >>> texts.find("", "Ann is taller than Bob and Bob is taller than Tom Who".split())
-    [(0, 0.875)]
-    >>> texts.find("", "Ann is taller than Tom and Tom is taller than Bob".split())
-    []
     """
 
     def __init__(self, near: float, ordered: float = 0.0, seen: Iterable[Collection[str]] = ()) -> None:

@@ -23,10 +23,7 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
 
 
 def from_sharegpt(value: Any, where: str) -> list[Message]:
-    """
-    >>> from_sharegpt([{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}], "row 1")
-    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
-    """
+    """The messages of ShareGPT's `conversations`, with our names of the roles."""
     turns = _turns(value, ("from", "value")) or _turns(value, ("role", "content"))
     if turns is None:
         raise UserError(f"{where}: expected conversations with from and value as texts, found {_start(value)}.")
@@ -34,11 +31,7 @@ def from_sharegpt(value: Any, where: str) -> list[Message]:
 
 
 def from_history(value: Any, where: str) -> list[Message]:
-    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form.
-
-    >>> from_history([["1+1?", "2"]], "row 1")
-    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
-    """
+    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form: [["1+1?", "2"]]."""
     pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
@@ -60,11 +53,6 @@ def info_of(messages: Any) -> dict[str, Any]:
     """The `info` of AM-DeepSeek-R1-Distilled's messages: the first value of each field.
 
     Its `think_content` and `answer_content` repeat parts of the reply and are left out.
-
-    >>> asked = {"role": "user", "content": "1+1?", "info": {"source": "gsm", "reference_answer": "2"}}
-    >>> said = {"role": "assistant", "content": "2", "info": {"source": "r1", "test_case": None}}
-    >>> info_of([asked, said]) == {"reference_answer": "2", "source": "gsm"}
-    True
     """
     found: dict[str, Any] = {}
     for given in infos(messages):

@@ -21,6 +21,8 @@ from weakdriven.runs.redact import without_login
 
 EMBEDDED = "embedded:arithmetic"
 ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
+CHEAP = 256 << 20
+"""Largest text file, in bytes, whose rows are counted only to show their number or the time left."""
 Row = dict[str, Any]
 
 
@@ -66,6 +68,13 @@ def count_rows(path: str, split: str = "train") -> int:
     if _inner_ending(file) == ".json":
         return sum(1 for _ in _json_list(file))
     return sum(1 for line in _lines(file) if line.strip())
+
+
+def cheap_count(path: str, split: str = "train") -> int | None:
+    """Number of rows if counting them takes a moment."""
+    file = None if path == EMBEDDED else find_file(path)
+    cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
+    return count_rows(path, split) if cheap else None
 
 
 def find_file(path: str) -> Path | None:

@@ -37,10 +37,6 @@ BLOCK = 1 << 20
 
 
 def is_remote(path: str) -> bool:
-    """
-    >>> is_remote("s3://bucket/train.jsonl"), is_remote("owner/name"), is_remote("embedded:arithmetic")
-    (True, False, False)
-    """
     return ADDRESS.match(path) is not None
 
 
