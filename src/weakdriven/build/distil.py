@@ -34,7 +34,7 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
 
 BLOCK = 4096
-"""Problems that are sampled together: memory holds their completions, and so many fill a GPU's batches."""
+"""Problems that are sampled together: enough to fill a GPU's batches; memory holds their completions."""
 API_KEY = "OPENAI_API_KEY"
 UNIT_TESTS = "unit_tests"
 """Key in a problem's meta for what the grader of programs takes."""

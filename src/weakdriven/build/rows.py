@@ -43,12 +43,14 @@ def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progres
     """Append the rows that pass to `kept.jsonl`; `verify.json` says how far the sources and that file are done."""
     state = read_json(work / STATE) if (work / STATE).exists() else {}
     kept = work / KEPT
-    kept.touch()
+    if not kept.exists():
+        kept.touch()
     if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
         write_json(work / STATE, state)  # before the rows of other settings go
     funnel = Funnel.from_json(state)
-    os.truncate(kept, state["bytes"])  # what a killed build wrote after its last save goes
+    if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last save
+        os.truncate(kept, state["bytes"])
     if state["whole"]:
         progress.skip("verify")
         return funnel

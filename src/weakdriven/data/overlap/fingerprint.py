@@ -84,8 +84,6 @@ def plain(text: str) -> str:
 
     >>> plain("Ｆind  x² in 1,000 STEPS")
     'find  x2 in 1000 steps'
-    >>> plain(r"\\left(\\dfrac{a}{12,\\!500}\\right)")
-    '(\\\\frac{a}{12500})'
     """
     text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
     if "\\" in text:

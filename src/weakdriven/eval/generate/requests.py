@@ -76,8 +76,9 @@ def generate(engine: Engine, requests: Sequence[Request], sampling: Sampling, on
     left = set(range(len(requests)))
 
     def check(done: Mapping[int, Completion]) -> None:
-        for place in done:
-            left.remove(place)
+        if twice := sorted(set(done) - left):
+            raise RuntimeError(f"The engine completed request {twice[0]} twice, or there is no such request.")
+        left.difference_update(done)
         on_done(done)
 
     if requests:
