@@ -26,7 +26,7 @@ from common import append
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.rows.sources import read_rows
+from weakdriven.data.rows.files import read_rows
 from weakdriven.eval.generate import Completion, Engine, Request, Sampling, generate, graphs, request_seed
 from weakdriven.eval.generate.local import LocalEngine, as_completion, fitting_batch
 from weakdriven.eval.generate.server import ServerEngine

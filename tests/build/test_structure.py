@@ -58,11 +58,6 @@ def test_a_funnel_names_the_first_rows_and_survives_json():
     assert Funnel.from_json(funnel.to_json()).to_json() == funnel.to_json()
 
 
-def test_steps_that_do_not_fit_together_are_an_error():
-    with pytest.raises(ValueError, match="saw 1 rows of the 2"):
-        Funnel(kept=2).then(Funnel(kept=1))
-
-
 STOCK = "Which one of the following is most strongly supported by the information in the passage given above?"
 
 

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers import write_rows
-from weakdriven.data.rows import json_array
+from weakdriven.data.example import Example
 from weakdriven.data.rows.files import count_rows, find_file, read_rows
-from weakdriven.data.rows.json_array import JsonArray
-from weakdriven.data.rows.sources import Example, as_example, load_examples
+from weakdriven.data.rows.layouts import as_example
+from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
 
 GOOD = {"question": "1+1?", "solution": "2"}
@@ -76,25 +76,21 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
         ("a.jsonl", LINE.decode().encode("utf-16"), "line 1 cannot be read: .*; save the file as UTF-8"),
         ("a.jsonl", b"", "there is no row to train on"),
         ("a.jsonl", b"\n \n", "there is no row to train on"),
-        ("a.jsonl.gz", b"plain text\n", "cannot be read: Not a gzipped file"),
+        ("a.jsonl.gz", b"plain text\n", "cannot be read as JSON lines: Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(LINE, mtime=0)[:-12], "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:10] + b"\xff" * 20, "cannot be read"),
         ("a.jsonl.zst", b"plain text\n", "cannot be read"),
-        ("a.json", b"[{]", "line 1: .*"),
-        ("a.json", b'[\n{"question": "q"},\n{"question" 3}]', "line 3: Expecting ':'"),
-        ("a.json", b'[{"question": "q"} {"question": 3}]', "line 1: expected a comma or the end of the list, found {"),
-        ("a.json", b'[{"question": "q"}', "expected a comma or the end of the list, found the end of the file"),
-        ("a.json", b'[{"question": "q"', "line 1: Expecting ',' delimiter"),
-        ("a.json", b'[{"question": "q', "line 1: Unterminated string"),
-        ("a.json", b'[{"question": "q", "solution": "s"},]', "line 1: Expecting value"),
-        ("a.json", b'[{"question": "q", "solution": "s"}]\n[]', "line 2: there is more text after the list"),
-        ("a.json", b'[{"a": ' + b"[" * 100_000, "nested too deeply"),
-        ("a.json", b'["\xff"]', "cannot be read as JSON: .*; save the file as UTF-8"),
-        ("a.json", b'{"question": "q"}', "expected a list of rows, found dict; a file with one .* called .jsonl"),
-        ("a.json", b"", "expected a list of rows, found nothing"),
+        ("a.json", b"[{]", "line 1 column 3"),
+        ("a.json", b'[\n{"question": "q"},\n{"question" 3}]', "Expecting ':' delimiter: line 3"),
+        ("a.json", b'[{"question": "q"}', "Expecting ',' delimiter: line 1"),
+        ("a.json", b'{"question": "q"}\n{"question": "q"}', r"\.jsonl.*Extra data: line 2"),
+        ("a.json", b'[{"a": ' + b"[" * 100_000, "recursion"),
+        ("a.json", b'["\xff"]', "cannot be read as a JSON list .*; save the file as UTF-8"),
+        ("a.json", b'{"question": "q"}', "expected a list of rows, found dict; rows on lines are .jsonl"),
+        ("a.json", b"", "Expecting value: line 1"),
         ("a.json", b'[{"question": "q", "solution": "s"}, 3]', "row 2: expected an object .* found int"),
         ("a.json", b"[]", "there is no row to train on"),
-        ("a.json.gz", b"plain", "cannot be read as JSON: Not a gzipped file"),
+        ("a.json.gz", b"plain", "cannot be read as a JSON list .*: Not a gzipped file"),
         ("a.parquet", b"PAR1", "cannot be read as Parquet"),
     ],
 )
@@ -109,24 +105,6 @@ def test_a_file_that_cannot_be_read_is_an_error_naming_file_and_place(name, cont
 def test_a_mark_of_utf_8_before_the_text_is_no_mistake(name, tmp_path):
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (b"[" + LINE + b"]" if name == "a.json" else LINE))
     assert list(read_rows(str(tmp_path / name))) == [GOOD]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_an_array_is_the_same_in_blocks_of_any_size(size, monkeypatch):
-    monkeypatch.setattr(json_array, "BLOCK", size)
-    rows = [{"a": 'x"]}, {' * i, "b": [i, {"c": None}], "é\n": -1.5e3} for i in range(20)]
-    for text in (json.dumps(rows, indent=2), json.dumps(rows, ensure_ascii=False), " [ ] ", "[{}]"):
-        blocks = [text[at : at + size] for at in range(0, len(text), size)]
-        assert list(JsonArray(blocks)) == json.loads(text)
-
-
-def test_a_mistake_early_in_a_long_array_is_found_before_the_rest_is_read():
-    def blocks():
-        yield '[{"a": 1},\n{"a" 2},' + '{"a": 3},' * 10
-        pytest.fail("read on")
-
-    with pytest.raises(ValueError, match="line 2: Expecting ':'"):
-        list(JsonArray(blocks()))
 
 
 def test_a_folder_and_a_file_of_another_kind_are_told_as_what_they_are(tmp_path):

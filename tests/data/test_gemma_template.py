@@ -3,8 +3,8 @@
 import pytest
 
 from helpers import embedded_tokenizer, gemma_tokenizer
+from weakdriven.data.example import Example
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
-from weakdriven.data.rows.sources import Example
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import write_rows
-from weakdriven.data.rows import source_key as keys
-from weakdriven.data.rows.files import count_rows, hub_rows, read_each, read_rows
+from weakdriven.data.rows.files import count_rows, data_key, hub_rows, read_each, read_rows
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
 
@@ -35,9 +34,9 @@ def test_a_configuration_after_a_colon_is_asked_for_by_all_readers(path, asked, 
 def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch):
     commits = {"owner/name": "abc"}
     api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=commits[name]))
-    monkeypatch.setattr(keys, "HfApi", lambda: api)
-    assert keys.data_key("owner/name:one", "train") == "owner/name:one@abc/train"
-    assert keys.data_key("owner/name", "train") == "owner/name@abc/train"
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    assert data_key("owner/name:one", "train") == "owner/name:one@abc/train"
+    assert data_key("owner/name", "train") == "owner/name@abc/train"
 
 
 def test_a_file_whose_name_holds_a_colon_is_a_file(tmp_path, monkeypatch):
@@ -69,18 +68,14 @@ def test_datasets_reads_the_configuration_that_is_named(dataset):
     assert [row["id"] for row in hub_rows(f"{dataset()}:am_0.9M", "train")] == ["am_0.9M"]
 
 
-@pytest.mark.parametrize(
-    "ending, words",
-    [
-        (":am_1.4M", "has no configuration 'am_1.4M'; there are am_0.5M, am_0.9M. Write one after a colon: "),
-        ("", "has several configurations and none is named; there are am_0.5M, am_0.9M. "),
-    ],
-)
-def test_a_configuration_that_is_not_there_is_an_error_that_lists_those_that_are(dataset, ending, words):
+@pytest.mark.parametrize("ending", [":am_1.4M", ""])
+def test_a_configuration_that_is_not_there_is_an_error_that_lists_those_that_are(dataset, ending):
     path = dataset()
-    with pytest.raises(UserError) as error:
+    with pytest.raises(
+        UserError, match=r"(?s)am_0\.5M.*am_0\.9M.* written after a colon: .*:configuration\.$"
+    ) as error:
         hub_rows(path + ending, "train")
-    assert str(error.value).startswith(f"{path} {words}") and str(error.value).endswith(f"{path}:am_0.5M.")
+    assert str(error.value).startswith(path + ending)
 
 
 @pytest.mark.parametrize("ending", ["", ":am_0.5M"])

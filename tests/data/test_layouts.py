@@ -234,7 +234,7 @@ def test_an_alpaca_field_that_is_not_text_is_an_error_naming_it(field, value):
         (None, "expected conversations with from and value as texts, found null"),
         ([{"from": "human"}], "expected conversations with from and value as texts"),
         ([{"from": "human", "value": None}], "expected conversations with from and value as texts"),
-        ([HUMAN, {"from": "observation", "value": "x"}], "turn 2 of conversations is from 'observation'; expected one"),
+        ([HUMAN, {"from": "observation", "value": "x"}], "message 2 has the role 'observation'; expected one"),
     ],
 )
 def test_a_sharegpt_row_of_the_wrong_shape_is_an_error_naming_the_row(turns, words):

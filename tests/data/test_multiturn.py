@@ -8,8 +8,7 @@ import pytest
 from helpers import demo_examples, embedded_tokenizer, gemma_tokenizer
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.layouts import as_example
-from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, unlearned_warning, write_tokens
-from weakdriven.data.turns import split_turns
+from weakdriven.data.tokenize import IGNORE, load_tokens, split_turns, tokenize, unlearned_warning, write_tokens
 from weakdriven.errors import UserError
 
 TURNS = [
@@ -149,7 +148,7 @@ def test_a_conversation_is_cut_on_the_right_and_counted(tmp_path):
 def test_a_row_with_a_domain_of_its_own_gets_the_system_prompt_of_that_domain():
     asked = renderer(style="tag-free")
     row = {"question": "1+1?", "solution": "2", "domain": "logic"}
-    mine, other = (split_turns(as_example(row, 1, "f", domain=d), asked).pieces[0][0] for d in ("", "math"))
+    mine, other = (split_turns(as_example(row, 1, "f", domain=d), asked)[0][0][0] for d in ("", "math"))
     assert mine == other == Renderer(asked.tokenizer, "logic", "tag-free").prompt(TURNS[:1])
 
 
@@ -161,4 +160,5 @@ def test_rows_of_one_turn_give_the_tokens_that_they_gave_before_there_were_sever
     """Digests of the tokens of version 0.1.0."""
     asked = renderer(style=style)
     rows = [tokenize(example, asked, 96) for example in demo_examples(200)]
+    assert {row.pop("unlearned") for row in rows} == {0}
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest().startswith(digest)

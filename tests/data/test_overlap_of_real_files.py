@@ -11,7 +11,7 @@ import pytest
 
 from weakdriven.data.overlap.find import KINDS, RULES, Held, HeldItem, deduplicate
 from weakdriven.data.questions import bare, code_question, logic_question, math_question
-from weakdriven.data.rows.sources import read_rows
+from weakdriven.data.rows.files import read_rows
 from weakdriven.eval.benchmarks import load_items
 
 DATA = os.environ.get("WEAKDRIVEN_DATA")

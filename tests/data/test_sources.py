@@ -5,7 +5,9 @@ import tracemalloc
 import pytest
 
 from helpers import write_rows
-from weakdriven.data.rows.sources import Example, load_examples, open_source, read_rows
+from weakdriven.data.example import Example
+from weakdriven.data.rows.files import read_rows
+from weakdriven.data.rows.sources import load_examples, open_source
 from weakdriven.errors import UserError
 
 ASK = [{"role": "user", "content": "1+1?"}]
@@ -63,11 +65,10 @@ def test_a_row_without_a_prompt_is_an_error_even_where_completions_may_be_empty(
         (GOOD, GOOD | {"solution": "half \ude00"}),
         (GOOD, GOOD | {"options": ["half \ud83d", "b"]}),
         (TALK, {"messages": [*ASK, {"role": "assistant", "content": "half \ud83d"}]}),
-        (TALK, {"messages": [{"role": "half \ud83d", "content": "1+1?"}, SAID]}),
         (ALPACA, ALPACA | {"input": "half \ud83d"}),
         (SHARED, {"conversations": [{"from": "human", "value": "half \ud83d"}]}),
     ],
-    ids=["prompt", "completion", "options", "messages", "role", "alpaca", "sharegpt"],
+    ids=["prompt", "completion", "options", "messages", "alpaca", "sharegpt"],
 )
 def test_half_a_surrogate_pair_is_an_error_naming_the_row(good, row, tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [good, row])
@@ -141,10 +142,4 @@ def test_an_example_is_the_same_after_json(tmp_path):
     whole = Example("a", turns, "4", "4", "logic", "mine", {"level": 3, "options": ["x", "y"]}, True)
     plain = Example("b", ASK, "2")
     path = write_rows(tmp_path / "a.jsonl", [whole.as_row(), plain.as_row()])
-    assert load_examples(path) == [whole, plain] == [Example.from_row(row) for row in read_rows(path)]
-
-
-@pytest.mark.parametrize("row", [{}, {"id": "a"}, {"id": "a", "prompt": [], "completion": "", "what": 1}])
-def test_a_row_that_is_no_example_is_an_error_that_lists_its_fields(row):
-    with pytest.raises(UserError, match="An example has the fields id, prompt, completion and perhaps gold"):
-        Example.from_row(row)
+    assert load_examples(path) == [whole, plain] == [Example(**row) for row in read_rows(path)]

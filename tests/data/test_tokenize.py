@@ -6,8 +6,8 @@ import pytest
 
 from helpers import demo_examples, embedded_tokenizer
 from weakdriven.config.recipe import EvalSettings
+from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.rows.sources import Example
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
@@ -75,6 +75,7 @@ def test_a_long_completion_is_cut_on_the_right():
 
 def test_written_rows_and_counters_agree(tmp_path):
     rows = [tokenize(example, RENDERER, 512) for example in EXAMPLES]
+    assert {row.pop("unlearned") for row in rows} == {0}  # counted, not written
     seen = []
     counters, written = write(tmp_path, EXAMPLES, on_row=seen.append)
     assert written.to_list() == rows

@@ -15,8 +15,7 @@ from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.example import DOMAINS, Example
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
 from weakdriven.data.rows.layouts import as_example
-from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
-from weakdriven.data.turns import split_turns
+from weakdriven.data.tokenize import IGNORE, load_tokens, split_turns, tokenize, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
 from weakdriven.eval.benchmarks import as_item
@@ -148,7 +147,7 @@ TURNS = [
 def test_every_reply_of_a_conversation_is_learned_and_no_question(name, domain, style, own):
     renderer, example = renderer_of(name, domain, style), as_example({"messages": [*own, *TURNS]}, 1, "f")
     row = tokenize(example, renderer)
-    assert split_turns(example, renderer).unlearned == 0
+    assert split_turns(example, renderer)[1] == 0
     assert learned(row, renderer) == [turn["content"] + renderer.end_of_turn for turn in TURNS[1::2]]
     whole, system = renderer.tokenizer.decode(row["input_ids"]), SYSTEM_PROMPTS.get((domain, style))
     assert whole.count("Only mine.") == len(own)
@@ -178,7 +177,7 @@ def test_a_long_row_is_cut_on_the_right_at_the_limit_and_counted(name, tmp_path)
     counters = write_tokens(examples, renderer, path, max_length=limit, long_prompts="error")
     short, long = load_tokens(path).to_list()
     assert (counters["examples"], counters["truncated"], counters["dropped_long_prompts"]) == (2, 1, 0)
-    assert short == whole[0] and (short["truncated"], long["truncated"]) == (False, True)
+    assert short | {"unlearned": 0} == whole[0] and (short["truncated"], long["truncated"]) == (False, True)
     assert [long[key] for key in ("input_ids", "labels")] == [whole[1][key][:limit] for key in ("input_ids", "labels")]
     prompt = len(ids_of(renderer.prompt(ASK), renderer))
     with pytest.raises(UserError, match=r"2 rows have prompts of data.max_length=\d+ tokens or more \(first: id 'sh"):
@@ -220,7 +219,7 @@ def test_a_row_is_trained_with_the_prompt_that_evaluation_asks(name, domain, sty
     renderer = renderer_of(name, "math", style)
     task = prepare_task(benchmark, renderer, EvalSettings(), seed=0)
     example = as_example(row | {"solution": "7", "domain": domain}, 1, "f")
-    (before, supervised), (reply, _) = split_turns(example, renderer).pieces
+    (before, supervised), (reply, _) = split_turns(example, renderer)[0]
     assert (before.encode(), supervised, reply) == (task.prompts[0].encode(), False, "7" + renderer.end_of_turn)
     assert tokenize(example, renderer)["input_ids"] == task.prompt_ids[0] + ids_of(reply, renderer)
     assert task.sampling.stop_ids == tuple(renderer.stop_ids)

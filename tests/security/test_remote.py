@@ -10,9 +10,8 @@ import fsspec
 import pytest
 
 from weakdriven.data.rows import remote
-from weakdriven.data.rows.files import count_rows, read_rows
+from weakdriven.data.rows.files import count_rows, data_key, read_rows
 from weakdriven.data.rows.remote import cache_folder, fetch
-from weakdriven.data.rows.source_key import data_key
 from weakdriven.errors import UserError
 
 ROWS = [{"id": str(i), "prompt": f"{i}+1?", "completion": str(i + 1)} for i in range(3)]
@@ -22,7 +21,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "_fetched", {})
+    remote.fetch.cache_clear()
 
 
 def put(address: str, content: bytes = LINES) -> str:
@@ -31,8 +30,8 @@ def put(address: str, content: bytes = LINES) -> str:
     return address
 
 
-def another_process(monkeypatch) -> None:
-    monkeypatch.setattr(remote, "_fetched", {})
+def another_process() -> None:
+    remote.fetch.cache_clear()
 
 
 @pytest.mark.parametrize("ending, pack", [(".jsonl", bytes), (".jsonl.gz", gzip.compress)])
@@ -51,14 +50,14 @@ def test_a_key_is_of_the_content_and_not_of_the_place(tmp_path):
 
 def test_it_is_copied_once_and_again_only_when_it_changed(monkeypatch):
     address, copies = put("memory://once/train.jsonl"), []
-    copy = remote._copy
-    monkeypatch.setattr(remote, "_copy", lambda *facts: copies.append(1) or copy(*facts))
+    copy = remote._download
+    monkeypatch.setattr(remote, "_download", lambda *facts: copies.append(1) or copy(*facts))
     with served({"/train.jsonl": LINES}) as (url, files):
         for wanted in (1, 1):
-            another_process(monkeypatch)
+            another_process()
             assert fetch(url + "/train.jsonl").read_bytes() == LINES and len(copies) == wanted
         files["/train.jsonl"] = LINES * 2
-        another_process(monkeypatch)
+        another_process()
         assert fetch(url + "/train.jsonl").read_bytes() == LINES * 2 and len(copies) == 2
     fetch(address), fetch(address)
     assert len(copies) == 3
@@ -67,7 +66,7 @@ def test_it_is_copied_once_and_again_only_when_it_changed(monkeypatch):
 def test_without_a_network_the_copy_is_used_and_without_one_there_is_a_sentence(monkeypatch, caplog):
     with served({"/train.jsonl": LINES}) as (url, _):
         fetch(url + "/train.jsonl")
-    another_process(monkeypatch)
+    another_process()
     assert fetch(url + "/train.jsonl").read_bytes() == LINES
     assert "cannot be reached" in caplog.text
     with pytest.raises(UserError, match=r"other\.jsonl cannot be read .* or copy the file"):
@@ -78,7 +77,7 @@ def test_a_file_that_is_gone_is_told_in_a_sentence_although_a_copy_is_here(monke
     with served({"/train.jsonl": LINES}) as (url, files):
         fetch(url + "/train.jsonl")
         files.clear()
-        another_process(monkeypatch)
+        another_process()
         with pytest.raises(UserError, match="there is no such file"):
             fetch(url + "/train.jsonl")
     with pytest.raises(UserError, match="there is no such file"):

@@ -13,7 +13,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from weakdriven.build.distil import Distilled, Judge, OpenTeacher, distil, open_teacher
+from weakdriven.build.distil import Judge, OpenTeacher, distil, open_teacher
 from weakdriven.build.overlaps import find_overlaps
 from weakdriven.build.rows import KEPT, as_learned, verify_facts, verify_rows
 from weakdriven.build.settings import BuildSettings
@@ -51,12 +51,6 @@ class Build:
     def work(self) -> Path:
         return self.root / WORK
 
-    def key(self) -> str:
-        """Key of the whole result, by which a finished build is recognised."""
-        teacher = self.teacher
-        terms = [teacher.facts, (teacher.settings.samples, teacher.settings.keep)] if teacher else [{}, None]
-        return digest([digest([self.verify_key, self.items, self.shares]), *terms])
-
 
 def build(settings: BuildSettings, root: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Make the set in `root`, or continue it; returns the funnel as written to funnel.json."""
@@ -76,7 +70,9 @@ def build(settings: BuildSettings, root: Path, progress: Progress | None = None)
 
 def carry_out(job: Build) -> dict[str, Any]:
     """The steps that are not done yet; returns the funnel."""
-    settings, work, key = job.settings, job.work, job.key()
+    settings, work, teacher = job.settings, job.work, job.teacher
+    terms = [teacher.facts, (teacher.settings.samples, teacher.settings.keep)] if teacher else [{}, None]
+    key = digest([digest([job.verify_key, job.items, job.shares]), *terms])
     result, funnel_file = job.root / settings.result, job.root / FUNNEL
     if result.exists() and funnel_file.exists() and (done := read_json(funnel_file)).get("key") == key:
         for step in done["steps"]:
@@ -85,12 +81,11 @@ def carry_out(job: Build) -> dict[str, Any]:
     steps = {"verify": verify_rows(settings, job.verify_key, work, job.progress)}
     steps["clean"] = clean_rows(job, steps["verify"].kept)
     more: dict[str, Any] = {"rows": steps["clean"].kept}
-    if job.teacher is None:
+    if teacher is None:
         os.replace(work / CLEANED, work / settings.result)
     else:
-        distilled = distil_rows(job, job.teacher, steps["clean"].kept)
-        steps["distil"] = distilled.problems
-        more = {"rows": distilled.completions.kept, "completions": distilled.completions.to_json()}
+        steps["distil"], completions = distil_rows(job, teacher, steps["clean"].kept)
+        more = {"rows": completions.kept, "completions": completions.to_json()}
     funnel = report(job, steps) | more
     funnel_file.unlink(missing_ok=True)  # the key in it says that the result is its own
     if not funnel["kept"]:
@@ -114,7 +109,7 @@ def clean_rows(job: Build, total: int) -> Funnel:
 
     def examples() -> Iterator[Example]:
         for done, row in enumerate(read_jsonl(kept), start=1):
-            yield Example.from_row(row)
+            yield Example(**row)
             if done % 256 == 0:
                 progress.update(total + done, 2 * total)
 
@@ -133,15 +128,15 @@ def clean_rows(job: Build, total: int) -> Funnel:
     return funnel
 
 
-def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> Distilled:
-    """Have the teacher complete the problems in `cleaned.jsonl`."""
+def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> tuple[Funnel, Funnel]:
+    """Have the teacher complete the problems in `cleaned.jsonl`; returns the counts of problems and of completions."""
     settings, begin = job.settings, time.monotonic()
     job.progress.begin("distil", f"{total} problems, {teacher.settings.samples} tries each at most")
-    examples = (Example.from_row(row) for row in read_jsonl(job.work / CLEANED))
+    examples = (Example(**row) for row in read_jsonl(job.work / CLEANED))
     judge = Judge(partial(as_learned, settings), verifier(settings.checks), verify_facts(settings, sources=False))
     # completions stay good for the same prompts, whatever else has changed
     folder = job.root / ROLLOUTS / digest(teacher.facts)[:12]
-    counts = Distilled()
+    counts = Funnel(), Funnel()
     rows = distil(examples, teacher, judge, folder, total=total, counts=counts, progress=job.progress)
     write_jsonl(job.work / settings.result, (example.as_row() for example in rows))
     job.progress.end("distil", time.monotonic() - begin)
@@ -170,18 +165,17 @@ def held_items(benchmarks: list[Any], data_dir: str | None) -> Items:
 
 def report(job: Build, steps: dict[str, Funnel]) -> dict[str, Any]:
     """funnel.json: the whole, then each step."""
-    settings = job.settings
-    teacher, whole = settings.teacher, reduce(Funnel.then, steps.values())
-    facts = {"model", "samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens"}
+    settings, teacher = job.settings, None
+    if used := settings.teacher:
+        facts = {"model", "samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens"}
+        teacher = {"url": used.url and without_login(used.url), **used.model_dump(include=facts)}
     return {
         "domain": settings.domain,
         "sources": [without_login(source) for source in settings.sources],
         "style": settings.style if settings.result == TRAIN else None,
-        "teacher": {"url": teacher.url and without_login(teacher.url), **teacher.model_dump(include=facts)}
-        if teacher
-        else None,
+        "teacher": teacher,
         "held_out": Counter(item.benchmark for some in job.items.values() for item in some),
         "settings": verify_facts(settings) | {"ngram_share": job.shares},
-        **whole.to_json(),
+        **reduce(Funnel.then, steps.values()).to_json(),
         "steps": {name: step.to_json() for name, step in steps.items()},
     }

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
 
 BLOCK = 4096
-"""Problems that are sampled together: memory holds their completions, and so many fill a GPU's batches."""
+"""Problems that are sampled together: enough to fill a GPU's batches; memory holds their completions."""
 API_KEY = "OPENAI_API_KEY"
 UNIT_TESTS = "unit_tests"
 """Key in a problem's meta for what the grader of programs takes."""
@@ -124,14 +124,6 @@ class Judge:
         return found
 
 
-@dataclass
-class Distilled:
-    """What became of the problems, and of the completions that were written for them."""
-
-    problems: Funnel = field(default_factory=Funnel)
-    completions: Funnel = field(default_factory=Funnel)
-
-
 def distil(
     examples: Iterable[Example],
     teacher: OpenTeacher,
@@ -139,30 +131,28 @@ def distil(
     folder: Path,
     *,
     total: int,
-    counts: Distilled,
+    counts: tuple[Funnel, Funnel],
     progress: Progress,
 ) -> Iterator[Example]:
-    """The problems with completions that are right, in their order; `counts` is complete once this is exhausted.
+    """The problems with completions that are right, in their order.
 
     Args:
+        counts: Of the problems and of the completions written for them; complete once this is exhausted.
         folder: Keeps all that was written and how it was judged, in a folder for each block of problems.
         total: Number of problems.
     """
-    engines, examples, done = Engines(), iter(examples), 0
-    settings = teacher.settings
+    engines, examples, settings = Engines(), iter(examples), teacher.settings
     start = partial(engines.of, "teacher", lambda: teacher.start(folder / "server.log"))
-
     try:
         for number in range(-(-total // BLOCK)):
             problems = list(islice(examples, BLOCK))
-            by_id = {problem.id: problem for problem in problems}
-            faults = partial(judge.faults, by_id, style=teacher.style)
-            home = folder / f"{number:05d}"
+            faults = partial(judge.faults, {problem.id: problem for problem in problems}, style=teacher.style)
             terms = {problem.id: digest([judge.terms, problem.gold, problem.meta]) for problem in problems}
-            rollouts = Rollouts(home, start, teacher.sampling, faults, terms=terms.__getitem__, seed=settings.seed)
-            on_done = partial(lambda before, new: progress.update(before + new, total * settings.samples), done)
+            home, sampling = folder / f"{number:05d}", teacher.sampling
+            rollouts = Rollouts(home, start, sampling, faults, terms=terms.__getitem__, seed=settings.seed)
+            before = number * BLOCK * settings.samples
+            on_done = partial(lambda before, new: progress.update(before + new, total * settings.samples), before)
             found = sample_until_kept(problems, teacher, rollouts, counts, on_done)
-            done += len(problems) * settings.samples
             for problem in problems:
                 yield from completed(problem, found.get(problem.id, []), teacher, judge)
     finally:
@@ -173,57 +163,54 @@ def sample_until_kept(
     problems: list[Example],
     teacher: OpenTeacher,
     rollouts: Rollouts,
-    counts: Distilled,
+    counts: tuple[Funnel, Funnel],
     on_done: Callable[[int], None],
 ) -> dict[str, list[Rollout]]:
     """Up to `keep` right and different rollouts of each problem; problems that lack some are sampled again.
 
     `on_done` receives how many of all possible samples are written, or not needed any more.
     """
-    settings = teacher.settings
+    settings, (of_problems, of_completions) = teacher.settings, counts
     prompts = {problem.id: teacher.prompt(problem) for problem in problems}
     tries: dict[str, list[Rollout]] = {}
     for id, (prompt, _) in prompts.items():
         if teacher.sampling.stop_ids and len(prompt) > settings.max_prompt_tokens:
-            counts.problems.drop("prompt too long", id, f"{len(prompt)} tokens")
+            of_problems.drop("prompt too long", id, f"{len(prompt)} tokens")
         else:
             tries[id] = []
     found: dict[str, list[Rollout]] = {id: [] for id in tries}
-    behind = (len(problems) - len(tries)) * settings.samples
+    total = len(problems) * settings.samples
     while asks := [
         Ask(id, len(tries[id]) + more, *prompts[id])
         for id in tries
         for more in range(min(settings.keep - len(found[id]), settings.samples - len(tries[id])))
     ]:
-        for rollout in rollouts.ask(asks, lambda new, behind=behind: on_done(behind + new)):
+        left = sum(settings.samples - len(tries[id]) for id in tries if len(found[id]) < settings.keep)
+        for rollout in rollouts.ask(asks, lambda new, before=total - left: on_done(before + new)):
             id = rollout.row["id"]
             tries[id].append(rollout)
-            if is_right_and_new(rollout, found[id], counts.completions, teacher.style):
+            if is_right_and_new(rollout, found[id], of_completions, teacher.style):
                 found[id].append(rollout)
-        enough = sum(settings.samples - len(tries[id]) for id in tries if len(found[id]) == settings.keep)
-        behind = (len(problems) - len(tries)) * settings.samples + sum(map(len, tries.values())) + enough
-        on_done(behind)
+    on_done(total)
     for id, rollouts_of in tries.items():
         if found[id]:
-            counts.problems.keep()
+            of_problems.keep()
         else:
             reasons = Counter(rollout.fault.reason for rollout in rollouts_of if rollout.fault)
             detail = ", ".join(f"{reason} {times}" for reason, times in reasons.most_common())
-            counts.problems.drop("no right completion", id, f"{len(rollouts_of)} tries: {detail}")
+            of_problems.drop("no right completion", id, f"{len(rollouts_of)} tries: {detail}")
     return found
 
 
 def is_right_and_new(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
     """Whether a rollout is right and differs from those found; the funnel counts it."""
     row, fault = rollout
-    name = f"{row['id']}#s{row['sample']}"
-    if fault is not None:
-        funnel.drop(fault.reason, name, fault.detail)
-        return False
     # by letters and digits: two completions that differ only in spaces or punctuation are one
     own, *others = (text_fingerprint(written(one.row, style)).exact for one in (rollout, *found))
-    if own in others:
-        funnel.drop("repeated", name, f"sample {found[others.index(own)].row['sample']} is the same")
+    if fault is None and own in others:
+        fault = Fault("repeated", f"sample {found[others.index(own)].row['sample']} is the same")
+    if fault is not None:
+        funnel.drop(fault.reason, f"{row['id']}#s{row['sample']}", fault.detail)
         return False
     funnel.keep()
     return True

@@ -1,7 +1,7 @@
 """Which rows of a file overlap with held-out items: found block by block in several processes, and kept on disk.
 
-A block's file says which of its rows have to go. One that is there counts, so a build that was killed goes on. The
-processes share nothing but the folder: each takes every n-th block.
+A block's file says which of its rows are removed. A killed build resumes with the blocks that have none. The processes
+share nothing but the folder: each takes every n-th block.
 """
 
 import json
@@ -25,7 +25,7 @@ Row = TypeVar("Row")
 BLOCK = 2048
 VERSION = 2
 """Raised when other overlaps are found, so that those on disk do not count."""
-ITEMS = "items.json"
+ITEMS, PART = "items.json", "{:06d}.json"
 PROCESS = "import sys; from weakdriven.build.overlaps import compare; compare(*sys.argv[1:])"
 
 
@@ -39,7 +39,7 @@ def find_overlaps(
     workers: int | None = None,
     on_rows: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Overlap | None]:
-    """The worst overlap of every row, in their order; see `weakdriven.data.overlap.decontaminate.worst_overlap`.
+    """The worst overlap of every row, in their order.
 
     Args:
         rows: A JSONL file of `total` examples that is not going to change.
@@ -50,7 +50,7 @@ def find_overlaps(
     """
     file = rows.stat()
     folder = work / digest([VERSION, items, shares, file.st_size, file.st_mtime_ns])[:16]
-    parts = [part(folder, block) for block in range(-(-total // BLOCK))]
+    parts = [folder / PART.format(block) for block in range(-(-total // BLOCK))]
     if not folder.exists():
         shutil.rmtree(work, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -93,23 +93,22 @@ def compare(
     first: str,
     step: str,
     parent: str = "",
-    *,
     on_rows: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Write the files of every `step`-th block from `first` on that are not there; ends when its parent is gone.
+    """Write the missing files of every `step`-th block from `first` on; end when the parent is gone.
 
-    Text arguments, because this is what a process is started with.
+    All arguments are text, because processes are started with them.
     """
     given = read_json(Path(folder) / ITEMS)
     held = index_items({domain: [HeldItem(*item) for item in some] for domain, some in given["items"].items()})
     with Path(rows).open(encoding="utf-8") as file:
         for block, lines in enumerate(blocks(file, BLOCK)):
-            path = part(Path(folder), block)
+            path = Path(folder) / PART.format(block)
             if block % int(step) != int(first) or path.exists():
                 continue
             if parent and os.getppid() != int(parent):
                 return
-            asked = (asked_texts(Example.from_row(json.loads(line))) for line in lines)
+            asked = (asked_texts(Example(**json.loads(line))) for line in lines)
             found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
             write_json(path, {str(place): overlap for place, overlap in found if overlap})
             on_rows(block * BLOCK + len(lines))
@@ -118,7 +117,3 @@ def compare(
 def blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
     while block := list(islice(rows, size)):
         yield block
-
-
-def part(folder: Path, block: int) -> Path:
-    return folder / f"{block:06d}.json"

@@ -17,9 +17,8 @@ from weakdriven.build.overlaps import blocks
 from weakdriven.build.settings import BuildSettings
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
-from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, find_file, read_each
+from weakdriven.data.rows.files import Row, cheap_count, data_key, read_each
 from weakdriven.data.rows.layouts import layout_name
-from weakdriven.data.rows.source_key import data_key
 from weakdriven.data.structure import in_style
 from weakdriven.data.tokenize import tokenize
 from weakdriven.errors import UserError
@@ -38,8 +37,6 @@ from weakdriven.runs.files import append_jsonl, digest, read_json, sync, write_j
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
 KEPT, STATE = "kept.jsonl", "verify.json"
-CHEAP = 256 << 20
-"""Largest file, in bytes, whose rows are counted to estimate the time left."""
 
 
 def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progress) -> Funnel:
@@ -60,7 +57,7 @@ def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progres
     begin = time.monotonic()
     progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
     verify = verifier(settings.checks) if settings.uses_completions else problem_checker(settings.checks)
-    total = sum(map(cheap_count, settings.sources))
+    total = sum(cheap_count(path, settings.split) or 0 for path in settings.sources)
     for place, path in enumerate(settings.sources):
         progress.note(f"{path}: {describe_layout(settings, path)}")
         for rows in blocks(read_rows(settings, path, state["rows"][place]), settings.block):
@@ -102,30 +99,24 @@ def read_rows(settings: BuildSettings, path: str, start: int) -> Iterator[Row | 
 def describe_layout(settings: BuildSettings, path: str) -> str:
     """The layout of the first readable row; each row is read by its own layout."""
     row = next((row for row in read_rows(settings, path, 0) if isinstance(row, dict)), {})
-    name = "LogiQA 2.0" if "text" in row else "ReClor" if "answers" in row else None
-    name = (name if settings.domain == "logic" else None) or layout_name(row)
+    if settings.domain == "logic" and ("text" in row or "answers" in row):
+        return "layout LogiQA 2.0" if "text" in row else "layout ReClor"
+    name = layout_name(row)
     return f"layout {name}" if name else f"no known layout (fields {', '.join(row) or 'none'})"
-
-
-def cheap_count(path: str) -> int:
-    """Number of rows if counting them takes a moment; else 0."""
-    file = None if path == EMBEDDED else find_file(path)
-    return count_rows(path) if file is not None and file.stat().st_size <= CHEAP else 0
 
 
 def verify_block(
     settings: BuildSettings, path: str, first: int, rows: list[Row | UserError], verify: Verify
 ) -> tuple[list[Example], Funnel]:
     """The rows of a block that pass, and the counts of all; `first` is the number of its first row, from 1."""
-    funnel, candidates = Funnel(), list[Candidate]()
+    funnel, candidates, passed = Funnel(), list[Candidate](), list[Example]()
     for number, row in enumerate(rows, start=first):
         found = candidate_or_fault(settings, row, number, path)
-        if isinstance(found, Fault):
+        if isinstance(found, Candidate):
+            candidates.append(found)
+        else:
             given = None if isinstance(row, UserError) else row.get("id")
             funnel.drop(found.reason, str(number if given is None else given), found.detail)
-        else:
-            candidates.append(found)
-    passed: list[Example] = []
     for candidate, fault in zip(candidates, verify(candidates), strict=True):
         if fault is None:
             funnel.keep()

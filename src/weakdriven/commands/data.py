@@ -14,8 +14,6 @@ data_app = typer.Typer(
     help="Training data: weakdriven data show SOURCE, weakdriven data build math|code|logic SOURCE --output DIR.",
     no_args_is_help=True,
 )
-CHEAP = 256 << 20
-"""Largest file, in bytes, whose rows are counted just to show their number."""
 
 
 @data_app.command("show")
@@ -44,8 +42,8 @@ def data_show(
     """Print the layout of a source and some rows as a model would learn them: the text in colour is supervised."""
     quieten_libraries()
     from weakdriven.data.prompts import Renderer, give_chat_template
-    from weakdriven.data.rows.files import find_file
-    from weakdriven.data.rows.sources import EMBEDDED, open_source
+    from weakdriven.data.rows.files import cheap_count
+    from weakdriven.data.rows.sources import open_source
     from weakdriven.data.show import print_source
     from weakdriven.models.load import load_tokenizer, locate_model
 
@@ -54,10 +52,8 @@ def data_show(
     give_chat_template(tokenizer, chat_template, model, setting="--chat-template")
     renderer = Renderer(tokenizer, domain, style)
     renderer.check()
-    file = None if source == EMBEDDED else find_file(source)
-    cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
-    count = opened.count() if cheap else None
-    if print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count).stopped:
+    count = cheap_count(source, split)
+    if not print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count):
         raise typer.Exit(2)
 
 

@@ -1,6 +1,6 @@
 """Example: the type between a data source and its tokens."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from weakdriven.errors import UserError
@@ -11,12 +11,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the completion to learn and, if known, the answer that a grader accepts.
-
-    >>> example = Example("7", [{"role": "user", "content": "1+1?"}], "2", gold="2", domain="math")
-    >>> Example.from_row(example.as_row()) == example
-    True
-    """
+    """A prompt with the completion to learn and, if known, the answer that a grader accepts."""
 
     id: str
     prompt: list[Message]
@@ -31,20 +26,8 @@ class Example:
     """Whether the assistant's turns in the prompt are supervised too."""
 
     def as_row(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Example":
-        """Inverse of `as_row`."""
-        known = [one.name for one in fields(cls)]
-        needed, unknown = known[:3], [name for name in row if name not in known]
-        if unknown or not all(name in row for name in needed):
-            raise UserError(
-                f"An example has the fields {', '.join(needed)} and perhaps {', '.join(known[3:])}; found "
-                f"{', '.join(row) or 'none'}. Rows of other layouts are read by load_examples."
-            )
-        return cls(**row)
+        """Plain values, for JSON; `Example(**row)` is the inverse."""
+        return dict(vars(self))
 
     def replies(self) -> list[str]:
         """All texts to learn, in order."""

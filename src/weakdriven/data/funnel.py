@@ -35,30 +35,24 @@ class Funnel:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         named = self.first.setdefault(reason, [])
         if len(named) < EXAMPLES:
-            named.append({"id": id, "detail": shortened(detail)})
+            detail = detail.encode(errors="backslashreplace").decode()
+            long = len(detail) > LONGEST_DETAIL
+            named.append({"id": id, "detail": detail[: LONGEST_DETAIL - 3] + "..." if long else detail})
 
     def merge(self, other: "Funnel") -> None:
         """Add the counts of the next block of rows at the same step."""
         self.kept += other.kept
-        self._add_drops(other)
-
-    def then(self, after: "Funnel") -> "Funnel":
-        """Both steps as one; `after` saw the rows that this one kept.
-
-        >>> Funnel(kept=3, dropped={"a": 1}).then(Funnel(kept=2, dropped={"b": 1})).seen
-        4
-        """
-        if after.seen != self.kept:
-            raise ValueError(f"the next step saw {after.seen} rows of the {self.kept} that were kept")
-        both = Funnel(after.kept)
-        for step in (self, after):
-            both._add_drops(step)
-        return both
-
-    def _add_drops(self, other: "Funnel") -> None:
         for reason, count in other.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
             self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
+
+    def then(self, after: "Funnel") -> "Funnel":
+        """Both steps as one; `after` saw the rows that this one kept."""
+        both = Funnel()
+        both.merge(self)
+        both.merge(after)
+        both.kept = after.kept
+        return both
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the most frequent reason first."""
@@ -68,18 +62,6 @@ class Funnel:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Funnel":
-        dropped = value["dropped"]
-        return cls(
-            value["kept"],
-            {reason: one["rows"] for reason, one in dropped.items()},
-            {reason: list(one["first"]) for reason, one in dropped.items()},
-        )
-
-
-def shortened(text: str) -> str:
-    """
-    >>> len(shortened("x" * 500))
-    200
-    """
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 3] + "..."
+        dropped = value["dropped"].items()
+        rows, first = ({reason: one[name] for reason, one in dropped} for name in ("rows", "first"))
+        return cls(value["kept"], rows, first)

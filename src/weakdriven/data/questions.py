@@ -18,39 +18,19 @@ ASK_STDIN = "Read the input from stdin and write the answer to stdout. Do not ru
 
 
 def lettered(options: Sequence[str]) -> str:
-    """
-    >>> print(lettered(["red", "blue"]))
-    (A) red
-    (B) blue
-    """
+    """Options on lines of their own: `(A) red`."""
     return "\n".join(f"({letter}) {option.strip()}" for letter, option in zip(LETTERS, options, strict=False))
 
 
 def math_question(question: str, options: Sequence[str] | None = None) -> str:
-    """
-    >>> print(math_question("What is 2+2?", ["3", "4"]))
-    What is 2+2?
-    <BLANKLINE>
-    (A) 3
-    (B) 4
-    <BLANKLINE>
-    Answer with the letter of one option.
-    """
+    """The question, perhaps with lettered options and the request for a letter."""
     if not options:
         return question.strip()
     return f"{question.strip()}\n\n{lettered(options)}\n\n{ASK_LETTER}"
 
 
 def logic_question(context: str, question: str, options: Sequence[str]) -> str:
-    """
-    >>> print(logic_question("All cats sleep. Tom is a cat.", "What follows?", ["Tom sleeps.", "Tom is awake."]))
-    All cats sleep. Tom is a cat.
-    <BLANKLINE>
-    What follows?
-    <BLANKLINE>
-    (A) Tom sleeps.
-    (B) Tom is awake.
-    """
+    """Context, question and lettered options, with empty lines between them."""
     return "\n\n".join(filter(None, [context.strip(), question.strip(), lettered(options)]))
 
 
@@ -84,10 +64,6 @@ def user_message(row: Mapping[str, Any], domain: str) -> str:
     Args:
         row: `prompt` with `entry_point`, perhaps `test` or `instruct_prompt`; or `question`, perhaps with `context`,
             `options`, and for code `starter_code` and `tests`.
-        domain: math, code or logic.
-
-    >>> user_message({"question": "What follows?", "context": "Tom sleeps.", "options": ["a", "b"]}, "logic")
-    'Tom sleeps.\\n\\nWhat follows?\\n\\n(A) a\\n(B) b'
     """
     if "prompt" in row and "entry_point" in row:
         if row.get("instruct_prompt"):
@@ -107,9 +83,6 @@ def bare(asked: str) -> str:
     """A problem without what is added here (requests, code fences) and without lettered options.
 
     Problems are compared in this form (`overlap/`), because the wording we add is no overlap.
-
-    >>> bare(math_question("What is 2+2?", ["3", "4"]))
-    'What is 2+2?'
     """
     return split_options(asked)[0]
 

@@ -1,8 +1,7 @@
 """`weakdriven data show`: a source's layout, some rows with their supervised tokens, and what would be left out."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 from rich.console import Console
@@ -11,8 +10,7 @@ from rich.text import Text
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import Source
-from weakdriven.data.tokenize import IGNORE, token_row
-from weakdriven.data.turns import split_turns
+from weakdriven.data.tokenize import IGNORE, tokenize
 from weakdriven.errors import UserError
 
 LOOKED_AT = 1000
@@ -38,22 +36,11 @@ class Look:
     """What happens to the row; empty if all of its replies are learned."""
 
 
-@dataclass
-class Tally:
-    """Counts of the tokenised rows."""
-
-    rows: int = 0
-    longest: int = 0
-    fates: Counter[str] = field(default_factory=Counter)
-    stopped: str = ""
-    """The error at which training would stop."""
-
-
 def look(example: Example, renderer: Renderer, max_length: int) -> Look:
     """Tokenise one example whole and mark what fits."""
-    turns = split_turns(example, renderer)
-    row = token_row(example.id, turns, renderer, None)
+    row = tokenize(example, renderer)
     kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
+    unsupervised = kinds.count("prompt")
     kinds[max_length:] = ["cut"] * len(kinds[max_length:])
     if blank := not example.completion.strip():
         kinds = ["prompt" if kind == "prompt" else "cut" for kind in kinds]
@@ -66,47 +53,41 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
         fate = f"the prompt fills max_length={max_length}: an error, or left out with data.long_prompts=drop"
     elif len(kinds) > max_length:
         fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
-    elif turns.unlearned:
+    elif row["unlearned"]:
         fate = "some replies before the last are not learned: the chat template rewrites earlier replies"
     else:
         fate = ""
-    unsupervised = sum(label == IGNORE for label in row["labels"])
     return Look(example.id, runs, unsupervised, learned, len(kinds), fate)
-
-
-def looks(examples: Iterable[Example], renderer: Renderer, max_length: int, tally: Tally) -> Iterator[Look]:
-    """Yield the first rows one by one and count them in `tally`; an error of the data ends it and is recorded there."""
-    try:
-        for example in islice(examples, LOOKED_AT):
-            one = look(example, renderer, max_length)
-            tally.rows += 1
-            tally.longest = max(tally.longest, one.tokens)
-            if one.fate:
-                tally.fates[one.fate] += 1
-            yield one
-    except UserError as error:
-        tally.stopped = str(error)
 
 
 def print_source(
     source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
-) -> Tally:
-    """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut."""
+) -> bool:
+    """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut.
+
+    Returns whether training could read these rows.
+    """
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
-    tally = Tally()
-    for number, one in enumerate(looks(source, renderer, max_length, tally), start=1):
-        if number <= rows:
-            print_look(one, console)
+    longest, fates, stopped = 0, Counter[str](), ""
+    try:
+        for number, example in enumerate(islice(source, LOOKED_AT)):
+            one = look(example, renderer, max_length)
+            longest = max(longest, one.tokens)
+            fates[one.fate] += 1
+            if number < rows:
+                print_look(one, console)
+    except UserError as error:
+        stopped = str(error)
     console.print()
-    _say(console, f"Of the first {tally.rows:,} rows (longest: {tally.longest:,} tokens):")
-    for fate, number in {"learned whole": tally.rows - tally.fates.total(), **tally.fates}.items():
+    _say(console, f"Of the first {fates.total():,} rows (longest: {longest:,} tokens):")
+    for fate, number in {"learned whole": fates.pop("", 0), **fates}.items():
         _say(console, f"  {number:,} {fate}")
-    if tally.stopped:
-        _say(console, f"Training would stop here: {tally.stopped}", "red")
+    if stopped:
+        _say(console, f"Training would stop here: {stopped}", "red")
     if renderer.warning:
         _say(console, f"Warning: {renderer.warning}", "yellow")
-    return tally
+    return not stopped
 
 
 def print_look(one: Look, console: Console) -> None:

@@ -19,8 +19,6 @@ def with_reasoning(reasoning: str, answer: str, style: str) -> str:
 
     >>> with_reasoning("1+1 is 2", "2", "tagged")
     '<think>1+1 is 2</think>\\n<answer>2</answer>'
-    >>> with_reasoning("1+1 is 2", "2", "plain")
-    '1+1 is 2\\n\\n2'
     """
     if not reasoning.strip() or "</think>" in answer:  # a teacher may also write the markers itself
         return answer
@@ -32,14 +30,10 @@ def with_reasoning(reasoning: str, answer: str, style: str) -> str:
 
 
 def structure_fault(completion: str, style: str) -> str | None:
-    r"""What is wrong with the form of a completion from its source, or None.
+    """What is wrong with the form of a completion from its source, or None.
 
     Style tagged: one <think>...</think>, then one <answer>...</answer>, both with text, and nothing else. Style
     tag-free: some text is left without the markers, and the reasoning is not cut off. Style plain: any text.
-
-    >>> structure_fault("<think>1+1 is 2</think> <answer>\\boxed{2}</answer>", "tagged")
-    >>> structure_fault("<think>1+1 is", "tagged")
-    'found 1 <think>, 0 </think>, 0 <answer>, 0 </answer>; expected one of each'
     """
     if style == "tagged":
         counts = {marker: completion.count(marker) for marker in MARKERS}
@@ -56,9 +50,5 @@ def structure_fault(completion: str, style: str) -> str | None:
 
 
 def has_box(completion: str) -> bool:
-    r"""Whether there is a \boxed after the reasoning.
-
-    >>> has_box("<think>\\boxed{1}</think><answer>1</answer>"), has_box("so \\boxed{1}")
-    (False, True)
-    """
+    r"""Whether there is a \boxed after the reasoning."""
     return _BOX.search(completion.rpartition("</think>")[2]) is not None

@@ -1,4 +1,10 @@
-"""Example -> token ids and labels: the only place that decides which tokens are supervised."""
+"""Example -> token ids and labels: the only place that decides which tokens are supervised.
+
+A reply is supervised if it directly follows the text that the chat template renders before it, because that is what the
+model sees when it generates the reply. Earlier replies can be supervised in the same sequence if the template does not
+rewrite them. Some templates do: Qwen3's drops the thinking of earlier replies. Such replies are not supervised, and are
+counted.
+"""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +17,6 @@ from datasets import Dataset
 
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.turns import Turns, split_turns
 from weakdriven.errors import UserError
 
 IGNORE = -100
@@ -26,21 +31,58 @@ SCHEMA = pa.schema({"id": pa.string(), "input_ids": IDS, "labels": IDS, "truncat
 
 def tokenize(example: Example, renderer: Renderer, max_length: int | None = None) -> dict[str, Any]:
     """Prompts and replies are tokenised separately, because generation starts from the prompt's tokens alone."""
-    return token_row(example.id, split_turns(example, renderer), renderer, max_length)
-
-
-def token_row(id: str, turns: Turns, renderer: Renderer, max_length: int | None) -> dict[str, Any]:
     input_ids, labels = [], []
-    for text, supervised in turns.pieces:
+    pieces, unlearned = split_turns(example, renderer)
+    for text, supervised in pieces:
         ids = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
         input_ids += ids
         labels += ids if supervised else [IGNORE] * len(ids)
     return {
-        "id": id,
+        "id": example.id,
         "input_ids": input_ids[:max_length],
         "labels": labels[:max_length],
         "truncated": max_length is not None and len(labels) > max_length,
+        "unlearned": unlearned,
     }
+
+
+def split_turns(example: Example, renderer: Renderer) -> tuple[list[tuple[str, bool]], int]:
+    """All text of an example, in pieces with whether each is supervised; and how many replies are not.
+
+    Prompts and replies alternate, and a reply includes its end of turn.
+    """
+    last = _rendered(example, renderer, len(example.prompt))
+    pieces: list[tuple[str, bool]] = []
+    past = unlearned = 0
+    for place, turn in enumerate(example.prompt):
+        if not example.all_turns or turn["role"] != "assistant":
+            continue
+        written = _written(example, renderer, place, last)
+        if written is None or written[0] < past:
+            unlearned += 1
+            continue
+        start, end = written
+        pieces += [(last[past:start], False), (last[start:end], True)]
+        past = end
+    return [*pieces, (last[past:], False), (example.completion + renderer.end_of_turn, True)], unlearned
+
+
+def _written(example: Example, renderer: Renderer, place: int, last: str) -> tuple[int, int] | None:
+    """Start and end in the last prompt of the reply at this place; None if the template rewrote it."""
+    if all(turn["role"] == "system" for turn in example.prompt[:place]):  # a greeting answers nothing
+        return None
+    before, reply = _rendered(example, renderer, place), example.prompt[place]["content"]
+    for text in (reply, reply.strip()):  # templates may trim earlier replies, as Gemma's does
+        if last.startswith(whole := before + text + renderer.end_of_turn):
+            return len(before), len(whole)
+    return None
+
+
+def _rendered(example: Example, renderer: Renderer, turns: int) -> str:
+    try:
+        return renderer.prompt(example.prompt[:turns], example.domain)
+    except UserError as error:
+        raise UserError(f"Row {example.id!r}: {error}") from error
 
 
 def tokenize_pair(
@@ -51,11 +93,9 @@ def tokenize_pair(
     A reply is its text, and whether the end of the turn follows it, which a truncated one lacks.
     """
 
-    def ids(text: str) -> list[int]:
-        return renderer.tokenizer(text, add_special_tokens=False)["input_ids"]  # pyright: ignore
-
-    prompt = ids(renderer.prompt(example.prompt, example.domain))
-    replies = [ids(text + renderer.end_of_turn * ended) for text, ended in (chosen, rejected)]
+    texts = [renderer.prompt(example.prompt, example.domain)]
+    texts += [text + renderer.end_of_turn * ended for text, ended in (chosen, rejected)]
+    prompt, *replies = (renderer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
     room = max(max_length - len(prompt), 0)
     return {
         "id": example.id,
@@ -81,9 +121,9 @@ def write_tokens(
     Args:
         on_kept: Called with batches of the examples that are in the file, in its order.
     """
-    counters = {"examples": 0, "truncated": 0, "dropped_long_prompts": 0, "dropped_empty_completions": 0}
-    counters |= {"tokens": 0, "supervised_tokens": 0}
-    first_too_long = ""
+    names = ("examples", "truncated", "dropped_long_prompts", "dropped_empty_completions")
+    counters: dict[str, int] = dict.fromkeys((*names, "tokens", "supervised_tokens"), 0)
+    first_too_long, unlearned = "", 0
     batch: list[tuple[Example, dict[str, Any]]] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
 
@@ -96,19 +136,17 @@ def write_tokens(
             if not example.completion.strip():
                 counters["dropped_empty_completions"] += 1
                 continue
-            turns = split_turns(example, renderer)
-            row = token_row(example.id, turns, renderer, max_length)
+            row = tokenize(example, renderer, max_length)
             supervised = sum(label != IGNORE for label in row["labels"])
             if not supervised:
-                first_too_long = first_too_long if counters["dropped_long_prompts"] else example.id
+                first_too_long = first_too_long or example.id
                 counters["dropped_long_prompts"] += 1
                 continue
             counters["examples"] += 1
             counters["truncated"] += row["truncated"]
             counters["tokens"] += len(row["input_ids"])
             counters["supervised_tokens"] += supervised
-            if turns.unlearned:
-                counters["unlearned_replies"] = counters.get("unlearned_replies", 0) + turns.unlearned
+            unlearned += row["unlearned"]
             batch.append((example, row))
             if len(batch) == BATCH:
                 flush()
@@ -128,7 +166,7 @@ def write_tokens(
             f"Nothing is left to learn from: {too_long} prompts are longer than data.max_length={max_length} "
             f"tokens and {empty} completions are empty; raise it, or use other rows."
         )
-    return counters
+    return counters | ({"unlearned_replies": unlearned} if unlearned else {})
 
 
 def unlearned_warning(counters: dict[str, int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.data.rows.source_key import data_key
+from weakdriven.data.rows.files import data_key
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.diagnose.forward_pass import Measured, Sample, compare, draw_sample, measure
 from weakdriven.diagnose.other_rows import OtherRows, find_other_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 from weakdriven.data.example import Example
 from weakdriven.data.overlap.held_out import Hit, keep_out
-from weakdriven.data.rows.source_key import data_key
+from weakdriven.data.rows.files import data_key
 from weakdriven.data.rows.sources import open_source
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
@@ -82,7 +82,7 @@ def compare_again(context: Context, data: Stage) -> None:
     held, manifest = context.held_out, read_json(data.path / MANIFEST)
     if held and manifest["counters"].get("held_out") != held.key:
         refuse_damage(data.path)
-        rows = (Example.from_row(row) for row in read_jsonl(data.path / EXAMPLES))
+        rows = (Example(**row) for row in read_jsonl(data.path / EXAMPLES))
         for _ in keep_out(rows, held, [], drop=False):
             pass
         manifest["counters"]["held_out"] = held.key

@@ -133,8 +133,8 @@ def test_a_python_without_vllm_is_told_at_once(tmp_path, monkeypatch):
     for python, words in [
         (tmp_path / "none", "none cannot be run"),
         (tmp_path, "cannot be run"),
-        ("/bin/false", "it ends with code 1"),
-        (sys.executable, "has no vLLM; install it there"),
+        ("/bin/false", "ends with code 1"),
+        (sys.executable, "has no vLLM; give the python"),
     ]:
         with pytest.raises(UserError, match=words), serve(python, tmp_path, log=tmp_path / "log"):
             pytest.fail("not served")

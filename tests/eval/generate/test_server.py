@@ -211,7 +211,7 @@ def test_after_the_last_try_what_arrived_has_been_kept_and_the_rest_is_dropped_a
     assert server.asked[3, 100] == QUICK.tries
     assert "failed 4 times in a row (last: HTTP 503: the engine is dead)" in str(failed.value)
     assert f"{len(kept)} of 40 completions are kept" in str(failed.value)
-    assert "the same command goes on where it stopped" in str(failed.value)
+    assert "run the same command again to resume" in str(failed.value)
 
 
 def test_an_error_while_keeping_a_completion_ends_the_call(server):

@@ -105,11 +105,7 @@ def asked_with_options(example: Example) -> tuple[str, list[str]]:
 
 
 def unused(id: str, ids: set[str], numbers: Counter[str]) -> str:
-    """A free variant of an id; `numbers` keeps the last number of each id, so that none is tried twice.
-
-    >>> unused("7", {"7", "7#2"}, Counter())
-    '7#3'
-    """
+    """A free variant of an id, as `7#2`; `numbers` keeps the last number of each id, so that none is tried twice."""
     free = id
     while free in ids:
         numbers[id] = max(numbers[id], 1) + 1

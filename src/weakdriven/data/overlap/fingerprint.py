@@ -52,10 +52,6 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     True
     >>> a.template == fingerprint("Ann pays $80 for 16 chairs.").template != a.exact
     True
-    >>> fingerprint("x + 1").exact == fingerprint("x - 1").exact
-    True
-    >>> fingerprint("x + 1", signs=True).exact == fingerprint("x - 1", signs=True).exact
-    False
     >>> fingerprint("(2.5 + x^{3})!", signs=True).numbers
     '( 2.5 + ^ 3 ) !'
     """
@@ -88,8 +84,6 @@ def plain(text: str) -> str:
 
     >>> plain("Ｆind  x² in 1,000 STEPS")
     'find  x2 in 1000 steps'
-    >>> plain(r"\\left(\\dfrac{a}{12,\\!500}\\right)")
-    '(\\\\frac{a}{12500})'
     """
     text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
     if "\\" in text:
@@ -98,11 +92,7 @@ def plain(text: str) -> str:
 
 
 def grams(words: list[str], n: int) -> set[str]:
-    """All runs of n words; none if there are fewer words.
-
-    >>> sorted(grams(["a", "rose", "is", "a", "rose"], 2))
-    ['a rose', 'is a', 'rose is']
-    """
+    """All runs of n words; none if there are fewer words."""
     return {" ".join(words[start : start + n]) for start in range(len(words) - n + 1)}
 
 

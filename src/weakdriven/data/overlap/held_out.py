@@ -31,10 +31,8 @@ class HeldOut:
     """Index of questions that must not be trained on.
 
     >>> held = HeldOut([HeldItem("gsm8k", "7", "Ann has 3 pens. How many?")])
-    >>> held.find(Example("a", [{"role": "user", "content": "ANN has 3 pens; how many"}], "3"))
+    >>> held.find(Example("a", [{"role": "user", "content": "Think. ANN has 3 pens; how many? Explain."}], "3"))
     Hit(row='a', benchmark='gsm8k', item='7')
-    >>> held.find(Example("b", [{"role": "user", "content": "Think. Ann has 3 pens. How many? Explain."}], "3"))
-    Hit(row='b', benchmark='gsm8k', item='7')
     """
 
     def __init__(self, items: Iterable[HeldItem]) -> None:

@@ -20,7 +20,7 @@ from weakdriven.data.overlap.fingerprint import grams
 RUN = 5
 """Words in a run of ordered texts."""
 SHARED_WORDS = 2
-"""As many of the rarest words are shared before two texts are compared."""
+"""Two texts are compared only if they share this many of their rarest words."""
 SHARED_RUNS = 5
 """The same for runs of words: one other word changes five runs."""
 SMALL_BLOCK = 16
@@ -41,13 +41,6 @@ class NearTexts:
     0
     >>> texts.find("", ["a", "red", "fox", "ran", "off"])
     [(0, 0.8)]
-    >>> texts = NearTexts(0.8, ordered=0.8)
-    >>> texts.add("", "Ann is taller than Bob and Bob is taller than Tom".split())
-    0
-    >>> texts.find("", "Ann is taller than Bob and Bob is taller than Tom Who".split())
-    [(0, 0.875)]
-    >>> texts.find("", "Ann is taller than Tom and Tom is taller than Bob".split())
-    []
     """
 
     def __init__(self, near: float, ordered: float = 0.0, seen: Iterable[Collection[str]] = ()) -> None:
@@ -115,7 +108,7 @@ class NearTexts:
             index.setdefault(element, []).append(number)
 
     def _first(self, elements: set[str]) -> list[str]:
-        """The rarest elements, as many as leave a near text `_more` of them to share."""
+        """The rarest elements: a near text shares at least `_more` of them."""
         rare_first = sorted(elements, key=lambda element: (self._count.get(element, 1), element))
         return rare_first[: len(elements) - self._shared_at_least(elements) + self._more]
 

@@ -1,6 +1,5 @@
 """Raw rows: where they are read from and which layout they have.
 
-`files.py` reads rows of a file, a Hub dataset or (through `remote.py`) an address; `layouts.py` turns a row of any
-layout into an Example; `sources.py` puts both together and is the place to start. `source_key.py` identifies a source's
-content.
+`files.py` reads and identifies the rows of a file, a Hub dataset or (through `remote.py`) an address; `layouts.py`
+turns a row of any layout into an Example; `sources.py` puts both together and is the place to start.
 """

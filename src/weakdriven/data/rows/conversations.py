@@ -6,7 +6,7 @@ from typing import Any
 from weakdriven.data.example import Message, refuse_broken_text
 from weakdriven.errors import UserError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 SHAREGPT_ROLES |= {"model": "assistant", "system": "system"}
 INFO_FIELDS = ("reference_answer", "test_case", "source")
@@ -19,36 +19,19 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
     turns = _turns(value, ("role", "content"))
     if turns is None:
         raise UserError(f"{where}: expected text or messages with role and content, found {_start(value)}.")
-    for place, turn in enumerate(_checked(turns, where), start=1):
-        if (found := turn["role"]) not in ROLES:
-            raise UserError(f"{where}: message {place} has the role {found!r}; expected one of {', '.join(ROLES)}.")
-    return turns
+    return _with_roles(turns, ROLES, where)
 
 
 def from_sharegpt(value: Any, where: str) -> list[Message]:
-    """
-    >>> from_sharegpt([{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}], "row 1")
-    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
-    """
+    """The messages of ShareGPT's `conversations`, with our names of the roles."""
     turns = _turns(value, ("from", "value")) or _turns(value, ("role", "content"))
     if turns is None:
         raise UserError(f"{where}: expected conversations with from and value as texts, found {_start(value)}.")
-    for place, turn in enumerate(turns, start=1):
-        if turn["role"] not in SHAREGPT_ROLES:
-            raise UserError(
-                f"{where}: turn {place} of conversations is from {turn['role']!r}; "
-                f"expected one of {', '.join(SHAREGPT_ROLES)}."
-            )
-        turn["role"] = SHAREGPT_ROLES[turn["role"]]
-    return _checked(turns, where)
+    return _with_roles(turns, SHAREGPT_ROLES, where)
 
 
 def from_history(value: Any, where: str) -> list[Message]:
-    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form.
-
-    >>> from_history([["1+1?", "2"]], "row 1")
-    [{'role': 'user', 'content': '1+1?'}, {'role': 'assistant', 'content': '2'}]
-    """
+    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form: [["1+1?", "2"]]."""
     pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
@@ -56,7 +39,7 @@ def from_history(value: Any, where: str) -> list[Message]:
             raise UserError(f"{where}: expected {expected}, found {_start(value)}.")
     roles = ("user", "assistant")
     turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
-    return _checked(turns, where)
+    return _with_roles(turns, ROLES, where)
 
 
 def with_system(system: Any, turns: list[Message], where: str) -> list[Message]:
@@ -70,23 +53,15 @@ def info_of(messages: Any) -> dict[str, Any]:
     """The `info` of AM-DeepSeek-R1-Distilled's messages: the first value of each field.
 
     Its `think_content` and `answer_content` repeat parts of the reply and are left out.
-
-    >>> asked = {"role": "user", "content": "1+1?", "info": {"source": "gsm", "reference_answer": "2"}}
-    >>> said = {"role": "assistant", "content": "2", "info": {"source": "r1", "test_case": None}}
-    >>> info_of([asked, said]) == {"reference_answer": "2", "source": "gsm"}
-    True
     """
     found: dict[str, Any] = {}
-    for given in _infos(messages):
+    for given in infos(messages):
         found = {name: given[name] for name in INFO_FIELDS if given.get(name) not in (None, "")} | found
     return found
 
 
-def carries_info(messages: Any) -> bool:
-    return bool(_infos(messages))
-
-
-def _infos(messages: Any) -> list[dict[str, Any]]:
+def infos(messages: Any) -> list[dict[str, Any]]:
+    """The `info` of each message that has one."""
     turns = messages if isinstance(messages, list) else []
     return [turn["info"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("info"), dict)]
 
@@ -99,9 +74,13 @@ def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:
     return [{"role": turn[names[0]], "content": turn[names[1]]} for turn in turns]
 
 
-def _checked(turns: list[Message], where: str) -> list[Message]:
-    for turn in turns:
-        refuse_broken_text(turn["role"] + turn["content"], where)
+def _with_roles(turns: list[Message], roles: dict[str, str], where: str) -> list[Message]:
+    """The turns with our names of their roles; an unknown role and broken text are errors."""
+    for place, turn in enumerate(turns, start=1):
+        if (role := turn["role"]) not in roles:
+            raise UserError(f"{where}: message {place} has the role {role!r}; expected one of {', '.join(roles)}.")
+        turn["role"] = roles[role]
+        refuse_broken_text(turn["content"], where)
     return turns
 
 

@@ -1,23 +1,28 @@
-"""Raw rows of a data file or a Hub dataset, one at a time, so that a file may be larger than the memory."""
+"""Raw rows of a data file or a Hub dataset, one at a time: only a JSON list has to fit in memory."""
 
 import codecs
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from weakdriven.data.demo import VERSION as PROBLEMS_VERSION
 from weakdriven.data.demo import demo_rows
-from weakdriven.data.rows.json_array import BLOCK, JsonArray, NotJson
 from weakdriven.data.rows.remote import fetch, is_remote
 from weakdriven.errors import UserError
+from weakdriven.runs.files import file_digest
 from weakdriven.runs.redact import without_login
 
 EMBEDDED = "embedded:arithmetic"
 ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
+CHEAP = 256 << 20
+"""Largest text file, in bytes, whose rows are counted only to show their number or the time left."""
 Row = dict[str, Any]
 
 
@@ -39,7 +44,7 @@ def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Ro
         rows = demo_rows(split) if path == EMBEDDED else hub_rows(path, split)
         yield from islice(rows, start, None)
     elif file.suffix == ".parquet" or _inner_ending(file) == ".json":
-        yield from islice(_parquet(file) if file.suffix == ".parquet" else _json_array(file), start, None)
+        yield from islice(_parquet(file) if file.suffix == ".parquet" else _json_list(file), start, None)
     else:
         lines = ((number, line) for number, line in enumerate(_lines(file), start=1) if line.strip())
         for number, line in islice(lines, start, None):
@@ -56,10 +61,20 @@ def count_rows(path: str, split: str = "train") -> int:
     if (file := find_file(path)) is None:
         return len(hub_rows(path, split))
     if file.suffix == ".parquet":
-        return _parquet_file(file).metadata.num_rows
+        import pyarrow.parquet as pq
+
+        with _readable(file, "Parquet"):
+            return pq.ParquetFile(file).metadata.num_rows
     if _inner_ending(file) == ".json":
-        return sum(1 for _ in _json_array(file))
+        return sum(1 for _ in _json_list(file))
     return sum(1 for line in _lines(file) if line.strip())
+
+
+def cheap_count(path: str, split: str = "train") -> int | None:
+    """Number of rows if counting them takes a moment."""
+    file = None if path == EMBEDDED else find_file(path)
+    cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
+    return count_rows(path, split) if cheap else None
 
 
 def find_file(path: str) -> Path | None:
@@ -69,10 +84,7 @@ def find_file(path: str) -> Path | None:
         if file.suffix not in ENDINGS:
             raise UserError(f"{without_login(path)} has an unknown ending; expected one of {', '.join(ENDINGS)}.")
         return file
-    try:
-        file = Path(path).expanduser()
-    except RuntimeError:  # ~name of an unknown user
-        raise UserError(f"{path}: there is no such data file.") from None
+    file = Path(os.path.expanduser(path))
     if file.is_file():
         return file
     if file.is_dir():
@@ -84,41 +96,36 @@ def find_file(path: str) -> Path | None:
     return None
 
 
-def split_config(path: str) -> tuple[str, str | None]:
-    """Name and configuration of a Hub dataset.
+def data_key(path: str, split: str) -> str:
+    """Identity of a source's rows: a file's content, the generator's version, or a Hub dataset's commit."""
+    if path == EMBEDDED:
+        return f"{path}@{PROBLEMS_VERSION}/{split}"
+    if file := find_file(path):
+        try:
+            return file_digest(file)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    from huggingface_hub import HfApi
 
-    >>> split_config("openai/gsm8k:main"), split_config("openai/gsm8k")
-    (('openai/gsm8k', 'main'), ('openai/gsm8k', None))
-    """
-    name, _, config = path.partition(":")
-    return name, config or None
+    try:
+        commit = HfApi().dataset_info(path.partition(":")[0]).sha
+    except Exception:  # offline: the cached copy is used; a wrong name fails when it is loaded
+        commit = "cached"
+    return f"{path}@{commit}/{split}"
 
 
 def hub_rows(path: str, split: str) -> Any:
-    """A split of a Hub dataset (of one configuration, if it has several), mapped from disk."""
+    """A split of a Hub dataset (`name`, or `name:configuration`), mapped from disk."""
     from datasets import load_dataset
 
-    name, config = split_config(path)
+    name, _, config = path.partition(":")
     try:
-        return load_dataset(name, config, split=split)
+        return load_dataset(name, config or None, split=split)
     except Exception as error:
-        if isinstance(error, ValueError):
-            refuse_configuration(name, config)
-        raise UserError(f"{path} is neither a readable data file nor a dataset on the Hub ({error}).") from error
-
-
-def refuse_configuration(name: str, config: str | None) -> None:
-    """Raise an error that lists the configurations, if `datasets` knows them and this is none of them."""
-    from datasets import get_dataset_config_names, get_dataset_default_config_name
-
-    try:
-        there = get_dataset_config_names(name)
-        known = (config or get_dataset_default_config_name(name)) in there
-    except Exception:
-        return
-    if not known:
-        found = f"has no configuration {config!r}" if config else "has several configurations and none is named"
-        raise UserError(f"{name} {found}; there are {', '.join(there)}. Write one after a colon: {name}:{there[0]}.")
+        raise UserError(
+            f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A dataset's configuration is "
+            f"written after a colon: {name}:configuration."
+        ) from error
 
 
 def _inner_ending(file: Path) -> str:
@@ -135,14 +142,20 @@ def _open(file: Path) -> IO[bytes]:
     return file.open("rb")
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    number = 0
+@contextmanager
+def _readable(file: Path, kind: str) -> Iterator[None]:
+    """Name the file in an error of the disk, an archive or a parser; Arrow's own errors are ValueErrors."""
     try:
-        with _open(file) as lines:
-            for number, line in enumerate(lines, start=1):
-                yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-    except (OSError, zlib.error, EOFError) as error:
-        raise UserError(f"{file}, line {number + 1} cannot be read: {error}.") from None
+        yield
+    except (OSError, ValueError, EOFError, zlib.error, RecursionError) as error:
+        advice = "; save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise UserError(f"{file} cannot be read as {kind}: {error}{advice}.") from None
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with _readable(file, "JSON lines"), _open(file) as lines:
+        for number, line in enumerate(lines):
+            yield line if number else line.removeprefix(codecs.BOM_UTF8)
 
 
 def _json_line(line: bytes, file: Path, number: int) -> Row:
@@ -156,16 +169,12 @@ def _json_line(line: bytes, file: Path, number: int) -> Row:
         raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
 
 
-def _json_array(file: Path) -> Iterator[Row]:
-    try:
-        with _open(file) as data:
-            blocks = codecs.iterdecode(iter(lambda: data.read(BLOCK), b""), "utf-8-sig")
-            for number, row in enumerate(JsonArray(blocks), start=1):
-                yield _object(row, file, number)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}; save the file as UTF-8.") from None
-    except (NotJson, OSError, zlib.error, EOFError) as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}.") from None
+def _json_list(file: Path) -> Iterator[Row]:
+    with _readable(file, "a JSON list (rows on lines of their own are .jsonl)"), _open(file) as data:
+        rows = json.loads(data.read().decode("utf-8-sig"))
+    if not isinstance(rows, list):
+        raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}; rows on lines are .jsonl.")
+    return (_object(row, file, number) for number, row in enumerate(rows, start=1))
 
 
 def _object(row: Any, file: Path, number: int) -> Row:
@@ -174,18 +183,9 @@ def _object(row: Any, file: Path, number: int) -> Row:
     return row
 
 
-def _parquet_file(file: Path) -> Any:
+def _parquet(file: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    try:
-        return pq.ParquetFile(file)
-    except (OSError, ValueError) as error:  # Arrow's own errors are ValueErrors
-        raise UserError(f"{file} cannot be read as Parquet: {error}.") from None
-
-
-def _parquet(file: Path) -> Iterator[Row]:
-    try:
-        for batch in _parquet_file(file).iter_batches(batch_size=256):
+    with _readable(file, "Parquet"):
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
             yield from batch.to_pylist()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as Parquet: {error}.") from None

@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 
 from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_text
 from weakdriven.data.questions import LETTERS, user_message
-from weakdriven.data.rows.conversations import (
-    as_messages,
-    carries_info,
-    from_history,
-    from_sharegpt,
-    info_of,
-    with_system,
-)
+from weakdriven.data.rows.conversations import as_messages, from_history, from_sharegpt, info_of, infos, with_system
 from weakdriven.errors import UserError
 
 Row = dict[str, Any]
@@ -65,30 +58,23 @@ class Layout(NamedTuple):
 
 
 def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = True) -> Layout:
-    """The layout of a source's first rows; rows of several layouts, or of none, are an error.
-
-    >>> detect([{"instruction": "Add.", "input": "1, 2", "output": "3"}])
-    Layout(name='Alpaca', fields=('instruction', 'input', 'output'))
-    """
-    first: Layout | None = None
-    present: dict[str, None] = {}
-    rationales = False
-    for number, row in enumerate(rows, start=1):
-        rationales |= bool(rationale(row)[0])
-        if first is None:
-            first = Layout(layout_name(row) or "", ())
-        first.refuse_other(row, f"{path}, row {number}")
-        present |= dict.fromkeys(row)
-    if first is None:
+    """The layout of a source's first rows; rows of several layouts, or of none, are an error."""
+    rows = list(rows)
+    if not rows:
         raise UserError(f"{path}: there is no row to train on.")
-    replies = REPLIES.get(first.name, ())
-    if needs_completion and replies and not rationales and not any(field in present for field in replies):
+    name = layout_name(rows[0]) or ""
+    for number, row in enumerate(rows, start=1):
+        Layout(name, ()).refuse_other(row, f"{path}, row {number}")
+    present = dict.fromkeys(field for row in rows for field in row)
+    replies = REPLIES.get(name, tuple(present))
+    found = any(field in present for field in replies) or any(rationale(row)[0] for row in rows)
+    if needs_completion and not found:
         raise UserError(
             f"{path}: there is no completion to learn from: found the fields {', '.join(present)}, which are "
-            f"{first.name} without {' or '.join(replies)}; add it."
+            f"{name} without {' or '.join(replies)}; add it."
         )
-    known = (*PARTS[first.name], "id", *GOLD_FIELDS, "domain", "source")
-    return Layout(first.name, tuple(field for field in known if field in present))
+    known = (*PARTS[name], "id", *GOLD_FIELDS, "domain", "source")
+    return Layout(name, tuple(field for field in known if field in present))
 
 
 def layout_name(row: Row) -> str | None:
@@ -99,7 +85,7 @@ def layout_name(row: Row) -> str | None:
 
 def _named(row: Row) -> str | None:
     if "messages" in row:
-        return "AM-DeepSeek-R1-Distilled" if carries_info(row["messages"]) else "messages"
+        return "AM-DeepSeek-R1-Distilled" if infos(row["messages"]) else "messages"
     if "conversations" in row:
         return "ShareGPT"
     if "prompt" in row:
@@ -188,11 +174,7 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
 
 
 def rationale(row: Row) -> tuple[str, str | None]:
-    """Solution and final answer of a row of openai/gsm8k, which has both in `answer`.
-
-    >>> rationale({"question": "1+1?", "answer": "It is 2.\\n#### 2"})
-    ('It is 2.', '2')
-    """
+    """Solution and final answer of a row of openai/gsm8k, which has both in `answer`."""
     text, mark, final = row["answer"].rpartition("\n####") if isinstance(row.get("answer"), str) else ("", "", "")
     return (text.strip(), final.strip().replace(",", "")) if mark else ("", None)
 

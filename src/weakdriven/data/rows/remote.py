@@ -6,14 +6,15 @@ another address therefore keeps its name here, and with it the keys of everythin
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ from urllib.parse import unquote
 import httpx2 as httpx
 
 from weakdriven.errors import UserError
+from weakdriven.runs.files import read_json, sync, write_json
 from weakdriven.runs.redact import ELLIPSIS, redact, without_login
 
 logger = logging.getLogger(__name__)
@@ -32,14 +34,9 @@ DRIVERS |= {"sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"}
 MARKS = ("ETag", "etag", "md5Hash", "md5", "checksum", "sha256", "mtime", "LastModified", "last_modified", "updated")
 """Names that file systems give to a file's checksum or the time of its last change."""
 BLOCK = 1 << 20
-_fetched: dict[str, Path] = {}
 
 
 def is_remote(path: str) -> bool:
-    """
-    >>> is_remote("s3://bucket/train.jsonl"), is_remote("owner/name"), is_remote("embedded:arithmetic")
-    (True, False, False)
-    """
     return ADDRESS.match(path) is not None
 
 
@@ -47,19 +44,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weakdriven" / "data"
 
 
+@cache
 def fetch(address: str) -> Path:
     """The local copy of an address; checked once in a process, and downloaded only if it is new."""
-    if (known := _fetched.get(address)) is None or not known.is_file():
-        known = _fetched[address] = _fetch(address)
-    return known
-
-
-def _fetch(address: str) -> Path:
     system, place = open_system(address)
     ref = cache_folder() / "refs" / f"{hashlib.sha256(address.encode()).hexdigest()}.json"
-    old = _read_ref(ref)
-    cached = cache_folder() / "blobs" / str(old.get("blob", ""))
-    have = bool(old) and cached.is_file() and cached.stat().st_size == old.get("size")
+    old = read_json(ref) if ref.exists() else {}
+    cached = cache_folder() / "blobs" / old.get("blob", "")
+    have = cached.is_file()
     try:
         found = system.info(place)
     except FileNotFoundError:
@@ -71,16 +63,36 @@ def _fetch(address: str) -> Path:
         raise unreachable(address, error) from None
     if found.get("type") == "directory":
         raise UserError(f"{without_login(address)} is a folder; give one data file.")
-    mark = next((f"{name} {found[name]}" for name in MARKS if found.get(name)), None)
-    if have and mark is not None and (mark, found.get("size")) == (old.get("mark"), old.get("reported_size")):
+    size, mark = found.get("size"), next((f"{name} {found[name]}" for name in MARKS if found.get(name)), None)
+    if have and mark is not None and (mark, size) == (old["mark"], old["reported_size"]):
         return cached
-    blob = _copy(system, place, address, found.get("size"))
-    facts = {"address": without_login(address), "blob": blob.name, "size": blob.stat().st_size}
-    facts |= {"mark": mark, "reported_size": found.get("size")}
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".part", dir=ref.parent, delete=False) as part:
-        json.dump(facts, part, indent=1)
-    os.replace(part.name, ref)
+    return _download(system, place, address, ref, {"mark": mark, "reported_size": size})
+
+
+def _download(system: Any, place: str, address: str, ref: Path, facts: dict[str, Any]) -> Path:
+    """Download to a blob, hashed on the way; blob and reference are renamed into place when they are complete."""
+    blobs = cache_folder() / "blobs"
+    for folder in (blobs, ref.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    digester, count, size = hashlib.sha256(), 0, facts["reported_size"]
+    with TemporaryDirectory(dir=cache_folder()) as work:
+        part = Path(work) / "part"
+        try:
+            with part.open("wb") as file, system.open(place, "rb") as source:
+                while block := source.read(BLOCK):
+                    digester.update(block)
+                    count += file.write(block)
+        except Exception as error:
+            if getattr(error, "errno", None) == ENOSPC:
+                raise
+            raise unreachable(address, error) from None
+        if size is not None and count != size:
+            raise UserError(f"{without_login(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
+        sync(part)
+        blob = blobs / (digester.hexdigest() + ending(place))
+        write_json(Path(work) / "ref", {"address": without_login(address), "blob": blob.name, **facts})
+        os.replace(part, blob)
+        os.replace(Path(work) / "ref", ref)
     return blob
 
 
@@ -152,39 +164,6 @@ def reason(address: str, error: Exception) -> str:
     return why[:300]
 
 
-def _copy(system: Any, place: str, address: str, size: int | None) -> Path:
-    """Download to a blob, hashed on the way and renamed when complete."""
-    folder = cache_folder() / "blobs"
-    folder.mkdir(parents=True, exist_ok=True)
-    digester, count = hashlib.sha256(), 0
-    handle, part = tempfile.mkstemp(suffix=".part", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            try:
-                with system.open(place, "rb") as source:
-                    while block := source.read(BLOCK):
-                        digester.update(block)
-                        count += len(block)
-                        file.write(block)
-            except FileNotFoundError:
-                raise UserError(
-                    f"{without_login(address)}: the file disappeared during the download; check it."
-                ) from None
-            except Exception as error:
-                if isinstance(error, OSError) and error.errno is not None:  # such as a full disk here
-                    raise
-                raise unreachable(address, error) from None
-            file.flush()
-            os.fsync(file.fileno())
-        if size is not None and count != size:
-            raise UserError(f"{without_login(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
-        blob = folder / (digester.hexdigest() + ending(place))
-        os.replace(part, blob)
-    finally:
-        Path(part).unlink(missing_ok=True)
-    return blob
-
-
 def ending(place: str) -> str:
     """The file ending that decides how a file is read, and nothing else of its name.
 
@@ -193,12 +172,3 @@ def ending(place: str) -> str:
     """
     found = re.search(r"(?:\.(?:jsonl|json))?\.(?:jsonl|json|gz|zst|parquet)$", place.partition("?")[0].lower())
     return found[0] if found else ""
-
-
-def _read_ref(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    good = isinstance(found, dict) and re.fullmatch(r"[0-9a-f]{64}[.a-z]{0,12}", str(found.get("blob")))
-    return found if good else {}

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weakdriven.data.example import Example
-from weakdriven.data.rows.files import EMBEDDED, Row, count_rows, read_rows
+from weakdriven.data.rows.files import count_rows, read_rows
 from weakdriven.data.rows.layouts import Layout, as_example, detect
 from weakdriven.errors import UserError
 
-__all__ = ["EMBEDDED", "Example", "Source", "as_example", "load_examples", "open_source", "read_rows"]
 FIRST_ROWS = 20
 """Rows from which the layout is detected."""
 
@@ -26,25 +25,19 @@ class Source:
     layout: Layout
 
     def __iter__(self) -> Iterator[Example]:
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         for number, row in enumerate(islice(read_rows(self.path, self.split), self.limit), start=1):
             self.layout.refuse_other(row, f"{self.path}, row {number}")
-            example = self._example(row, number)
-            if example.id in seen:
-                rows = enumerate(read_rows(self.path, self.split), start=1)
-                first = next(place for place, row in rows if self._example(row, place).id == example.id)
+            needs_completion = self.empty_completions != "drop"
+            example = as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
+            if (first := seen.setdefault(example.id, number)) != number:
                 raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {number}; ids must be unique.")
-            seen.add(example.id)
             yield example
 
     def count(self) -> int:
         """Number of examples, if all can be read."""
         rows = count_rows(self.path, self.split)
         return rows if self.limit is None else min(rows, self.limit)
-
-    def _example(self, row: Row, number: int) -> Example:
-        needs_completion = self.empty_completions != "drop"
-        return as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
 
 
 def open_source(

@@ -14,7 +14,7 @@ import httpx2
 
 from weakdriven.eval.generate.requests import Completion, Request, Sampling
 
-NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0.0}
+NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0}
 """Sent with every request for token ids: what is left out, vLLM takes from the checkpoint's generation_config.json."""
 NOT_TAKEN = r"(?i)n[o']t support|unsupported|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|cannot both"
 """How servers say that they have no such parameter, or not this value of it; a number too large is another thing."""
@@ -31,8 +31,6 @@ TOO_LONG = (
 ENDS: dict[str, str] = dict.fromkeys(("eos", "eos_token", "end_turn", "stop_sequence", "STOP"), "stop")
 ENDS |= dict.fromkeys(("max_tokens", "MAX_TOKENS"), "length")
 """Words of other servers for the two ordinary ends of a completion."""
-THOUGHTS = ("thinking", "reasoning")
-"""Types of the parts of a message that are no part of the answer."""
 INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 """Ends of a completion that DeepSeek, OpenRouter and vLLM gave up for reasons of their own."""
 
@@ -64,14 +62,9 @@ def ids_body(model: str, request: Request, sampling: Sampling) -> dict[str, Any]
         "stop_token_ids": list(sampling.stop_ids),
         "skip_special_tokens": True,
         "n": 1,
+        "top_k": sampling.top_k or 0,
         **NEUTRAL,
-        **top_k(sampling),
     }
-
-
-def top_k(sampling: Sampling) -> dict[str, Any]:
-    """Not every chat server knows it, so it is sent only where it is asked for."""
-    return {} if sampling.top_k is None else {"top_k": sampling.top_k}
 
 
 def chat_body(model: str, request: Request, sampling: Sampling, without: Collection[str] = ()) -> dict[str, Any]:
@@ -89,7 +82,7 @@ def chat_body(model: str, request: Request, sampling: Sampling, without: Collect
         "top_p": sampling.top_p,
         "seed": request.seed,
         "stream": False,
-        **top_k(sampling),
+        **({} if sampling.top_k is None else {"top_k": sampling.top_k}),  # which not every server knows
     }
     body = {name: value for name, value in body.items() if name not in without or not _spare(name, value)}
     return body | ({"max_completion_tokens": sampling.max_new_tokens} if "max_tokens" in without else {})
@@ -215,13 +208,13 @@ def chat_completion(response: httpx2.Response, body: dict[str, Any]) -> Completi
 
 
 def _spoken(content: Any) -> tuple[str, str]:
-    """Text and thoughts of a message, which Mistral gives as a list of parts."""
+    """Text and thoughts of a message, which Mistral gives as a list of parts; parts of other types are a KeyError."""
     if isinstance(content, str):
         return content, ""
-    if any(part["type"] not in ("text", *THOUGHTS) for part in content):
-        raise TypeError("not a text")
-    text = "".join(_part(part) for part in content if part["type"] == "text")
-    return text, "".join(_part(part) for part in content if part["type"] in THOUGHTS)
+    found = {"text": "", "thinking": "", "reasoning": ""}
+    for part in content:
+        found[part["type"]] += _part(part)
+    return found["text"], found["thinking"] + found["reasoning"]
 
 
 def _part(part: dict[str, Any]) -> str:

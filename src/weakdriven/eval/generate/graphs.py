@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 WORTH = 16
-"""Capture a graph only if so many steps on the same tensors are left; a capture takes as long as two or three."""
+"""Capture a graph only if this many steps on the same tensors are left; a capture takes as long as two or three."""
 given_up: list[str] = []
 """Why this process captures no more graphs: torch does not clean up everything after a failed capture."""
 logger = logging.getLogger(__name__)

@@ -12,11 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.errors import UserError
 from weakdriven.eval.generate.attention import grouped
-from weakdriven.eval.generate.continuous import complete_continuously
 from weakdriven.eval.generate.decode import read_prompts
 from weakdriven.eval.generate.graphs import Repeated
 from weakdriven.eval.generate.requests import Completion, OnDone, Request, Sampling
@@ -30,6 +29,8 @@ LOOK_EVERY = 16
 """Steps on a GPU between two looks at which rows have ended: each look waits for the device."""
 DROP_SHARE = 0.25
 """Share of rows that must have ended before the cache is copied without them."""
+CPU_PAGES, CPU_BATCH_TOKENS = 64, 512
+"""Of continuous batching without a device whose memory can be measured: it would take most of the machine's."""
 TOP = 1024
 """Most probable tokens that nearly always hold `top_p` of the probability, so that few vocabularies are sorted."""
 
@@ -96,6 +97,39 @@ class LocalEngine:
         plain = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
         fast = flash and plain and hasattr(config, "num_hidden_layers") and self.model.device.type == "cuda"
         return self.batching == "continuous" or (self.batching == "auto" and sampling.temperature == 0 and fast)
+
+
+def complete_continuously(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    report: Callable[[Mapping[int, list[int]]], None],
+) -> None:
+    """Complete greedily by transformers' continuous batching; a request that failed is an error."""
+    on_gpu = model.device.type == "cuda"
+    settings = ContinuousBatchingConfig()
+    if not on_gpu:
+        longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
+        pages, tokens = max(CPU_PAGES, 4 * -(-longest // 32)), max(CPU_BATCH_TOKENS, longest)
+        settings = ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=tokens)
+    settings.auto_switch_to_flash = False  # keep the attention that was asked for
+    budget = sampling.max_new_tokens
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=budget, eos_token_id=[*sampling.stop_ids], pad_token_id=0)
+    engine: Any = model
+    with engine.continuous_batching_context_manager(
+        generation_config=greedy, continuous_batching_config=settings, block=True, timeout=5, warmup=on_gpu
+    ) as manager:
+        names = manager.add_requests(inputs=[request.ids for request in requests], max_new_tokens=budget)
+        row_of = {name: row for row, name in enumerate(names)}
+        while row_of:
+            result = manager.get_result(timeout=1)
+            if (result is None and not manager.is_running()) or (result is not None and result.error is not None):
+                raise UserError(
+                    f"transformers' continuous batching failed with {len(row_of)} of {len(requests)} requests open "
+                    f"({result.error if result else 'it stopped'}); what came is kept. Use eval.batching: static."
+                )
+            if result is not None and result.is_finished():
+                report({row_of.pop(result.request_id): result.generated_tokens})
 
 
 @torch.inference_mode()

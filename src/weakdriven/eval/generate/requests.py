@@ -26,10 +26,7 @@ class Request:
     def ids(self) -> list[int]:
         """The token ids; an error if there are messages instead."""
         if self.is_chat:
-            raise UserError(
-                "A request holds chat messages, and a model in this process takes token ids; render the messages with "
-                "the model's chat template and tokenise them, or ask a server."
-            )
+            raise UserError("A request holds chat messages, and a model in this process takes token ids; use a server.")
         return cast("list[int]", self.prompt)
 
 
@@ -60,11 +57,7 @@ class Completion:
     """The model's reasoning, where a chat server returns it separately."""
 
     def row(self) -> dict[str, Any]:
-        """What is saved of it: its fields, `reasoning` only if there is some.
-
-        >>> Completion("4", 2, "stop").row()
-        {'text': '4', 'tokens': 2, 'finish': 'stop'}
-        """
+        """What is saved of it: its fields, `reasoning` only if there is some."""
         return {name: value for name, value in asdict(self).items() if name != "reasoning" or value}
 
 
@@ -98,9 +91,5 @@ def generate(engine: Engine, requests: Sequence[Request], sampling: Sampling, on
 
 
 def request_seed(seed: int, item: str, sample: int) -> int:
-    """Seed of one sample of one item, so that it does not depend on what else is sampled, or in which order.
-
-    >>> request_seed(42, "gsm8k-test-0", 0) != request_seed(42, "gsm8k-test-0", 1)
-    True
-    """
+    """Seed of one sample of one item, so that it does not depend on what else is sampled, or in which order."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{item}\n{sample}".encode()).digest()[:4], "big") >> 1

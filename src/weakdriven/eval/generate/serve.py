@@ -4,12 +4,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired, run
 
 import httpx2
 
@@ -62,22 +62,12 @@ def serve(
     command += ["--max-model-len", str(max_model_len)] if max_model_len else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *extra],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        process = Popen(
+            [*command, *extra], env=_environment(), stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True
         )
     try:
-        guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, str(process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-I", "-S", "-c", GUARD, str(process.pid)]
+        guard = Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         try:
             _wait_until_ready(process, f"http://127.0.0.1:{port}", log, start_seconds)
             yield f"http://127.0.0.1:{port}"
@@ -98,22 +88,19 @@ def _environment() -> dict[str, str]:
 def check_python(python: str | Path) -> None:
     look = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
     try:
-        found = subprocess.run([str(python), "-c", look], env=_environment(), capture_output=True, timeout=60)
-        if found.returncode not in (0, 3):
-            raise OSError(f"it ends with code {found.returncode}")
-    except (OSError, subprocess.TimeoutExpired) as error:
+        found = run([str(python), "-c", look], env=_environment(), capture_output=True, timeout=60)
+        problem = {0: "", 3: "has no vLLM"}.get(found.returncode, f"ends with code {found.returncode}")
+    except (OSError, TimeoutExpired) as error:
+        problem = f"cannot be run ({error})"
+    if problem:
         raise UserError(
-            f"{python} cannot be run ({error}); give the python of an environment that has vLLM, such as "
-            ".venv-vllm/bin/python."
-        ) from None
-    if found.returncode:
-        raise UserError(
-            f"{python} has no vLLM; install it there ({python} -m pip install vllm), or give the python of an "
-            "environment that has it. It cannot share weakdriven's own, which needs a later transformers."
+            f"{python} {problem}; give the python of an environment that has vLLM, such as .venv-vllm/bin/python, or "
+            f"install it ({python} -m pip install vllm). It cannot share weakdriven's own, which needs a later "
+            "transformers."
         )
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path, seconds: float) -> None:
+def _wait_until_ready(process: "Popen[bytes]", url: str, log: Path, seconds: float) -> None:
     end = time.monotonic() + seconds
     with httpx2.Client(timeout=5.0, trust_env=False, verify=False) as client:
         while process.poll() is None:
@@ -134,12 +121,12 @@ def _last_words(log: Path) -> str:
     return f"{first}The end of its log, {log}:\n" + "\n".join(f"  {line}" for line in lines[-8:])
 
 
-def _stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+def _stop(process: "Popen[bytes]", seconds: float) -> None:
     """End the server and whatever it started, which may outlive it."""
     try:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             process.wait(seconds)
     finally:
         with suppress(ProcessLookupError):

@@ -7,10 +7,10 @@ import asyncio
 import logging
 import random
 import re
-import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -32,6 +32,8 @@ from weakdriven.eval.generate.requests import Completion, OnDone, Request, Sampl
 
 logger = logging.getLogger(__name__)
 START_TRIES, START_SECONDS = 4, 10.0
+LONGEST_ASKED = 600.0
+"""Seconds; a server that asks for a longer pause is asked again after these."""
 
 Put = Callable[[int, Completion], None]
 
@@ -54,13 +56,12 @@ class Retries:
     tries: int = 8
     first: float = 1.0
     longest: float = 60.0
-    longest_asked: float = 600.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def seconds(self, failures: int, asked: float = 0.0) -> float:
         """Doubles with each failure, less a random part; at least what the server asks for (Retry-After)."""
         own = min(self.longest, self.first * 2 ** (failures - 1)) * random.SystemRandom().uniform(0.5, 1)
-        return max(own, min(asked, self.longest_asked))
+        return max(own, min(asked, LONGEST_ASKED))
 
 
 class ServerEngine:
@@ -88,18 +89,17 @@ class ServerEngine:
         retries: Retries | None = None,
     ):
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-        versioned = re.search(r"[^/]/v\d[^/]*(/|$)", self.url) is not None
-        self._base = self.url if versioned else f"{self.url}/v1"
-        self.model, self.concurrency, self.timeout = model, concurrency, timeout
-        self.key_variable = key_variable
+        self._base = self.url if re.search(r"[^/]/v\d[^/]*(/|$)", self.url) else f"{self.url}/v1"
+        self.model, self.concurrency, self.timeout, self.key_variable = model, concurrency, timeout, key_variable
         self.retries = retries or Retries()
         self._without: set[str] = set()
         self._warned: set[str] = set()
-        # a proxy set for the internet is no way to a server on this machine
-        local = re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url) is not None
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        verify = self.url.lower().startswith("https:")  # else no time is spent on certificates
-        self._options: dict[str, Any] = {"trust_env": not local, "headers": headers, "verify": verify}
+        self._options: dict[str, Any] = {
+            # a proxy set for the internet is no way to a server on this machine
+            "trust_env": not re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url),
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "verify": self.url.lower().startswith("https:"),  # else no time is spent on certificates
+        }
 
     def served(self) -> Served:
         """The model behind the address; an error at once if there is none, or if it is not clear which."""
@@ -147,16 +147,16 @@ class ServerEngine:
             name = served.name
             _check_length(served, tokenised, sampling, self.url)
         kept = 0
-        with closing(_arrivals(lambda put: self._send_all(name, requests, sampling, put))) as arrivals:
-            try:
+        try:
+            with closing(_arrivals(lambda put: self._send_all(name, requests, sampling, put))) as arrivals:
                 for done in arrivals:
                     on_done(done)
                     kept += len(done)
-            except Failed as error:
-                raise UserError(
-                    f"The server at {self.url} {error}{self._advice(error)}. {kept} of {len(requests)} completions are "
-                    "kept; when this is mended, the same command goes on where it stopped."
-                ) from error
+        except Failed as error:
+            raise UserError(
+                f"The server at {self.url} {error}{self._advice(error)}. {kept} of {len(requests)} completions are "
+                "kept; run the same command again to resume."
+            ) from error
 
     async def _send_all(self, model: str, requests: Sequence[Request], sampling: Sampling, put: Put) -> None:
         waiting = iter(enumerate(requests))
@@ -188,13 +188,15 @@ class ServerEngine:
                 body = chat_body(model, request, sampling, self._without)
                 response = await client.post(f"{self._base}/chat/completions", json=body)
                 if refused := refused_parameter(response, body):
-                    self._go_without(refused)
+                    self._without.add(refused)
+                    if refused != "max_tokens":  # which goes on as max_completion_tokens
+                        self._warn_once(f"does not take {refused}, which is left out from here on.")
                     continue
                 completion = chat_completion(response, body)
                 if completion.finish not in ("stop", "length"):
                     self._warn_once(
-                        f"The server at {self.url} ended a completion with {completion.finish}, not with stop or "
-                        "length; it is kept as such, and so are others like it."
+                        f"ended a completion with {completion.finish}, not with stop or length; it is kept as such, "
+                        "and so are others like it."
                     )
                 return completion
             except (Again, httpx2.RequestError) as error:
@@ -203,15 +205,10 @@ class ServerEngine:
                     raise Failed(f"failed {failures} times in a row (last: {_words(error)})") from error
                 await self.retries.sleep(self.retries.seconds(failures, getattr(error, "seconds", 0.0)))
 
-    def _go_without(self, parameter: str) -> None:
-        self._without.add(parameter)
-        if parameter != "max_tokens":  # which goes on as max_completion_tokens
-            self._warn_once(f"The server at {self.url} does not take {parameter}, which is left out from here on.")
-
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            logger.warning(sentence)
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("The server at %s %s", self.url, what)
 
     def _advice(self, error: Failed) -> str:
         if error.status in (401, 403):
@@ -243,39 +240,24 @@ def _check_length(served: Served, requests: Sequence[Request], sampling: Samplin
         )
 
 
-def _arrivals(start: Callable[[Put], Any]) -> Generator[dict[int, Completion], None, None]:
+def _arrivals(start: Callable[[Put], Coroutine[Any, Any, None]]) -> Generator[dict[int, Completion], None, None]:
     """Run a coroutine in a thread and yield what it puts, in the calling thread; closing cancels it.
 
     A thread, so that it also works where an event loop is running already, as in notebooks.
     """
-    arrived: SimpleQueue[tuple[int, Completion] | BaseException | None] = SimpleQueue()
+    arrived: SimpleQueue[tuple[int, Completion] | None] = SimpleQueue()
     loop = asyncio.new_event_loop()
     task = loop.create_task(start(lambda i, completion: arrived.put((i, completion))))
-
-    def run() -> None:
+    task.add_done_callback(lambda _: arrived.put(None))
+    with ThreadPoolExecutor(1, "completions") as thread, closing(loop):
+        running = thread.submit(loop.run_until_complete, task)
         try:
-            loop.run_until_complete(task)
-            arrived.put(None)
-        except BaseException as error:
-            arrived.put(error)
+            items: list[tuple[int, Completion] | None] = []
+            while not items or items[-1]:  # the last one is None
+                items = [arrived.get(), *(arrived.get() for _ in range(arrived.qsize()))]
+                if done := dict(filter(None, items)):
+                    yield done
+            running.result()
         finally:
-            loop.close()
-
-    thread = threading.Thread(target=run, name="completions", daemon=True)
-    try:
-        thread.start()
-        while True:
-            items = [arrived.get()]
-            while not arrived.empty():
-                items.append(arrived.get())
-            if done := dict(item for item in items if isinstance(item, tuple)):
-                yield done
-            if isinstance(items[-1], BaseException):
-                raise items[-1]
-            if items[-1] is None:
-                return
-    finally:
-        with suppress(RuntimeError):  # the loop is closed: all is done
             loop.call_soon_threadsafe(task.cancel)
-        if thread.is_alive():
-            thread.join(timeout=10)
+            wait([running])

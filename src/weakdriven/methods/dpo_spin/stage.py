@@ -123,7 +123,7 @@ def preference(
 
 
 def examples_of(stage: Stage) -> Iterator[Example]:
-    return map(Example.from_row, read_jsonl(stage.path / EXAMPLES))
+    return (Example(**row) for row in read_jsonl(stage.path / EXAMPLES))
 
 
 def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:

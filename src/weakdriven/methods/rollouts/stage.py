@@ -139,7 +139,7 @@ def chosen_prompts(
     Without the data's completions, which are long and not asked for.
     """
     rows = read_jsonl(prompts.path / EXAMPLES)
-    examples = [replace(Example.from_row(row), completion="") for row in rows]
+    examples = [replace(Example(**row), completion="") for row in rows]
     total = len(examples)
     if verified:
         domain = context.recipe.data.domain
