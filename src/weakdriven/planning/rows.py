@@ -37,10 +37,8 @@ class Rows:
     longest: int
     likely_longest: int
     """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
-    known: bool = False
-    """Tokenised, so that the longest row is a fact and no assumption."""
     text_bytes: float = 0.0
-    """Of a row as it is kept beside its tokens."""
+    """Of a row as it is stored next to its tokens."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -66,8 +64,7 @@ def rows_of(folder: Path) -> Rows:
         mean=float(length_N.mean()),
         longest=int(length_N[-1]),
         likely_longest=int(length_N[max(len(length_N) - 10, 0)]),
-        known=True,
-        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N) if (folder / EXAMPLES).is_file() else 0.0,
+        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N),
     )
 
 

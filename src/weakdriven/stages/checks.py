@@ -47,35 +47,43 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
         have = ", ".join(trackers) or "none"
         raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
     refuse_processes(recipe, processes)
-    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
+    for phase in ("sft", "joint", "dpo", "spin", "ssb"):
+        settings = getattr(recipe, phase)
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
             raise UserError(
                 f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
                 "GPU here; set it to false."
             )
-    base_folder = locate_model(recipe.model)
-    check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(base_folder))
-    tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
+    folder, trust = checked_model(recipe.model, recipe), recipe.trust_remote_code
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust)
     give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    base = Model("base", base_folder, fingerprint(base_folder))
+    base = Model("base", folder, fingerprint(folder))
     if recipe.lora:
-        check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
+        check_lora(recipe.lora, folder, trust_remote_code=trust)
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
     context = Context(recipe, run, base, strong, renderer)
     if reuse := recipe.selection.reuse:
         refuse_other_tokens(reuse, tokenizer=context.tokenizer_key, max_length=recipe.data.max_length)
-    if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
+    if not evaluates:
+        return context
+    if recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         refuse_unservable(recipe)
-    if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
+    if recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
-    if evaluates and recipe.eval.benchmarks:
-        for benchmark in recipe.eval.benchmarks:
-            check_task(context.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
+    for benchmark in recipe.eval.benchmarks:
+        check_task(context.task(benchmark), positions(folder, trust_remote_code=trust))
     return context
+
+
+def checked_model(source: str, recipe: Recipe) -> Path:
+    """The folder of a whole model that the recipe can train."""
+    folder = locate_model(source)
+    check_model(folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(folder))
+    return folder
 
 
 def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
@@ -132,10 +140,8 @@ def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting:
         return Model(name, folder, digest([fingerprint(folder), base.key]))
     if (Path(source).expanduser() / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{setting}{source} is an adapter; set lora to go on training adapters, or merge it into its base first."
+            f"{setting}{source} is an adapter; set lora to continue training adapters, or merge it into its base first."
         )
-    folder = locate_model(source)
-    check_model(folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(folder))
+    folder = checked_model(source, recipe)
     refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
     return Model(name, folder, fingerprint(folder))
