@@ -49,13 +49,12 @@ STEPS = 2
 
 
 class NoCheckpoints(TrainerCallback):
-    """A rehearsal writes no checkpoint: that of a pair may be 100 GB."""
+    """A rehearsal writes no checkpoint, on a signal neither: that of a pair may be 100 GB."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_save = False
 
 
-@dataclass(frozen=True)
 class ShortPhase(Phase):
     def prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().prepare(*args, **kwargs)
@@ -73,8 +72,8 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
     if size() > 1:
         run.progress.note("no rehearsal: it is made in one process, and there are several")
         return []
-    names, seen, done = will_run(planned), set[tuple[str, bool]](), list[str]()
-    keys = {entry.name: entry.key for entry in planned}
+    names, keys = will_run(planned), {entry.name: entry.key for entry in planned}
+    seen, done = set[tuple[str, bool]](), list[str]()
     count = len(load_tokens(data.path / TOKENS))
     workloads = [one for one in context.workloads(work) if one.name in names and one.kind in ("train", "scan")]
     with same_random_numbers():
@@ -112,13 +111,13 @@ def resumes(root: Path, workload: Workload, key: str) -> bool:
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Restore the random number generators afterwards."""
-    own, numpys = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(own)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @dataclass(frozen=True)

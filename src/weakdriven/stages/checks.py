@@ -70,7 +70,11 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     if not evaluates:
         return context
     if recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
-        refuse_unservable(recipe)
+        if recipe.eval.vllm_python is None:
+            raise UserError("eval.engine is vllm, which needs eval.vllm_python: a Python that has vLLM.")
+        check_python(recipe.eval.vllm_python)
+        if recipe.lora:
+            raise UserError("eval.engine: vllm serves whole models, and lora trains adapters; use transformers.")
     if recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     for benchmark in recipe.eval.benchmarks:
@@ -92,18 +96,18 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     Args:
         sharded: Whether a plan shards weights, whatever the launcher asks for.
     """
-    devices = torch.cuda.device_count()
-    if processes == 1 and launched() > 1:
-        raise UserError(
-            f"This command works in one process, and a launcher started {launched()}; start it without one. weakdriven "
-            "run and weakdriven select work in several."
-        )
-    if processes == 1 and devices > 1:
-        raise UserError(
-            f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that starts "
-            "a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set CUDA_VISIBLE_DEVICES=0."
-        )
     if processes == 1:
+        if launched() > 1:
+            raise UserError(
+                f"This command works in one process, and a launcher started {launched()}; start it without one. "
+                "weakdriven run and weakdriven select work in several."
+            )
+        if (devices := torch.cuda.device_count()) > 1:
+            raise UserError(
+                f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that "
+                "starts a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set "
+                "CUDA_VISIBLE_DEVICES=0."
+            )
         return
     refuse_sharding_of_launch()
     sharded = sharded or fsdp_is_asked_for()
@@ -123,14 +127,6 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
     used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
-
-
-def refuse_unservable(recipe: Recipe) -> None:
-    if recipe.eval.vllm_python is None:
-        raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
-    check_python(recipe.eval.vllm_python)
-    if recipe.lora:
-        raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
 
 
 def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:

@@ -9,15 +9,13 @@ from weakdriven.config.settings import TrainSettings
 from weakdriven.stages.model_loader import Model
 from weakdriven.training.variant import PLAIN, Variant
 
-Kind = Literal["data", "train", "scan", "generate", "small"]
-
 
 @dataclass(frozen=True)
 class Workload:
     """One stage's work."""
 
     name: str
-    kind: Kind = "small"
+    kind: Literal["data", "train", "scan", "generate", "small"] = "small"
     settings: TrainSettings | None = None
     epochs: int | None = None
     """If not those of the settings."""
