@@ -219,7 +219,7 @@ def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(
     without_links(monkeypatch)
     with_disk(monkeypatch, 2 << 20)
     recorder = Recorder()
-    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* Stages of 5\.\d MiB are copied"
+    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* Stages of 3\.\d MiB are copied"
     with pytest.raises(UserError, match=told) as refusal:
         carry_out(recipe, mine, recorder, all_stages, options=RunOptions(Siblings([theirs]), rehearsal=False))
     assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
