@@ -32,8 +32,7 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
 from weakdriven.planning.devices import DEVICES, GIB, Machine
 from weakdriven.planning.memory import Step, training_memory
-from weakdriven.planning.model_shape import shape_of
-from weakdriven.planning.shape import Shape
+from weakdriven.planning.model_shape import Shape, shape_of
 from weakdriven.planning.speed import step_seconds
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
@@ -55,7 +54,7 @@ FITTED = {
     ("plan", "SFT, bf16-mixed, checkpointing True, 2 micro", "qwen3-4b 2x4096"): "casts of bf16-mixed",
     ("plan", "pair, bf16, checkpointing keep_attention, 1 micro", "qwen3-1.7b 4x2048"): "selective checkpoints",
 }
-"""Rows that a constant of plan/speed.py was fitted to. Memory is fitted to none."""
+"""Rows that a constant of planning/speed.py was fitted to. Memory is fitted to none."""
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
 SIZES: dict[str, Any] = {
     "qwen3-0.6b": (1024, 3072, 28, 16, True),

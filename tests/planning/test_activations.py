@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from weakdriven.planning.activations import Numbers, kept, layer_saved, working
-from weakdriven.planning.model_shape import shape_of
-from weakdriven.planning.shape import Adapter
+from weakdriven.planning.model_shape import Adapter, shape_of
 
 FAMILIES = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "gemma3": Gemma3TextConfig}
 LENGTH = 56  # no width of a weight, so that copies of weights can be told apart
@@ -86,7 +85,7 @@ def test_each_kind_of_checkpointing_keeps_less_than_the_next():
 
 def test_keeping_products_of_fp32_adapters_keeps_more_than_everything():
     """What each adapter gives is a product too, and nothing but keep_products has a use for it."""
-    adapted = shape_of(Qwen3Config(**QWEN3_4B)).with_adapter(Adapter(16, 33_030_144, 7, 26_624, 30_720))
+    adapted = replace(shape_of(Qwen3Config(**QWEN3_4B)), adapter=Adapter(16, 33_030_144, 7, 26_624, 30_720))
     numbers = Numbers(fast=True, adapter=4)
     assert kept(adapted, numbers, "keep_products") > kept(adapted, numbers, False) > kept(adapted, numbers, True)
 

@@ -10,8 +10,7 @@ from weakdriven.errors import UserError
 from weakdriven.planning.costs import active_rows, micro_batch
 from weakdriven.planning.devices import DEVICES, GIB, Machine, match_device, parse_machine
 from weakdriven.planning.memory import Step, forward_memory, loss_memory, training_memory
-from weakdriven.planning.rows import Rows
-from weakdriven.planning.shape import Adapter, Shape
+from weakdriven.planning.model_shape import Adapter, Shape
 from weakdriven.planning.speed import (
     PRODUCTS,
     communication_seconds,
@@ -26,7 +25,6 @@ from weakdriven.training.optimizer import state_bytes
 
 ONE = Machine(DEVICES["H200-141G"])
 SHAPE = Shape(
-    kind="qwen3",
     layers=2,
     hidden=8,
     intermediate=16,
@@ -40,8 +38,9 @@ SHAPE = Shape(
     tensors=24,
     query_norm=True,
 )
-QWEN3_4B = Shape("qwen3", 36, 2560, 9728, 32, 8, 128, 151936, 4022468096, 3633315840, True, 398, query_norm=True)
+QWEN3_4B = Shape(36, 2560, 9728, 32, 8, 128, 151936, 4022468096, 3633315840, True, 398, query_norm=True)
 ADAPTER = Adapter(16, 33_030_144, 7, 26_624, 30_720)
+ADAPTED = replace(QWEN3_4B, adapter=ADAPTER)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +63,14 @@ def test_states_of_the_optimizers():
 
 
 def test_a_pair_of_adapters_has_one_base():
-    shape = QWEN3_4B.with_adapter(ADAPTER)
+    shape = ADAPTED
     alone, pair = (
         training_memory(Step(shape, 2, 2, models=n, trained=n, precision="bf16", fast=True), ONE) for n in (1, 2)
     )
     assert alone.weights == 2 * QWEN3_4B.parameters + 4 * ADAPTER.parameters
     assert pair.weights == alone.weights + 4 * ADAPTER.parameters
     assert pair.optimizer == 2 * 8 * ADAPTER.parameters
-    four_bits = QWEN3_4B.with_adapter(replace(ADAPTER, quantized=True))
+    four_bits = replace(QWEN3_4B, adapter=replace(ADAPTER, quantized=True))
     small = training_memory(Step(four_bits, 2, 2, precision="bf16", fast=True), ONE)
     embedding = QWEN3_4B.parameters - QWEN3_4B.linear
     assert small.weights == 0.5625 * QWEN3_4B.linear + 2 * embedding + 2 * ADAPTER.parameters
@@ -82,7 +81,7 @@ def test_the_loss_holds_a_tile_and_the_heads_gradients():
     head = 151936 * 2560
     by_hand = 2 * 4 * head + 2 * 16384 * 2560 * 2 + 0.73 * GIB  # the tile is a little more than one rounded gradient
     assert loss_memory(step) == pytest.approx(by_hand)
-    assert loss_memory(replace(step, shape=QWEN3_4B.with_adapter(ADAPTER))) < 1 * GIB
+    assert loss_memory(replace(step, shape=ADAPTED)) < 1 * GIB
 
 
 def test_a_micro_step_counts_six_operations_per_weight_and_token():
@@ -135,7 +134,7 @@ def test_an_unknown_device_is_told_with_the_list(text):
 
 steps = st.builds(
     Step,
-    shape=st.sampled_from([SHAPE, QWEN3_4B, QWEN3_4B.with_adapter(ADAPTER)]),
+    shape=st.sampled_from([SHAPE, QWEN3_4B, ADAPTED]),
     tokens=st.integers(1, 65536),
     length=st.integers(1, 8192),
     models=st.just(2),
@@ -177,10 +176,6 @@ def test_the_parts_add_up_and_none_is_negative(step):
     assert all(size >= 0 for size in memory.parts().values())
     assert sum(memory.parts().values()) == pytest.approx(memory.total) and memory.moment
     assert memory.allocated >= memory.weights + memory.optimizer
-
-
-def test_rows_that_were_not_tokenised_are_not_known():
-    assert not Rows(10, 5.0, 10, 10).known
 
 
 @pytest.mark.parametrize("sharding, whole_step", [("ddp", True), ("fsdp", False)])

@@ -13,10 +13,9 @@ from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.planning import preflight
-from weakdriven.planning.costs import Cost, disk_bytes
-from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine, this_much
+from weakdriven.planning.costs import Cost, Planner, disk_bytes
+from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine
 from weakdriven.planning.memory import Memory
-from weakdriven.planning.stage_costs import Planner
 from weakdriven.runs.directory import WORK, work_folder
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings
@@ -27,7 +26,7 @@ SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=
 
 def with_memory(monkeypatch, gib: float, device: str = "CPU") -> None:
     """This computer, with less memory than it has."""
-    small = Machine(this_much(DEVICES[device], gib * GIB))
+    small = Machine(replace(DEVICES[device], memory_gib=gib))
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: small)
 
 
@@ -87,7 +86,7 @@ def out_of_memory(*_, **__):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
 
-@pytest.mark.parametrize("module", ["stages.score_examples", "planning.rehearsal"])
+@pytest.mark.parametrize("module", ["stages.entropy", "planning.rehearsal"])
 def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_path, monkeypatch, module):
     monkeypatch.setattr(f"weakdriven.{module}.scan", out_of_memory)
     recipe = small_recipe(*SHORT, "data.limit=96")
@@ -104,9 +103,9 @@ def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_pa
 
 def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
     """Adapters are not supported under FSDP2, so they are not proposed."""
-    several = Machine(this_much(DEVICES[MEASURED], 100 * GIB), 2, "fsdp")
+    several = Machine(replace(DEVICES[MEASURED], memory_gib=100), 2, "fsdp")
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
-    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
     assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
@@ -117,7 +116,7 @@ def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_
         raise UserError("no such architecture")
 
     monkeypatch.setattr(Planner, "cost", unknown)
-    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
 
@@ -142,7 +141,7 @@ def test_a_gpu_that_others_fill_is_told_beside_the_remedies(tmp_path, monkeypatc
         raise error
 
     monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
-    monkeypatch.setattr("weakdriven.stages.supervised.train_supervised", fail)
+    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", fail)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
         carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
     assert str(caught.value).endswith(" Others hold it.") == told
@@ -220,7 +219,7 @@ def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(
     without_links(monkeypatch)
     with_disk(monkeypatch, 2 << 20)
     recorder = Recorder()
-    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* 3\.\d MiB of it is for copies"
+    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* Stages of 3\.\d MiB are copied"
     with pytest.raises(UserError, match=told) as refusal:
         carry_out(recipe, mine, recorder, all_stages, options=RunOptions(Siblings([theirs]), rehearsal=False))
     assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
@@ -244,20 +243,15 @@ def test_copies_count_beside_models_in_the_order_of_the_run_and_links_do_not(tmp
         preflight.check_disk(trained, planned, tmp_path / "mine", noted, force=True)
         return " ".join(noted.notes)
 
-    assert not short(9) and "about 9.0 MiB" in short(8) and "for copies" not in short(8)
+    assert not short(9) and "about 9.0 MiB" in short(8) and "are copied" not in short(8)
     without_links(monkeypatch)
     assert not short(12), "the last copy comes when the checkpoints are gone"
     assert (
-        "about 12.0 MiB" in short(11) and "raise save_steps" in short(11) and "3.0 MiB of it is for copies" in short(11)
+        "about 12.0 MiB" in short(11)
+        and "raise save_steps" in short(11)
+        and "Stages of 6.0 MiB are copied" in short(11)
     )
     assert not list((tmp_path / "mine" / WORK).iterdir())
-
-
-def test_a_copy_that_was_begun_goes_first_and_a_try_at_computing_the_stage_last(tmp_path):
-    put(tmp_path / "sft/model.safetensors", 10)
-    put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
-    put(work_folder(tmp_path, "sft") / "out/model.safetensors", 6)
-    assert disk_bytes([preflight.still_to_copy("sft", 12, tmp_path)]) == (12 - 10 - 30 - 6, 12 - 6)
 
 
 def put(path, size: int) -> None:

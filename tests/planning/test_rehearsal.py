@@ -121,8 +121,7 @@ def test_on_a_cpu_a_rehearsal_is_made_only_if_asked_for(tmp_path, no_gpu, monkey
 def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
     checkpoint = tmp_path / WORK / "round-1--strong/work/checkpoints/checkpoint-2"
     checkpoint.mkdir(parents=True)
-    stages = SimpleNamespace(run=SimpleNamespace(root=tmp_path))
-    goes_on = partial(resumes, stages)
+    goes_on = partial(resumes, tmp_path)
     assert not goes_on(Workload("round-1/strong", "train"), "key")
     (checkpoint / "complete").write_text("2\n")
     assert not goes_on(Workload("round-1/strong", "train"), "key")

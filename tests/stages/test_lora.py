@@ -400,7 +400,7 @@ def test_an_adapter_that_does_not_fit_the_method_is_refused_as_m1(given, changes
 
 
 def test_an_adapter_needs_the_setting(given):
-    with pytest.raises(UserError, match="is an adapter; set lora to go on training adapters, or merge it into"):
+    with pytest.raises(UserError, match="is an adapter; set lora to continue training adapters, or merge it into"):
         keys(given())
 
 

@@ -312,7 +312,7 @@ def test_what_is_damaged_there_is_refused_and_not_put_in_place(tmp_path, name, c
         two_stages(tmp_path / "b")
     told = str(refused.value)
     assert told.startswith(f"{ADDRESS}/") and found in told and str(tmp_path) not in told
-    assert told.endswith(f"or delete {ADDRESS}/first to have the stage computed again.")
+    assert told.endswith(f"or delete {ADDRESS}/first to have it computed again.")
     assert not (tmp_path / "b/first").exists() and not (tmp_path / "x").exists()
 
 

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -15,10 +14,10 @@ from weakdriven.errors import UserError
 from weakdriven.models.load import load_model, locate_model
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.directory import work_folder
-from weakdriven.stages import score_examples as scoring
+from weakdriven.stages import entropy as scoring
 from weakdriven.stages.model_loader import Loader
 from weakdriven.wmss import score_files as scores
-from weakdriven.wmss.score_files import read_facts, read_scores
+from weakdriven.wmss.score_files import read_scores
 
 BASE = locate_model("embedded:base")
 ROWS = 96
@@ -275,13 +274,3 @@ def test_a_place_without_scores_is_refused_before_anything_is_computed(tmp_path)
     with pytest.raises(UserError, match=r"nowhere does not exist"):
         select(tmp_path / "run", f"selection.reuse=[{tmp_path / 'nowhere'}]")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_score_file_of_other_examples_under_the_right_facts_is_refused(no_model, ready, whole, tmp_path):
-    copy = tmp_path / "copy.parquet"
-    path = whole / "entropy/base/scores.parquet"
-    table = read_scores(path)
-    backwards = pa.chunked_array([table["id"].to_pylist()[::-1]])
-    scores.write_scores(copy, table.set_column(0, "id", backwards), read_facts(path))
-    with pytest.raises(UserError, match=r"copy\.parquet is of other examples"):
-        select(tmp_path / "run", ready, f"selection.reuse=[{copy}]")

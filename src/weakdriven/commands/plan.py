@@ -12,7 +12,8 @@ from weakdriven.commands.common import Debug, Overrides, RecipeArgument, here, q
 from weakdriven.config.file import load_recipe
 
 if TYPE_CHECKING:
-    from weakdriven.planning.costs import Advice, Cost
+    from weakdriven.planning.advice import Advice
+    from weakdriven.planning.costs import Cost
     from weakdriven.planning.plan import Plan
 
 GIB, GB = 2**30, 1e9
@@ -80,7 +81,7 @@ def print_plan(plan: "Plan", console: Console) -> None:
         )
     console.print(time)
     for advice in plan.advice:
-        print_advice(advice)
+        print_advice(advice, plan.micro.get(advice.stage))
     low, about, high = plan.seconds
     kept, most = plan.disk
     gpu = "" if device.is_cpu else f", {plan.machine.count * about / 3600:,.1f} GPU hours"
@@ -104,16 +105,16 @@ def grouped(costs: "list[Cost]") -> "dict[str, Cost]":
     }
 
 
-def print_advice(advice: "Advice") -> None:
+def print_advice(advice: "Advice", micro: int | None) -> None:
     needs, has = advice.needs / GIB, advice.has / GIB
     print(f"{advice.stage} does not fit: about {needs:.1f} GiB of {has:.1f}.", end=" ")
-    if advice.micro_batch:
-        print(f"The largest micro_batch_size that does is {advice.micro_batch}.")
+    if micro:
+        print(f"The largest micro_batch_size that does is {micro}.")
     else:
         print("No micro_batch_size does.")
     for change in advice.changes:
         verdict = "fits" if change.fits else "not enough alone"
-        saves = f"-{change.saves / GIB:.1f} GiB"
+        saves = f"-{change.saves_bytes / GIB:.1f} GiB"
         print(f"  {change.override:46} {saves:>11}  time x{change.time:.2f}  {change.result}, {verdict}")
     if advice.together:
         print(f"  Together these fit: {' '.join(shell(text) for text in advice.together)}")

@@ -22,8 +22,7 @@ from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, 
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.model_stage import TrainingSet
-from weakdriven.stages.supervised import supervised_stage
+from weakdriven.stages.model_stage import TrainingSet, supervised_stage
 from weakdriven.training.variant import PLAIN, Variant
 
 Choose = Callable[[int, Model, Model], Stage | None]

@@ -26,7 +26,7 @@ from weakdriven.runs.redact import redact
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
-from weakdriven.stages.merge import merged
+from weakdriven.stages.model_stage import merged
 
 
 def compare_methods(

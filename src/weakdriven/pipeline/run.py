@@ -33,8 +33,8 @@ from weakdriven.stages.checks import check_recipe
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
 from weakdriven.stages.evaluation import evaluation_stage
-from weakdriven.stages.merge import merged
 from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model_stage import merged
 from weakdriven.stages.remote_copy import RemoteCopy
 from weakdriven.training.snapshots import snapshot_steps
 

@@ -7,7 +7,7 @@ tests/planning/test_activations.py. Nothing is fitted.
 from dataclasses import dataclass
 from typing import Literal
 
-from weakdriven.planning.shape import Shape
+from weakdriven.planning.model_shape import Shape
 
 Checkpointing = Literal[True, False, "keep_attention", "keep_products"]
 

@@ -1,22 +1,47 @@
-"""Which settings would make a stage fit, in order of what they cost."""
+"""Which settings would make a stage fit, cheapest first."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.planning.costs import Advice, Change, Cost, Workload
+from weakdriven.planning.costs import Cost, Planner, epoch_rows
+from weakdriven.stages.workload import Workload
 
 SAME = "same result"
 OTHER = "other result"
-Try = Callable[[list[str]], Cost]
-"""The cost of a stage under some overrides; a UserError where the recipe would not accept them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Overrides that would make a stage smaller."""
+
+    override: str
+    saves_bytes: int
+    """Of the peak."""
+    time: float
+    """How many times as long the stage would take."""
+    fits: bool
+    result: str
+    """Whether the result stays the same."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """For a stage that does not fit."""
+
+    stage: str
+    needs: float
+    has: float
+    changes: list[Change]
+    together: list[str]
+    """The first overrides that fit when combined; empty if none do."""
 
 
 def candidates(
     workload: Workload, recipe: Recipe, micro: int, *, on_cpu: bool, sharding: str = "none"
 ) -> list[tuple[list[str], str]]:
-    """Overrides that may help, cheapest first: what costs nothing, then time, then another result.
+    """Overrides that may help: first those that cost nothing, then those that cost time, then another result.
 
     What a run does not support is left out: adapters under FSDP and after an M1 that is a whole model.
     """
@@ -38,14 +63,20 @@ def candidates(
     return [(overrides, SAME) for overrides in same] + [(overrides, OTHER) for overrides in other]
 
 
-def advise(now: Cost, room: float, choices: list[tuple[list[str], str]], attempt: Try, largest: int) -> Advice:
-    """Each choice alone, and the first few that do it together; `room` is the device's memory in bytes."""
+def advise(planner: Planner, now: Cost, room: float) -> Advice:
+    """Each change alone, and the first few that fit together; `room` is the device's memory in bytes."""
+    workload, machine, recipe = now.workload, planner.machine, planner.recipe
     assert now.memory is not None
+    choices = candidates(workload, recipe, now.micro_batch, on_cpu=machine.device.is_cpu, sharding=machine.sharding)
 
     def tried(overrides: list[str]) -> tuple[float, float] | None:
         """Bytes and seconds; None where the recipe would not accept the overrides."""
+        tree = recipe.model_dump(mode="json")
         try:
-            cost = attempt(overrides)
+            for override in overrides:
+                apply_override(tree, override)
+            changed = parse_recipe(tree, recipe.name)
+            cost = planner.under(changed).cost(workload.under(changed))
         except UserError:
             return None
         return (cost.memory.total, cost.seconds) if cost.memory else None
@@ -55,27 +86,29 @@ def advise(now: Cost, room: float, choices: list[tuple[list[str], str]], attempt
         if (alone := tried(overrides)) is None or (saves := now.memory.total - alone[0]) < 0.01 * 2**30:
             continue
         slower = alone[1] / now.seconds if now.seconds else 1.0
-        changes.append(Change(" ".join(overrides), saves, slower, alone[0] <= room, result))
+        changes.append(Change(" ".join(overrides), round(saves), slower, alone[0] <= room, result))
         replaced = {text.partition("=")[0] for text in overrides}
         joined = [text for text in sure if text.partition("=")[0] not in replaced] + overrides
         if not together and (both := tried(joined)):
             sure = joined
             together = sure if both[0] <= room else []
-    for one in reversed(together):  # what is not needed is left out, the dearest first
+    for one in reversed(together):  # drop what is not needed, the most expensive first
         fewer = [text for text in together if text != one]
         if fewer and (needs := tried(fewer)) and needs[0] <= room:
             together = fewer
-    return Advice(now.workload.name, now.memory.total, room, changes, together, largest)
+    return Advice(workload.name, now.memory.total, room, changes, together)
 
 
-def largest_micro(workload: Workload, batch: int, room: float, cost_of: Callable[[Workload], Cost]) -> int:
+def largest_micro(planner: Planner, workload: Workload) -> int:
     """Largest micro_batch_size that divides the batch of one device and fits; 0 if not even one row does."""
-    assert workload.settings is not None
-    found = 0
+    settings, found = workload.settings, 0
+    assert settings is not None
+    rows = epoch_rows(workload, planner.recipe, planner.rows.count)
+    batch = max(min(settings.batch_size, rows) // planner.machine.count, 1)
     for micro in (size for size in range(1, batch + 1) if batch % size == 0):
-        settings = workload.settings.model_copy(update={"micro_batch_size": micro})
-        memory = cost_of(replace(workload, settings=settings)).memory
-        if memory is None or memory.total > room:
+        changed = settings.model_copy(update={"micro_batch_size": micro})
+        memory = planner.cost(replace(workload, settings=changed)).memory
+        if memory is None or memory.total > planner.machine.device.memory:
             break
         found = micro
     return found

@@ -1,21 +1,38 @@
-"""The parts of a plan: what a stage is, what is known of the rows, and what the stage takes."""
+"""The cost of each stage of a recipe: from the model's shape, the rows of the data and the machine."""
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weakdriven.planning.memory import Memory
+from weakdriven.config.baselines import SsbSettings
+from weakdriven.config.recipe import LoraSettings, Recipe
+from weakdriven.methods.control_stages import TokenCosts
+from weakdriven.planning.devices import Machine
+from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
+from weakdriven.planning.model_shape import Shape, shape_of
+from weakdriven.planning.rows import Rows
+from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
+from weakdriven.runs.disk import CHECKPOINTS
 from weakdriven.runs.processes import divide
 from weakdriven.stages.workload import Workload
+from weakdriven.training.optimizer import state_bytes
 
 ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH = 0.25, 0.1, 1.0
-"""Assumed mean length of a completion, as a share of what it may have, and the range that is reported."""
+"""Assumed mean length of a completion, as a share of its limit, and the range that is reported."""
+TOKEN_BYTES = 8
+"""Of a token in the tokenised file: its id and its label."""
+SCORE_BYTES = 60
+"""Of a row in a file of scores, and about as much in an active set."""
+ANSWER_BYTES = 5
+"""Of a token of a completion, as text with what is stored next to it."""
+LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
+"""Model types that Liger has layers for, for machines that are not this one."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one stage takes."""
+    """The cost of one stage."""
 
     workload: Workload
     parameters: int = 0
@@ -53,36 +70,8 @@ class Cost:
         }
 
 
-@dataclass(frozen=True)
-class Change:
-    """A setting that would make a stage smaller."""
-
-    override: str
-    saves: float
-    """Bytes of the peak."""
-    time: float
-    """How long the stage would take, against now."""
-    fits: bool
-    result: str = ""
-    """What else changes: results, or nothing."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """For a stage that does not fit."""
-
-    stage: str
-    needs: float
-    has: float
-    changes: list[Change]
-    together: list[str]
-    """The first of them that fit when taken together; empty if none do."""
-    micro_batch: int
-    """Largest micro_batch_size that fits with nothing else changed; 0: none."""
-
-
 def disk_bytes(costs: Iterable[Cost]) -> tuple[float, float]:
-    """Bytes that stay on the disk once all stages have run, and the most there are at a time."""
+    """Bytes that stay on the disk once all stages have run, and the most that there are at a time."""
     kept, most = 0.0, 0.0
     for cost in costs:
         most = max(most, kept + cost.kept + cost.work)
@@ -97,15 +86,232 @@ def active_rows(rows: int, multiplier: float, dedup: bool) -> int:
     (632, 1000)
     """
     draws = multiplier * rows
-    if not dedup:
-        return max(round(draws), 1)
-    return max(round(rows * -math.expm1(-draws / rows)), 1)
+    return max(round(rows * -math.expm1(-draws / rows) if dedup else draws), 1)
 
 
 def micro_batch(rows: int, batch: int, micro: int, devices: int = 1) -> tuple[int, int]:
-    """Rows of a micro-batch on one device as it is really taken, and how many of them make a step.
+    """Rows of a micro-batch on one device, and micro-batches of a step; fewer rows than a batch are one batch.
 
     >>> micro_batch(1000, 512, 6), micro_batch(1000, 512, 16, devices=8)
     ((2, 256), (16, 4))
     """
     return divide(max(min(batch, rows), devices), micro, devices)
+
+
+def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
+    """Rows of an epoch of a training stage; of one whose rows are drawn or sampled, the most there can be.
+
+    Args:
+        count: Rows of the training data.
+    """
+    drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
+    if workload.budget:  # the cost of WMSS in rows of SFT, if all rows were of average length
+        costs, joint = TokenCosts.of(recipe), recipe.joint
+        rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
+        first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
+        return costs.in_sft_rows(first + costs.scans * count + costs.pair * joint.rounds * joint.epochs * rows, 1.0)
+    if workload.sampled:
+        return most_pairs(workload.block, recipe, count)
+    return drawn if workload.drawn else count
+
+
+def batch_is_known(workload: Workload, recipe: Recipe, count: int) -> bool:
+    """Whether the rows of a step are known before the stage's own rows: fewer than a batch are one batch.
+
+    Micro-batches divide it, so that one row more or less makes them larger or smaller.
+    """
+    if workload.settings is None or not (workload.sampled or workload.drawn):
+        return True
+    return epoch_rows(workload, recipe, count) >= workload.settings.batch_size
+
+
+def most_pairs(block: str, recipe: Recipe, count: int) -> int:
+    """Of DPO, SPIN or SSB: at most so many pairs or replies, one for each prompt or each of SPIN's samples."""
+    prompts = min(getattr(recipe, block).rollouts.subsample or count, count)
+    return prompts * (recipe.spin.rollouts.samples if block == "spin" else 1)
+
+
+def student_lora(recipe: Recipe, settings: SsbSettings) -> LoraSettings:
+    """The adapter of SSB's student."""
+    size = settings.model_dump(include={"rank", "alpha"})
+    return recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What the cost of every stage of a recipe depends on."""
+
+    recipe: Recipe
+    machine: Machine
+    rows: Rows
+    config: Any
+    """The model's configuration."""
+    fast: bool | None = None
+    """Whether Liger's layers are used; None: wherever the recipe and the model allow it."""
+    tokenizer_bytes: float = 12e6
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    """By adapter; changed recipes share them."""
+
+    def under(self, recipe: Recipe) -> "Planner":
+        """The same for a changed recipe, which may cut rows shorter."""
+        names, limit = ("longest", "likely_longest", "mean"), recipe.data.max_length
+        rows = replace(self.rows, **{name: min(getattr(self.rows, name), limit) for name in names})
+        return replace(self, recipe=recipe, rows=rows)
+
+    @property
+    def shape(self) -> Shape:
+        """With the recipe's adapter, if it has one."""
+        return self.shape_with(self.recipe.lora)
+
+    def shape_with(self, lora: LoraSettings | None) -> Shape:
+        key = lora.model_dump_json() if lora else ""
+        if key not in self.shapes:
+            self.shapes[key] = shape_of(self.config, lora, trust_remote_code=self.recipe.trust_remote_code)
+        return self.shapes[key]
+
+    def shape_for(self, workload: Workload) -> Shape:
+        return self.shape_with(student_lora(self.recipe, self.recipe.ssb)) if workload.adapter else self.shape
+
+    @property
+    def liger(self) -> bool:
+        if self.recipe.fast_layers == "off" or self.machine.device.is_cpu:
+            return False
+        return self.config.model_type in LIGER if self.fast is None else self.fast
+
+    def longest(self, workload: Workload) -> int:
+        return self.rows.likely_longest if workload.active or workload.pairs else self.rows.longest
+
+    def cost(self, workload: Workload) -> Cost:
+        rows = self.rows
+        if workload.kind == "train":
+            return self._train(workload)
+        if workload.kind == "scan":
+            return self._scan(workload)
+        if workload.kind == "generate":
+            return self._generate(workload)
+        if workload.kind == "data":
+            kept = rows.count * (TOKEN_BYTES * rows.mean + rows.text_bytes)
+            return Cost(workload, tokens=rows.count * rows.mean, kept=kept)
+        if workload.name == "merged":
+            return Cost(workload, self.shape.parameters, kept=self._model_bytes(replace(self.shape, adapter=None)))
+        if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
+            count = most_pairs("ssb", self.recipe, rows.count)
+            found = replace(self, rows=replace(rows, count=count))._scan(workload)
+            return replace(found, kept=count * rows.mean * (TOKEN_BYTES + 6 * self.recipe.ssb.top_k + 4))
+        if workload.name.startswith(("pairs/", "hints/")):
+            block = workload.name.partition("/")[2].partition("-")[0]
+            texts = most_pairs(block, self.recipe, rows.count)
+            return Cost(workload, kept=texts * ANSWER_BYTES * 2 * rows.mean)
+        return Cost(workload, kept=rows.count * SCORE_BYTES)
+
+    def _train(self, workload: Workload) -> Cost:
+        settings, shape = workload.settings, self.shape_for(workload)
+        assert settings is not None
+        rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
+        micro, many = micro_batch(rows, settings.batch_size, settings.micro_batch_size, devices)
+        largest = self._step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1)
+        mean = self._step(workload, length=self.rows.mean, micro=micro)
+        steps = settings.steps(rows, workload.epochs)
+        seconds = steps * step_seconds(mean, self.machine, many)
+        work = micro_work(mean)
+        read = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference's pass over both sides, once
+        seconds += scan_seconds(self._forward(self.rows.mean), self.machine.device, read) / devices
+        # weights of every model as they are trained, and the optimizer's state of those that learn
+        size = 2 if shape.adapter is None and self.recipe.precision == "bf16" else 4
+        states = workload.trained * shape.trained * state_bytes(settings.optimizer, size)
+        checkpoint = workload.models * shape.trained * size + states + self.tokenizer_bytes
+        writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
+        saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
+        return Cost(
+            workload,
+            parameters=shape.parameters * (1 if shape.adapter else workload.models),
+            trained=workload.trained * shape.trained,
+            memory=training_memory(largest, self.machine),
+            micro_batch=micro,
+            steps=steps,
+            tokens=workload.trained * mean.tokens * many * devices * steps,
+            flops=work.flops * many * devices * steps + read * shape.forward_flops(self.rows.mean),
+            seconds=seconds,
+            low=seconds * (1 - SPREAD),
+            high=seconds * (1 + SPREAD),
+            kept=(workload.saves + len(settings.snapshots)) * self._model_bytes(saved),
+            work=writes * checkpoint,
+        )
+
+    def _step(self, workload: Workload, *, length: float, micro: int, accumulates: bool = True) -> Step:
+        settings = workload.settings
+        assert settings is not None
+        return Step(
+            shape=self.shape_for(workload),
+            tokens=micro * length * (2 if workload.pairs else 1),
+            length=length,
+            models=workload.models,
+            trained=workload.trained,
+            teacher=workload.teacher is not None,
+            precision=self.recipe.precision,
+            optimizer=settings.optimizer,
+            checkpointing=settings.gradient_checkpointing,
+            offloading=settings.activation_offloading,
+            fast=self.liger,
+            masked=micro > 1 or workload.pairs,
+            eager=self.recipe.attention == "eager",
+            accumulates=accumulates,
+            on_cpu=self.machine.device.is_cpu,
+        )
+
+    def _forward(self, tokens: float) -> Step:
+        """A forward pass over rows of the mean length."""
+        precision = "fp32" if self.recipe.precision == "fp32" else "bf16"
+        options: dict[str, Any] = {"fast": self.liger, "on_cpu": self.machine.device.is_cpu}
+        return Step(self.shape, tokens, self.rows.mean, trained=0, precision=precision, **options)
+
+    def _model_bytes(self, shape: Shape) -> float:
+        """A saved model: bf16 unless the recipe is fp32, an adapter as it was trained; and its tokenizer."""
+        if shape.adapter:
+            return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
+        return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes
+
+    def _scan(self, workload: Workload) -> Cost:
+        rows = self.rows
+        batch, tokens = max(self.recipe.selection.batch_tokens, rows.longest), rows.count * rows.mean
+        seconds = scan_seconds(self._forward(batch), self.machine.device, tokens) / self.machine.count
+        return Cost(
+            workload,
+            parameters=self.shape.parameters,
+            memory=forward_memory(self._forward(min(batch, tokens))),
+            tokens=tokens,
+            flops=tokens * self.shape.forward_flops(rows.mean),
+            seconds=seconds,
+            low=seconds * (1 - SPREAD),
+            high=seconds * (1 + SPREAD),
+            kept=rows.count * SCORE_BYTES,
+        )
+
+    def _generate(self, workload: Workload) -> Cost:
+        recipe, device, shape = self.recipe, self.machine.device, replace(self.shape, adapter=None)
+        prompts = workload.prompts if workload.prompts is not None else self.rows.count
+        answers, size = prompts * workload.samples, 4 if recipe.precision == "fp32" else 2
+        prompt = min(self.rows.mean / 2, 512)
+        longest = prompt + workload.new_tokens
+        cache = 2 * shape.key * shape.layers * size * longest
+        free = max(0.6 * device.memory - shape.parameters * size, cache)
+        batch = recipe.eval.batch_size or (64 if device.is_cpu else 512)
+        batch = max(min(batch, int(free / cache)), 1)
+        shared = {"answers": answers / self.machine.count, "prompt": prompt, "batch": batch, "size": size}
+        middle, low, high = (
+            generation_seconds(shape, device, tokens=max(share * workload.new_tokens, 1.0), **shared)
+            for share in (ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH)
+        )
+        tokens = answers * ANSWER_SHARE * workload.new_tokens
+        together = min(batch, answers)
+        return Cost(
+            workload,
+            parameters=shape.parameters,
+            memory=forward_memory(self._forward(together * prompt), cache_tokens=together * longest),
+            tokens=tokens,
+            flops=2.0 * shape.products * (tokens + answers * prompt),
+            seconds=middle,
+            low=low,
+            high=high,
+            kept=tokens * ANSWER_BYTES + answers * 300,
+        )

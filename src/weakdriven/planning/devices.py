@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weakdriven.errors import UserError
 
@@ -37,8 +37,8 @@ DEVICES = {
         Device("H200-141G", 139.8, 989, 4.8, 450),
         Device("H100-80G", 79.1, 989, 3.35, 450),
         Device("H100-94G", 93.1, 835, 3.9, 300),
-        Device("A100-40G", 39.4, 312, 1.555, 300),
         Device("A100-80G", 79.2, 312, 2.039, 300),
+        Device("A100-40G", 39.4, 312, 1.555, 300),
         Device("B200-180G", 178.0, 2250, 8.0, 900),
         Device("L40S-48G", 44.4, 362, 0.864),
         Device("RTX4090-24G", 23.5, 165, 1.008),
@@ -86,40 +86,29 @@ def parse_machine(text: str, sharding: str | None = None) -> Machine:
     'H200-141G'
     """
     match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+)", text.strip())
-    count, name = (int(match[1] or 1), match[2]) if match else (0, text)
-    found = [device for device in DEVICES.values() if _plain(name) in (_plain(device.name), _plain(_short(device)))]
-    if not found or count < 1:
-        words = {_plain(known): known for known in DEVICES}
-        near = difflib.get_close_matches(_plain(name), words, 1, cutoff=0.4)
-        hint = f" Did you mean {words[near[0]]}?" if near and count else ""
+    count, name = (int(match[1] or 1), _plain(match[2])) if match else (0, "")
+    if name not in NAMES or count < 1:
+        near = difflib.get_close_matches(name, NAMES, 1, cutoff=0.4)
+        hint = f" Did you mean {NAMES[near[0]].name}?" if near and count else ""
         raise UserError(
             f"--gpus: {text!r} is not a device, or a number of them such as 8xH100-80G.{hint} Known: "
             f"{', '.join(DEVICES)}."
         )
-    how = sharding or ("fsdp" if count > 1 else "none")
-    if how not in ("none", "ddp", "fsdp"):
-        raise UserError(f"--sharding: expected ddp or fsdp, found {how!r}.")
-    if how == "none" and count > 1:
-        raise UserError(f"--sharding none is for one device, found {count}; give ddp or fsdp.")
-    return Machine(found[0], count, how if count > 1 else "none")
-
-
-def this_much(device: Device, memory: float) -> Device:
-    """The same device with the memory that was found, in bytes."""
-    return replace(device, memory_gib=memory / GIB)
+    if sharding not in (None, "ddp", "fsdp"):
+        raise UserError(f"--sharding: expected ddp or fsdp, found {sharding!r}.")
+    return Machine(NAMES[name], count, (sharding or "fsdp") if count > 1 else "none")
 
 
 def match_device(name: str) -> Device | None:
-    """The device that a driver's name, such as `NVIDIA H200`, speaks of; the first of its kind."""
-    return next((device for device in DEVICES.values() if _plain(_short(device)) in _plain(name)), None)
-
-
-def _short(device: Device) -> str:
-    """Without its memory, where no other device has the same name: H200."""
-    short = device.name.partition("-")[0]
-    alone = sum(other.partition("-")[0] == short for other in DEVICES) == 1
-    return short if alone or device.name in ("H100-80G", "A100-80G") else device.name
+    """The device that a driver's name, such as `NVIDIA H200`, stands for."""
+    return next((device for known, device in NAMES.items() if known in _plain(name)), None)
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s_-]|gb?$", "", name.lower())
+
+
+NAMES = {_plain(device.name): device for device in DEVICES.values()}
+for _device in DEVICES.values():
+    NAMES.setdefault(_plain(_device.name.partition("-")[0]), _device)
+"""Devices by their names with and without memory, in lower case; a name without it means the first of its kind."""

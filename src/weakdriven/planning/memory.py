@@ -10,7 +10,7 @@ from typing import Literal
 from weakdriven.losses.tiles import CPU_TILE_BYTES, TILE_BYTES
 from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
 from weakdriven.planning.devices import GIB, Machine
-from weakdriven.planning.shape import Shape
+from weakdriven.planning.model_shape import Shape
 from weakdriven.training.optimizer import state_bytes
 
 Precision = Literal["bf16-mixed", "bf16", "fp32"]
@@ -79,10 +79,15 @@ class Step:
         return self.shape.adapter is not None
 
     @property
+    def compute_bytes(self) -> int:
+        """Of a result of a matrix product."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
     def weight_bytes(self) -> int:
         """Of a weight that a forward pass reads."""
         if self.adapted:
-            return 4 if self.precision == "fp32" else 2
+            return self.compute_bytes
         return 2 if self.precision == "bf16" else 4
 
     @property
@@ -95,20 +100,28 @@ class Step:
 
     @property
     def numbers(self) -> Numbers:
-        compute = 4 if self.precision == "fp32" else 2
-        mixed = self.precision == "bf16-mixed" and not self.adapted
-        adapter = None
+        compute, adapter = self.compute_bytes, None
         if self.shape.adapter:
             adapter = 4 if self.precision != "bf16-mixed" and not self.shape.adapter.quantized else 2
         eager = int(self.length) if self.eager else 0
-        residual = 4 if mixed else compute
+        residual = 4 if self.copies_weights else compute
         return Numbers(compute, residual, fast=self.fast, adapter=adapter, masked=self.masked, eager=eager)
+
+    @property
+    def copies_weights(self) -> bool:
+        """Autocast keeps a bf16 copy of each fp32 weight that it has met."""
+        return self.precision == "bf16-mixed" and not self.adapted
+
+    @property
+    def tile(self) -> float:
+        """Bytes of a tile of logits."""
+        return min(CPU_TILE_BYTES if self.on_cpu else TILE_BYTES, self.tokens * self.shape.vocabulary * 4 * 3)
 
 
 def base_weights(step: Step) -> float:
     """Weights of all models, without sharding; with adapters the base is there once."""
     shape, adapter = step.shape, step.shape.adapter
-    teacher = shape.parameters * (4 if step.precision == "fp32" else 2) if step.teacher else 0
+    teacher = shape.parameters * step.compute_bytes if step.teacher else 0
     if adapter is None:
         return step.models * shape.parameters * step.weight_bytes + teacher
     base = shape.parameters * step.weight_bytes
@@ -127,9 +140,9 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     state = learns * state_bytes(step.optimizer, step.trained_bytes) / split
     if split > 1:  # a layer is gathered while it works, the next one meanwhile; embedding and head stay gathered
         outer = shape.head * (1 if shape.tied else 2)
-        weights += (4 if step.precision == "fp32" else 2) * (2 * shape.layer + step.models * outer)
+        weights += step.compute_bytes * (2 * shape.layer + step.models * outer)
     copies = 0.0
-    if step.precision == "bf16-mixed" and not step.adapted:  # autocast keeps a bf16 copy of each weight it has met
+    if step.copies_weights:
         copies = 2.0 * step.models * shape.linear if split == 1 else 2.0 * shape.layer
     a_layer = step.tokens * kept(shape, numbers, step.checkpointing)
     saved = 2 * a_layer if step.offloading else step.trained * shape.layers * a_layer
@@ -138,33 +151,18 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     loss = loss_memory(step)
     embedding = 0.0 if step.adapted else shape.head * step.trained_bytes
     there = gradients if step.accumulates else 0.0
-    whole = Memory(weights=weights, gradients=gradients, optimizer=state)
     first_layers = 0.0 if step.adapted else shape.layer * step.trained_bytes / split
     if not step.adapted and not shape.tied:
         first_layers += shape.head * step.trained_bytes / split  # the embedding's own comes after all layers
+    start_weights = weights + (copies if step.checkpointing is False else 0.0)
+    start_saved = saved + hidden + in_layer
+    start_gradients = max(there, min(step.trained * embedding, gradients))
+    end_gradients = gradients if step.accumulates else gradients - first_layers
     moments = [
-        replace(
-            whole,
-            weights=weights + copies,
-            gradients=there,
-            activations=saved + hidden,
-            loss=loss,
-            moment="the end of the forward pass",
-        ),
-        replace(
-            whole,
-            weights=weights + (copies if step.checkpointing is False else 0.0),
-            gradients=max(there, min(step.trained * embedding, gradients)),
-            activations=saved + hidden + in_layer,
-            moment="the start of the backward pass",
-        ),
-        replace(
-            whole,
-            gradients=gradients if step.accumulates else gradients - first_layers,
-            activations=a_layer + in_layer,
-            moment="the end of the backward pass",
-        ),
-        replace(whole, activations=embedding, moment="the embedding's gradient"),
+        Memory(weights + copies, there, state, saved + hidden, loss, moment="the end of the forward pass"),
+        Memory(start_weights, start_gradients, state, start_saved, moment="the start of the backward pass"),
+        Memory(weights, end_gradients, state, a_layer + in_layer, moment="the end of the backward pass"),
+        Memory(weights, gradients, state, embedding, moment="the embedding's gradient"),
     ]
     peak = max(moments, key=lambda moment: moment.allocated)
     if machine.sharding == "ddp":  # its buckets are a copy of all gradients, there from the start
@@ -173,27 +171,21 @@ def training_memory(step: Step, machine: Machine) -> Memory:
 
 
 def loss_memory(step: Step) -> float:
-    """Tiles of logits, fp32 sums of the heads' gradients, the rounded one beside them, gradients of hidden states."""
-    shape, size = step.shape, step.numbers.compute
-    tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
-    hidden = step.trained * step.tokens * shape.hidden * size
+    """Tiles of logits, fp32 sums of the heads' gradients, the rounded one next to them, gradients of hidden states."""
+    shape = step.shape
+    hidden = step.trained * step.tokens * shape.hidden * step.compute_bytes
     if step.adapted:
-        return tile + hidden
-    return hidden + 4.0 * step.trained * shape.head + max(tile, shape.head * step.trained_bytes)
+        return step.tile + hidden
+    return hidden + 4.0 * step.trained * shape.head + max(step.tile, shape.head * step.trained_bytes)
 
 
 def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
-    """Of a model that is only asked: weights, one layer at work, a tile of logits or the keys and values kept."""
-    shape = step.shape
-    size = 4 if step.precision == "fp32" else 2
-    plain = replace(step, models=1, trained=0, teacher=False, precision="fp32" if size == 4 else "bf16")
-    numbers = replace(plain.numbers, adapter=None)
+    """Of a model that is evaluated: weights, one layer at work, a tile of logits and the keys and values."""
+    shape, size = step.shape, step.compute_bytes
     # the residual stream, a norm's result, and the widest of attention and MLP
-    in_layer = step.tokens * numbers.compute * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
+    in_layer = step.tokens * size * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
     cache = cache_tokens * 2 * shape.key * shape.layers * size
-    tile = min(CPU_TILE_BYTES if step.on_cpu else TILE_BYTES, step.tokens * shape.vocabulary * 4 * 3)
-    weights = base_weights(plain)
-    found = Memory(weights=weights, activations=in_layer + cache, loss=tile, moment="the forward pass")
+    found = Memory(base_weights(step), activations=in_layer + cache, loss=step.tile, moment="the forward pass")
     return with_reserve(found, on_cpu=step.on_cpu)
 
 

@@ -1,7 +1,8 @@
-"""A model's Shape from its configuration alone: built on torch's meta device, so no weight is read or made."""
+"""The numbers of a decoder that decide its cost, counted on torch's meta device: no weight is read or made."""
 
 import json
 import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,108 @@ from weakdriven.config.recipe import LoraSettings
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
 from weakdriven.models.load import EMBEDDED, locate_model
-from weakdriven.planning.shape import Adapter, Shape
 from weakdriven.training.lora import lora_config, refuse_targets
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA on one model."""
+
+    rank: int
+    parameters: int
+    """In the whole model."""
+    modules: float
+    """Adapted linear layers of an average decoder layer."""
+    inputs: float
+    """Sum of their input widths."""
+    outputs: float
+    quantized: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A causal LM; widths in numbers, not bytes."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    parameters: int
+    """All; a tied head counts once."""
+    linear: int
+    """Weights of the linear layers, without the head."""
+    tied: bool
+    tensors: int = 0
+    query_norm: bool = False
+    """Queries and keys have a norm of their own (Qwen3, Gemma-3)."""
+    norm_after: bool = False
+    """Attention and MLP are followed by a norm too (Gemma)."""
+    wide_norm: bool = False
+    """The norm multiplies by its weight in fp32 (Gemma)."""
+    window: int | None = None
+    windowed: int = 0
+    """Layers whose attention looks back no further than `window`."""
+    adapter: Adapter | None = None
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def head(self) -> int:
+        """Weights of the output head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def products(self) -> int:
+        """Weights that each token is multiplied with."""
+        return self.linear + self.head
+
+    @property
+    def layer(self) -> float:
+        """Weights of one layer."""
+        return (self.parameters - self.head * (1 if self.tied else 2)) / self.layers
+
+    @property
+    def trained(self) -> int:
+        return self.adapter.parameters if self.adapter else self.parameters
+
+    def attention_flops(self, length: float) -> float:
+        """Forward, per token, in a causal row of this length: half of all pairs, or those in the window."""
+        full = 2 * length * self.query  # two products, a multiplication and an addition each, half of the pairs
+        near = full if self.window is None else min(full, 4 * self.window * self.query)
+        return (self.layers - self.windowed) * full + self.windowed * near
+
+    def forward_flops(self, length: float) -> float:
+        """Of a forward pass, per token of a row of this length."""
+        return 2.0 * self.products + self.attention_flops(length)
+
+
 def config_folder(source: str) -> Path:
-    """A folder that holds config.json: a local one, or what the Hub gives of this single file."""
+    """A folder that holds config.json: a local one, or this single file from the Hub."""
     on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
     if source == EMBEDDED or Path(source).expanduser().is_dir() or not on_hub:
-        return locate_model(source)  # which says what was expected
+        return locate_model(source)
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source, "config.json")).parent
     except Exception as error:
         raise UserError(
-            f"{source} is neither a folder here nor a model whose config.json the Hub gives ({error}); a plan needs "
-            "that one file, so a folder with nothing else in it will do."
+            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({error}); a plan needs "
+            "that one file, so a folder with nothing else in it is enough."
         ) from error
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Configuration of the causal LM that is trained; inside Gemma-3 the language model."""
+    """Configuration of the causal LM that is trained; of Gemma-3 its language model."""
     try:
         if is_multimodal(folder):
             return text_config(folder)
@@ -45,20 +126,20 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code: bool = False) -> Shape:
-    """Counts what the architecture's own class builds; a tied head counts once."""
-    needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    if missing := [name for name in needed if getattr(config, name, None) is None]:
-        raise UserError(
-            f"A plan needs {missing[0]} in the configuration, and {config.model_type} has none; this version plans "
-            "decoders of the usual kind."
-        )
+    """Count what the architecture's own class builds."""
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        shape = count_model(model, config)
     except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:  # code that comes with a model
         raise UserError(
-            f"{config.model_type} cannot be built without its weights, so it has no plan ({error})."
+            f"A plan knows decoders of the usual kind, which can be built without weights; {config.model_type} is "
+            f"none ({error})."
         ) from error
+    return replace(shape, adapter=count_adapter(model, lora, shape.layers)) if lora else shape
+
+
+def count_model(model: Any, config: Any) -> Shape:
     model.tie_weights()
     weights = {id(weight): weight for weight in model.parameters()}
     head = model.get_output_embeddings()
@@ -66,8 +147,7 @@ def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code
     names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     kinds = list(getattr(config, "layer_types", None) or [])
     heads = config.num_attention_heads
-    shape = Shape(
-        kind=config.model_type,
+    return Shape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -85,11 +165,10 @@ def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code
         window=getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None,
         windowed=kinds.count("sliding_attention"),
     )
-    return shape.with_adapter(adapter_of(model, lora, shape.layers)) if lora else shape
 
 
-def adapter_of(model: Any, lora: LoraSettings, layers: int) -> Adapter:
-    """What PEFT itself would train, counted on the meta device."""
+def count_adapter(model: Any, lora: LoraSettings, layers: int) -> Adapter:
+    """What PEFT itself would train."""
     if lora.target_modules != "all-linear":
         refuse_targets(model, list(lora.target_modules))
     loud = logging.getLogger("peft")
@@ -99,11 +178,10 @@ def adapter_of(model: Any, lora: LoraSettings, layers: int) -> Adapter:
         adapted: Any = get_peft_model(model, lora_config(lora), low_cpu_mem_usage=True)
     finally:
         loud.setLevel(level)
-    parameters = sum(weight.numel() for name, weight in adapted.named_parameters() if ".lora_" in name)
     found = [module for module in adapted.modules() if hasattr(module, "lora_A") and hasattr(module, "in_features")]
     return Adapter(
         rank=lora.rank,
-        parameters=parameters,
+        parameters=sum(weight.numel() for name, weight in adapted.named_parameters() if ".lora_" in name),
         modules=len(found) / layers,
         inputs=sum(module.in_features for module in found) / layers,
         outputs=sum(module.out_features for module in found) / layers,

@@ -1,47 +1,32 @@
-"""`weakdriven plan`: what a recipe takes on a machine, from its configuration alone."""
+"""`weakdriven plan`: the cost of a recipe on a machine, from the configuration of its model alone."""
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from weakdriven.config.file import apply_override, parse_recipe
-from weakdriven.config.recipe import LoraSettings, Recipe
-from weakdriven.planning.advice import advise, candidates, largest_micro
-from weakdriven.planning.costs import ANSWER_HIGH, ANSWER_LOW, ANSWER_SHARE, Advice, Cost, disk_bytes
-from weakdriven.planning.devices import (
-    DEVICES,
-    MEASURED,
-    NODE,
-    REACHED,
-    Machine,
-    match_device,
-    parse_machine,
-    this_much,
-)
-from weakdriven.planning.model_shape import config_folder, read_config, shape_of
+from weakdriven.config.recipe import Recipe
+from weakdriven.planning.advice import Advice, advise, largest_micro
+from weakdriven.planning.costs import ANSWER_HIGH, ANSWER_LOW, ANSWER_SHARE, Cost, Planner, disk_bytes
+from weakdriven.planning.devices import DEVICES, GIB, MEASURED, NODE, REACHED, Machine, match_device, parse_machine
+from weakdriven.planning.model_shape import config_folder, read_config
 from weakdriven.planning.rows import Rows, known_rows, sampled_rows
-from weakdriven.planning.shape import Adapter, Shape
-from weakdriven.planning.stage_costs import Planner, epoch_rows, student_lora
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.processes import size
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.workload import Workload, list_workloads
+from weakdriven.stages.workload import Workload
 from weakdriven.training.fsdp import fsdp_is_asked_for
-
-LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
-"""Model types that Liger has layers for, for machines that are not this one."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe takes on a machine."""
+    """The cost of a recipe on a machine."""
 
     recipe: Recipe
     machine: Machine
@@ -85,12 +70,8 @@ class Plan:
                 {
                     "stage": one.stage,
                     "needs_bytes": round(one.needs),
-                    "largest_micro_batch_size": one.micro_batch,
-                    "changes": [
-                        {"override": c.override, "saves_bytes": round(c.saves), "time": c.time, "fits": c.fits}
-                        | {"result": c.result}
-                        for c in one.changes
-                    ],
+                    "largest_micro_batch_size": self.micro.get(one.stage, 0),
+                    "changes": [asdict(change) for change in one.changes],
                     "together": one.together,
                 }
                 for one in self.advice
@@ -104,119 +85,65 @@ class Plan:
         }
 
 
-@dataclass
-class Planning:
-    """A recipe, a machine and the rows; plans of changed recipes come from it too."""
+def list_assumptions(planner: Planner, workloads: list[Workload]) -> list[str]:
+    """What is not known and assumed in the numbers."""
+    recipe, machine, kinds = planner.recipe, planner.machine, {workload.kind for workload in workloads}
+    share = f"{100 * -np.expm1(-recipe.selection.multiplier):.0f}%"
+    assumed = [
+        (
+            recipe.selection.dedup and any(workload.drawn for workload in workloads),
+            f"An active set has {share} of the rows, which is the most that drawing can leave.",
+        ),
+        (
+            any(workload.sampled for workload in workloads),
+            "Every prompt gives a pair or a reply to learn from, which is the most there can be.",
+        ),
+        (
+            "generate" in kinds,
+            f"A completion has {ANSWER_SHARE:.0%} of its limit of tokens; the range is {ANSWER_LOW:.0%} to "
+            f"{ANSWER_HIGH:.0%}.",
+        ),
+        (planner.fast is None and planner.liger, "liger-kernel is installed there, so that fast_layers: auto is on."),
+        (
+            machine.count > NODE and "train" in kinds,
+            f"More than {NODE} devices are several computers: a device sends {machine.link:.0f} GB/s, at most "
+            f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s.",
+        ),
+        (machine.split > 1, "Weights, gradients and optimizer state are sharded over all devices (FSDP2)."),
+    ]
+    return [*planner.rows.assumptions, *(text for applies, text in assumed if applies)]
 
-    recipe: Recipe
-    machine: Machine
-    rows: Rows
-    config: Any
-    fast: bool | None = None
-    """Whether Liger's layers are used; None: wherever the recipe and the model allow it."""
-    tokenizer_bytes: float = 12e6
-    _shapes: dict[str, Shape] = field(default_factory=dict)
 
-    def shape(self, lora: LoraSettings | None) -> Shape:
-        key = lora.model_dump_json() if lora else ""
-        if key not in self._shapes:
-            self._shapes[key] = shape_of(self.config, lora, trust_remote_code=self.recipe.trust_remote_code)
-        return self._shapes[key]
-
-    def planner(self, recipe: Recipe) -> Planner:
-        shape = self.shape(recipe.lora)
-        adapters: dict[int, Adapter] = {}
-        if "ssb" in (recipe.method, *recipe.baselines):
-            adapter = self.shape(student_lora(recipe, recipe.ssb)).adapter
-            assert adapter is not None
-            adapters[recipe.ssb.rank] = adapter
-        rows, limit = self.rows, recipe.data.max_length
-        if limit < rows.longest:  # a recipe with shorter rows than this one
-            shorter = {name: min(getattr(rows, name), limit) for name in ("longest", "likely_longest", "mean")}
-            rows = replace(rows, **shorter)
-        return Planner(recipe, shape, rows, self.machine, self.uses_liger(recipe), self.tokenizer_bytes, adapters)
-
-    def uses_liger(self, recipe: Recipe) -> bool:
-        if recipe.fast_layers == "off" or self.machine.device.is_cpu:
-            return False
-        return self.config.model_type in LIGER if self.fast is None else self.fast
-
-    def plan(self, workloads: list[Workload]) -> Plan:
-        planner, advice, micro = self.planner(self.recipe), list[Advice](), dict[str, int]()
-        costs = [planner.cost(workload) for workload in workloads]
-        room = self.machine.device.memory
-        for cost in costs:
-            workload, largest = cost.workload, 0
-            if workload.kind == "train" and workload.settings:
-                rows = epoch_rows(workload, self.recipe, self.rows.count)
-                batch = max(min(workload.settings.batch_size, rows) // self.machine.count, 1)
-                largest = micro[workload.name] = largest_micro(workload, batch, room, planner.cost)
-            if cost.memory and cost.memory.total > room:
-                advice.append(self.advice(cost, room, largest))
-        unsure = self.assumptions(workloads), self.guesses(workloads)
-        return Plan(self.recipe, self.machine, costs, advice, micro, *unsure)
-
-    def advice(self, cost: Cost, room: float, largest: int) -> Advice:
-        workload, on_cpu = cost.workload, self.machine.device.is_cpu
-
-        def attempt(overrides: list[str]) -> Cost:
-            tree = self.recipe.model_dump(mode="json")
-            for override in overrides:
-                apply_override(tree, override)
-            recipe = parse_recipe(tree, self.recipe.name)
-            return self.planner(recipe).cost(workload.under(recipe))
-
-        choices = candidates(workload, self.recipe, cost.micro_batch, on_cpu=on_cpu, sharding=self.machine.sharding)
-        return advise(cost, room, choices, attempt, largest)
-
-    def assumptions(self, workloads: list[Workload]) -> list[str]:
-        """What is not known and stands in the numbers all the same."""
-        found = list(self.rows.assumptions)
-        recipe = self.recipe
-        if any(workload.active and not workload.matched for workload in workloads) and recipe.selection.dedup:
-            share = f"{100 * -np.expm1(-recipe.selection.multiplier):.0f}%"
-            found.append(f"An active set has {share} of the rows, which is the most that drawing can leave.")
-        if any(workload.pairs or workload.adapter for workload in workloads):
-            found.append("Every prompt gives a pair or a reply to learn from, which is the most there can be.")
-        if any(workload.kind == "generate" for workload in workloads):
-            found.append(
-                f"A completion has {ANSWER_SHARE:.0%} of the tokens that it may have; the range is {ANSWER_LOW:.0%} to "
-                f"{ANSWER_HIGH:.0%}."
-            )
-        if self.fast is None and self.uses_liger(recipe):
-            found.append("liger-kernel is installed there, so that fast_layers: auto is on.")
-        if self.machine.count > NODE and any(workload.kind == "train" for workload in workloads):
-            found.append(
-                f"More than {NODE} devices are several computers: a device sends {self.machine.link:.0f} GB/s, at most "
-                f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s."
-            )
-        if self.machine.split > 1:
-            found.append("Weights, gradients and optimizer state are split over all devices (FSDP2).")
-        return found
-
-    def guesses(self, workloads: list[Workload]) -> list[str]:
-        """What no measurement of ours stands behind."""
-        recipe, device, found = self.recipe, self.machine.device, list[str]()
-        trains = any(workload.kind == "train" for workload in workloads)
-        if device.is_cpu:
-            found.append("Time on a CPU: two cores of a small server, whatever this one is.")
-        elif device.name != MEASURED:
-            found.append(f"Time on {device.name}: scaled from an H200 by published rates, not measured.")
-        if trains and recipe.precision == "bf16-mixed" and not recipe.lora:
-            found.append("bf16-mixed: measured was bf16; fp32 weights and their copies in bf16 are counted.")
-        if trains and recipe.lora and recipe.lora.quantize:
-            found.append("QLoRA: counted from its formats, never run by us.")
-        elif trains and recipe.lora and recipe.precision != "bf16":
-            found.append(f"LoRA under {recipe.precision}: measured was precision bf16.")
-        if trains and self.machine.count > 1:
-            found.append("Several devices: counted from what is sent and the links' published rates, not measured.")
-        if any(workload.settings and workload.settings.activation_offloading for workload in workloads):
-            found.append("activation_offloading: its memory is counted, the time of its copies is not.")
-        if any(workload.kind == "generate" for workload in workloads) and not device.is_cpu:
-            engine = "vLLM's speed is not known" if recipe.eval.engine == "vllm" else "measured was a model of 0.5B"
-            found.append(f"Time of completions: {engine}.")
-        found.append("The reserve: CUDA's context and what torch's allocator cannot use, or Python on a CPU.")
-        return found
+def list_guesses(planner: Planner, workloads: list[Workload]) -> list[str]:
+    """What none of our measurements supports."""
+    recipe, device, kinds = planner.recipe, planner.machine.device, {workload.kind for workload in workloads}
+    trains, lora = "train" in kinds, recipe.lora
+    offloads = any(workload.settings and workload.settings.activation_offloading for workload in workloads)
+    engine = "vLLM's speed is not known" if recipe.eval.engine == "vllm" else "measured was a model of 0.5B"
+    guessed = [
+        (device.is_cpu, "Time on a CPU: two cores of a small server, whatever this one is."),
+        (
+            not device.is_cpu and device.name != MEASURED,
+            f"Time on {device.name}: scaled from an H200 by published rates, not measured.",
+        ),
+        (
+            trains and recipe.precision == "bf16-mixed" and not lora,
+            "bf16-mixed: measured was bf16; fp32 weights and their copies in bf16 are counted.",
+        ),
+        (trains and lora and lora.quantize, "QLoRA: counted from its formats, never run by us."),
+        (
+            trains and lora and not lora.quantize and recipe.precision != "bf16",
+            f"LoRA under {recipe.precision}: measured was precision bf16.",
+        ),
+        (
+            trains and planner.machine.count > 1,
+            "Several devices: counted from what is sent and the links' published rates, not measured.",
+        ),
+        (offloads, "activation_offloading: its memory is counted, the time of its copies is not."),
+        ("generate" in kinds and not device.is_cpu, f"Time of completions: {engine}."),
+        (True, "The reserve: CUDA's context and what torch's allocator cannot use, or Python on a CPU."),
+    ]
+    return [text for applies, text in guessed if applies]
 
 
 def plan_recipe(
@@ -240,28 +167,42 @@ def plan_recipe(
     if machine.count > 1:
         refuse_processes(recipe, machine.count, sharded=machine.sharding == "fsdp")
     folder = config_folder(recipe.model)
-    config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
-    facts = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
-    planning = Planning(recipe, machine, facts, config, tokenizer_bytes=tokenizer_bytes(folder))
+    planner = planner_for(recipe, folder, machine, known_rows(recipe, root) or sampled_rows(recipe, folder, rows))
     given = Model("sft", folder, "given") if recipe.sft.model else None
     # a listing renders nothing and reads no key, so neither a tokenizer nor weights are needed
     context = Context(recipe, Listing(root), Model("base", folder, "base"), given, renderer=None)  # pyright: ignore
-    return planning.plan(list_workloads(context, work))
+    return plan_workloads(planner, context.workloads(work))
 
 
-def tokenizer_bytes(folder: Path) -> float:
-    """Of its files, which every saved model has; assumed where they are not here."""
-    return float(sum(path.stat().st_size for path in folder.glob("token*.json"))) or 12e6
+def plan_workloads(planner: Planner, workloads: list[Workload]) -> Plan:
+    room = planner.machine.device.memory
+    costs = [planner.cost(workload) for workload in workloads]
+    return Plan(
+        planner.recipe,
+        planner.machine,
+        costs,
+        advice=[advise(planner, cost, room) for cost in costs if cost.memory and cost.memory.total > room],
+        micro={workload.name: largest_micro(planner, workload) for workload in workloads if workload.kind == "train"},
+        assumptions=list_assumptions(planner, workloads),
+        guesses=list_guesses(planner, workloads),
+    )
+
+
+def planner_for(recipe: Recipe, folder: Path, machine: Machine, rows: Rows, fast: bool | None = None) -> Planner:
+    """From the configuration of the model in `folder`, and the size of its tokenizer, assumed if it is not there."""
+    config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
+    tokenizer_bytes = float(sum(path.stat().st_size for path in folder.glob("token*.json"))) or 12e6
+    return Planner(recipe, machine, rows, config, fast, tokenizer_bytes)
 
 
 def machine_at_hand() -> Machine:
-    """The GPU of each process of this run, with the memory that it has; or its part of this computer's memory."""
+    """The GPU of each process of this run, or its part of this computer's memory."""
     spread = "none" if size() == 1 else "fsdp" if fsdp_is_asked_for() else "ddp"
     if torch.cuda.is_available():
         known = match_device(torch.cuda.get_device_name()) or replace(DEVICES[MEASURED], name="this GPU")
-        return Machine(this_much(known, torch.cuda.mem_get_info()[1]), size(), spread)
+        return Machine(replace(known, memory_gib=torch.cuda.mem_get_info()[1] / GIB), size(), spread)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return Machine(this_much(DEVICES["CPU"], main_memory() / here), size(), spread)
+    return Machine(replace(DEVICES["CPU"], memory_gib=main_memory() / here / GIB), size(), spread)
 
 
 def main_memory() -> float:

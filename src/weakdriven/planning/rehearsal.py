@@ -1,7 +1,7 @@
-"""A rehearsal: two optimizer steps of every training stage on the longest rows, before the first of them is long.
+"""A rehearsal: two optimizer steps of every training stage on the longest rows, before the first long stage.
 
-Real trainers, real settings, and real models where they are there already; M0 stands in for those that are not. What
-comes of it is thrown away, and random numbers go on as if it had not been.
+It uses the real trainers and settings, and the real models where they exist; M0 replaces those that do not. Its results
+are thrown away, and the random number generators are restored.
 """
 
 import gc
@@ -23,14 +23,12 @@ from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
-from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import stored, train_student
-from weakdriven.planning.costs import micro_batch
+from weakdriven.planning.costs import batch_is_known, epoch_rows, micro_batch, student_lora
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.preflight import will_run
-from weakdriven.planning.stage_costs import batch_is_known, epoch_rows, student_lora
 from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
 from weakdriven.runs.executor import Run
 from weakdriven.runs.files import read_json
@@ -39,7 +37,7 @@ from weakdriven.runs.signals import Stopped
 from weakdriven.runs.stage import Planned, Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
-from weakdriven.stages.workload import Workload, list_workloads
+from weakdriven.stages.workload import Workload
 from weakdriven.training.checkpoints import COMPLETE, checkpoints
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
@@ -51,13 +49,12 @@ STEPS = 2
 
 
 class NoCheckpoints(TrainerCallback):
-    """A rehearsal writes no checkpoint: that of a pair may be 100 GB, and disk need is reckoned elsewhere."""
+    """A rehearsal writes no checkpoint, on a signal neither: that of a pair may be 100 GB."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_save = False
 
 
-@dataclass(frozen=True)
 class ShortPhase(Phase):
     def prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().prepare(*args, **kwargs)
@@ -72,22 +69,21 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
     """
     run = context.run
     assert isinstance(run, Run)
-    progress = run.progress
     if size() > 1:
-        progress.note("no rehearsal: it is made in one process, and there are several")
+        run.progress.note("no rehearsal: it is made in one process, and there are several")
         return []
-    names, seen, done = will_run(planned), set[tuple[str, bool]](), list[str]()
-    keys = {entry.name: entry.key for entry in planned}
+    names, keys = will_run(planned), {entry.name: entry.key for entry in planned}
+    seen, done = set[tuple[str, bool]](), list[str]()
     count = len(load_tokens(data.path / TOKENS))
-    workloads = [one for one in list_workloads(context, work) if one.name in names and one.kind in ("train", "scan")]
+    workloads = [one for one in context.workloads(work) if one.name in names and one.kind in ("train", "scan")]
     with same_random_numbers():
         for workload in workloads:
             like = (workload.alike(), batch_is_known(workload, context.recipe, count))
-            if like in seen or resumes(context, workload, keys[workload.name]):
+            if like in seen or resumes(run.root, workload, keys[workload.name]):
                 continue
             seen.add(like)
             begin = time.monotonic()
-            with tempfile.TemporaryDirectory(dir=context.run.root / WORK, prefix="rehearsal-") as folder:
+            with tempfile.TemporaryDirectory(dir=run.root / WORK, prefix="rehearsal-") as folder:
                 try:
                     with run.explained(workload.name):
                         Rehearsal(context, data, Path(folder), names).of(workload)
@@ -95,37 +91,33 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
             done.append(workload.name)
             summary = f"rehearsed {workload.name} on the longest rows: {time.monotonic() - begin:.1f} s"
-            if torch.cuda.is_available():
-                summary += f", at most {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
-            progress.note(summary)
             gc.collect()
             if torch.cuda.is_available():
+                summary += f", at most {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
+            run.progress.note(summary)
     return done
 
 
-def resumes(context: Context, workload: Workload, key: str) -> bool:
-    """Whether there is a checkpoint of this key; whether it is whole is asked when it is read, which takes its time."""
-    home = work_folder(context.run.root, workload.name)
-    try:
-        same = read_json(home / "state.json")["key"] == key
-    except (UserError, KeyError, TypeError):  # as a run takes it: begun anew
+def resumes(root: Path, workload: Workload, key: str) -> bool:
+    """Whether there is a checkpoint of this key; it is only checked for damage when it is read, which takes long."""
+    home = work_folder(root, workload.name)
+    if not (home / "state.json").is_file() or read_json(home / "state.json")["key"] != key:
         return False
-    folder = home / "work" / "checkpoints"
-    return same and any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(folder))
+    return any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(home / "work/checkpoints"))
 
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """What is drawn afterwards is what would have been drawn without."""
-    own, numpys = random.getstate(), np.random.get_state()
+    """Restore the random number generators afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(own)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @dataclass(frozen=True)
@@ -136,15 +128,11 @@ class Rehearsal:
     data: Stage
     folder: Path
     running: set[str]
-    """Names of stages that will run, so that what lies in their folders is not what will be read from there."""
+    """Names of stages that will run and replace what their folders hold now."""
 
     @property
     def recipe(self) -> Recipe:
         return self.context.recipe.model_copy(update={"report_to": []})  # trackers are for the real run
-
-    @property
-    def loader(self) -> Loader:
-        return self.context.loader
 
     def of(self, workload: Workload) -> None:
         if workload.settings is None:
@@ -155,20 +143,19 @@ class Rehearsal:
         folder = self.folder / workload.name.replace("/", "--") / "work"
         folder.mkdir(parents=True)
         phase = ShortPhase(workload.name, 0, STEPS, folder, Progress())
-        tokenizer = self.context.renderer.tokenizer
+        tokenizer, loader = self.context.renderer.tokenizer, self.context.loader
         if isinstance(settings, SsbSettings):
             self.student(settings, rows, phase, workload.start)
         elif isinstance(settings, PreferenceSettings):
-            model, pairs = self.loader.load(self.present(workload.start)), as_pairs(rows)
+            model, pairs = loader.load(self.present(workload.start)), as_pairs(rows)
             train_preference(model, tokenizer, pairs, settings, self.recipe, phase, beta=settings.beta)
         elif isinstance(settings, JointSettings) and workload.weak is not None:
-            strong, weak = self.loader.pair(self.present(workload.start, adapted=True), self.present(workload.weak))
+            strong, weak = loader.pair(self.present(workload.start, adapted=True), self.present(workload.weak))
             train_joint(strong, weak, tokenizer, rows, settings, self.recipe, phase)
         else:
-            variant = workload.variant
-            teacher = workload.teacher and self.loader.load(self.present(workload.teacher), train=False, scan=True)
-            model = self.loader.load(self.present(workload.start))
-            train_supervised(model, tokenizer, rows, settings, self.recipe, phase, variant, teacher)
+            teacher = workload.teacher and loader.load(self.present(workload.teacher), train=False, scan=True)
+            model = loader.load(self.present(workload.start))
+            train_supervised(model, tokenizer, rows, settings, self.recipe, phase, workload.variant, teacher)
 
     def shortened(self, workload: Workload, settings: TrainSettings) -> tuple[Any, Dataset]:
         """The stage's own micro-batches, two to a step where it has several, filled with the longest rows.
@@ -187,22 +174,15 @@ class Rehearsal:
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:
         """The model if it is there to stay, else M0; with `lora` and where it must be `adapted`, an adapter over M0."""
-        if not self.will_change(model) and any(model.folder.glob("*.safetensors")):
+        changing = any(model.folder.is_relative_to(self.context.run.root / stage) for stage in self.running)
+        if not changing and any(model.folder.glob("*.safetensors")):
             return model
         base = self.context.base
         if self.recipe.lora is None or not adapted:
             return base
         folder = self.folder / "adapter"
-        self.context.save(self.loader.load(base), folder)
+        self.context.save(self.context.loader.load(base), folder)
         return Model("stand-in", folder, "stand-in")
-
-    def will_change(self, model: Model) -> bool:
-        """Whether a stage that will run writes the model: it lies in that stage's folder."""
-        root = self.context.run.root
-        if not model.folder.is_relative_to(root):
-            return False
-        place = model.folder.relative_to(root)
-        return not self.running.isdisjoint(folder.as_posix() for folder in (place, *place.parents))
 
     def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, begin: Model) -> None:
         """SSB's student, with made-up logits of a teacher."""
@@ -219,7 +199,7 @@ class Rehearsal:
         """The first batch of the entropy scan, which has the longest rows."""
         tokens = load_tokens(self.data.path / TOKENS)
         first = plan_batches(row_lengths(tokens), self.recipe.selection.batch_tokens)[:1]
-        for _ in scan(self.loader.load(self.context.base, train=False, scan=True), tokens, first):
+        for _ in scan(self.context.loader.load(self.context.base, train=False, scan=True), tokens, first):
             pass
 
 
@@ -229,8 +209,8 @@ def as_pairs(rows: Dataset) -> Dataset:
     for row in rows:
         ids, labels = row["input_ids"], row["labels"]  # pyright: ignore
         begin = next(place for place, label in enumerate(labels) if label != IGNORE)
-        for name, workload in zip(COLUMNS, (ids[:begin], ids[begin:], ids[begin:]), strict=True):
-            pairs[name].append(workload)
+        for name, part in zip(COLUMNS, (ids[:begin], ids[begin:], ids[begin:]), strict=True):
+            pairs[name].append(part)
     return Dataset.from_dict(pairs)
 
 

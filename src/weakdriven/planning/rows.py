@@ -37,10 +37,8 @@ class Rows:
     longest: int
     likely_longest: int
     """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
-    known: bool = False
-    """Tokenised, so that the longest row is a fact and no assumption."""
     text_bytes: float = 0.0
-    """Of a row as it is kept beside its tokens."""
+    """Of a row as it is stored next to its tokens."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -49,13 +47,10 @@ def known_rows(recipe: Recipe, root: Path) -> Rows | None:
     folder = root / "data"
     if not (folder / MANIFEST).is_file():
         return None
-    manifest = read_json(folder / MANIFEST)
-    settings, source = manifest["settings"], manifest["execution"]
-    wanted = recipe.data.model_dump(mode="json")
-    same = all(settings.get(name) == wanted[name] for name in ("max_length", "limit", "domain", "style"))
-    if not same or any(source.get(name) != wanted[name] for name in ("path", "split")):
-        return None
-    return rows_of(folder)
+    manifest, wanted = read_json(folder / MANIFEST), recipe.data.model_dump(mode="json")
+    found = manifest["settings"] | manifest["execution"]
+    names = ("path", "split", "max_length", "limit", "domain", "style")
+    return rows_of(folder) if all(found.get(name) == wanted[name] for name in names) else None
 
 
 def rows_of(folder: Path) -> Rows:
@@ -66,24 +61,21 @@ def rows_of(folder: Path) -> Rows:
         mean=float(length_N.mean()),
         longest=int(length_N[-1]),
         likely_longest=int(length_N[max(len(length_N) - 10, 0)]),
-        known=True,
-        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N) if (folder / EXAMPLES).is_file() else 0.0,
+        text_bytes=(folder / EXAMPLES).stat().st_size / len(length_N),
     )
 
 
 def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
     settings, limit = recipe.data, recipe.data.max_length
-    here = settings.path == EMBEDDED or Path(settings.path).expanduser().is_file()
     longest = f"The longest row has data.max_length tokens ({limit:,})."
-    if not here:
+    if settings.path != EMBEDDED and not Path(settings.path).expanduser().is_file():
         count = rows or settings.limit or ASSUMED
         said = () if rows else (f"{settings.path} is not here: {count:,} rows (--rows says otherwise).",)
         mean = MEAN_SHARE * limit
         assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
         return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
-    where = (settings.path, settings.split, settings.limit)
-    source = open_source(*where, domain=settings.domain, empty_completions="drop")
+    source = open_source(**settings.model_dump(include={"path", "split", "limit", "domain"}), empty_completions="drop")
     sample = list(islice(source, SAMPLED))
     if not sample:
         raise UserError(f"{settings.path} has no rows; give a file that has some.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakdriven.planning.activations import layer_saved
 from weakdriven.planning.devices import Device, Machine
 from weakdriven.planning.memory import Step
-from weakdriven.planning.shape import Shape
+from weakdriven.planning.model_shape import Shape
 
 PRODUCTS = 0.55
 """Share of a device's published bf16 rate at which training runs; fitted to joint_step "SFT, nothing recomputed"."""
@@ -57,7 +57,7 @@ def micro_work(step: Step) -> Work:
     """One micro-batch through all models of a step."""
     shape, tokens = step.shape, step.tokens
     products, attention = 2.0 * shape.products, shape.attention_flops(step.length)
-    forward = products + attention
+    forward = shape.forward_flops(step.length)
     # frozen weights have no gradient of their own, so the backward pass is half as long
     backward = products + 2 * attention if step.adapted else 2 * forward
     runs = step.models + (1 if step.teacher else 0)
@@ -92,31 +92,31 @@ def _stock_bytes(step: Step) -> float:
     return max(stock - fused, 0.0)
 
 
+def product_rate(step: Step, device: Device) -> float:
+    """Floating-point operations a second of its matrix products."""
+    return device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
+
+
 def micro_seconds(step: Step, device: Device) -> float:
     """One micro-batch: products, the rest of the memory traffic, or Python where that takes longer."""
-    work = micro_work(step)
-    rate = device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
+    work, rate = micro_work(step), product_rate(step, device)
     busy = (work.flops + work.again) / rate + work.traffic / (device.bandwidth * 1e12)
-    if (adapter := step.shape.adapter) and step.numbers.adapter == 4 and not device.is_cpu:
+    if device.is_cpu:
+        return busy
+    if (adapter := step.shape.adapter) and step.numbers.adapter == 4:
         forwards = 3 + (step.checkpointing is not False)
         busy += step.tokens * step.trained * 2.0 * forwards * adapter.parameters / (rate * FP32)
-    return max(busy, 0.0 if device.is_cpu else host_seconds(step, work.passes))
-
-
-def host_seconds(step: Step, passes: float) -> float:
-    """Python and launches of so many passes through a layer."""
     slower = ADAPTED if step.adapted else 1.0
     slower *= AUTOCAST if step.precision == "bf16-mixed" else 1.0
     slower *= SELECTIVE if step.checkpointing in ("keep_attention", "keep_products") else 1.0
-    return HOST * passes * slower
+    return max(busy, HOST * work.passes * slower)
 
 
 def update_seconds(step: Step, machine: Machine) -> float:
     """Clipping and the optimizer, once a step."""
-    weights = step.trained * step.shape.trained / machine.split
-    size = step.trained_bytes
     if step.optimizer in ("adamw_8bit", "adamw_fp8"):
         return PER_TENSOR * step.trained * step.shape.tensors
+    weights, size = step.trained * step.shape.trained / machine.split, step.trained_bytes
     state = 4 if step.optimizer == "adamw_bf16" else 2 * size
     moved = weights * (2 * size + 2 * size + 2 * state)
     return moved / (STREAM * machine.device.bandwidth * 1e12)
@@ -135,10 +135,9 @@ def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> 
     """What the links take for a micro-batch (FSDP2) or a step (DDP: gradients)."""
     if machine.count == 1:
         return 0.0
-    size = 4 if step.precision == "fp32" else 2
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
     if machine.split > 1 and not whole_step:
-        return sharded_traffic(weights, size, machine.count) / (machine.link * 1e9)
+        return sharded_traffic(weights, step.compute_bytes, machine.count) / (machine.link * 1e9)
     if machine.sharding == "ddp" and whole_step:
         gradients = step.trained * step.shape.trained * step.trained_bytes
         return 2 * gradients * (machine.count - 1) / machine.count / (machine.link * 1e9)
@@ -153,10 +152,9 @@ def step_seconds(step: Step, machine: Machine, micro_steps: int) -> float:
 
 def scan_seconds(step: Step, device: Device, tokens: float) -> float:
     """One forward pass over so many tokens."""
-    shape = step.shape
-    rate = device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
-    flops = tokens * (2.0 * shape.products + shape.attention_flops(step.length))
-    return flops / rate + tokens * shape.layers * TRAFFIC * _stock_bytes(step) / (device.bandwidth * 1e12)
+    flops = tokens * step.shape.forward_flops(step.length)
+    traffic = tokens * step.shape.layers * TRAFFIC * _stock_bytes(step)
+    return flops / product_rate(step, device) + traffic / (device.bandwidth * 1e12)
 
 
 def generation_seconds(

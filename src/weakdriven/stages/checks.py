@@ -47,35 +47,47 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
         have = ", ".join(trackers) or "none"
         raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
     refuse_processes(recipe, processes)
-    for phase, settings in ((name, getattr(recipe, name)) for name in ("sft", "joint", "dpo", "spin", "ssb")):
+    for phase in ("sft", "joint", "dpo", "spin", "ssb"):
+        settings = getattr(recipe, phase)
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
             raise UserError(
                 f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
                 "GPU here; set it to false."
             )
-    base_folder = locate_model(recipe.model)
-    check_model(base_folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(base_folder))
-    tokenizer = load_tokenizer(base_folder, trust_remote_code=recipe.trust_remote_code)
+    folder, trust = checked_model(recipe.model, recipe), recipe.trust_remote_code
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust)
     give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    base = Model("base", base_folder, fingerprint(base_folder))
+    base = Model("base", folder, fingerprint(folder))
     if recipe.lora:
-        check_lora(recipe.lora, base_folder, trust_remote_code=recipe.trust_remote_code)
+        check_lora(recipe.lora, folder, trust_remote_code=trust)
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
     context = Context(recipe, run, base, strong, renderer)
     if reuse := recipe.selection.reuse:
         refuse_other_tokens(reuse, tokenizer=context.tokenizer_key, max_length=recipe.data.max_length)
-    if evaluates and recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
-        refuse_unservable(recipe)
-    if evaluates and recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
+    if not evaluates:
+        return context
+    if recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
+        if recipe.eval.vllm_python is None:
+            raise UserError("eval.engine is vllm, which needs eval.vllm_python: a Python that has vLLM.")
+        check_python(recipe.eval.vllm_python)
+        if recipe.lora:
+            raise UserError("eval.engine: vllm serves whole models, and lora trains adapters; use transformers.")
+    if recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
-    if evaluates and recipe.eval.benchmarks:
-        for benchmark in recipe.eval.benchmarks:
-            check_task(context.task(benchmark), positions(base_folder, trust_remote_code=recipe.trust_remote_code))
+    for benchmark in recipe.eval.benchmarks:
+        check_task(context.task(benchmark), positions(folder, trust_remote_code=trust))
     return context
+
+
+def checked_model(source: str, recipe: Recipe) -> Path:
+    """The folder of a whole model that the recipe can train."""
+    folder = locate_model(source)
+    check_model(folder, trust_remote_code=recipe.trust_remote_code)
+    fast_layers(recipe.fast_layers, model_type(folder))
+    return folder
 
 
 def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
@@ -84,18 +96,18 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     Args:
         sharded: Whether a plan shards weights, whatever the launcher asks for.
     """
-    devices = torch.cuda.device_count()
-    if processes == 1 and launched() > 1:
-        raise UserError(
-            f"This command works in one process, and a launcher started {launched()}; start it without one. weakdriven "
-            "run and weakdriven select work in several."
-        )
-    if processes == 1 and devices > 1:
-        raise UserError(
-            f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that starts "
-            "a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set CUDA_VISIBLE_DEVICES=0."
-        )
     if processes == 1:
+        if launched() > 1:
+            raise UserError(
+                f"This command works in one process, and a launcher started {launched()}; start it without one. "
+                "weakdriven run and weakdriven select work in several."
+            )
+        if (devices := torch.cuda.device_count()) > 1:
+            raise UserError(
+                f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that "
+                "starts a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set "
+                "CUDA_VISIBLE_DEVICES=0."
+            )
         return
     refuse_sharding_of_launch()
     sharded = sharded or fsdp_is_asked_for()
@@ -117,14 +129,6 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 
-def refuse_unservable(recipe: Recipe) -> None:
-    if recipe.eval.vllm_python is None:
-        raise UserError("eval.engine is vllm, which needs eval.vllm_python: the Python of an environment with vLLM.")
-    check_python(recipe.eval.vllm_python)
-    if recipe.lora:
-        raise UserError("eval.engine is vllm, which serves whole models, and lora trains adapters; use transformers.")
-
-
 def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:
     """A model that was trained elsewhere: one like the base, or with `lora` an adapter over it."""
     if recipe.lora:
@@ -132,10 +136,8 @@ def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting:
         return Model(name, folder, digest([fingerprint(folder), base.key]))
     if (Path(source).expanduser() / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{setting}{source} is an adapter; set lora to go on training adapters, or merge it into its base first."
+            f"{setting}{source} is an adapter; set lora to continue training adapters, or merge it into its base first."
         )
-    folder = locate_model(source)
-    check_model(folder, trust_remote_code=recipe.trust_remote_code)
-    fast_layers(recipe.fast_layers, model_type(folder))
+    folder = checked_model(source, recipe)
     refuse_different_tokenizers(base.folder, folder, trust_remote_code=recipe.trust_remote_code)
     return Model(name, folder, fingerprint(folder))

@@ -1,6 +1,7 @@
 """What the stages of one recipe share: the recipe, its run, its base model, how prompts are rendered."""
 
 import logging
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,6 +28,7 @@ from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
 from weakdriven.runs.processes import is_main
 from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.workload import Workload
 from weakdriven.training.lora import name_base
 from weakdriven.training.sft import save_model
 
@@ -39,7 +41,7 @@ class Context:
 
     recipe: Recipe
     run: Listing
-    """What is done with the stages that are asked for: listed, looked up, or computed."""
+    """What happens to the stages that are asked for: they are listed, looked up, or computed."""
     base: Model
     given_strong: Model | None
     renderer: Renderer
@@ -47,10 +49,16 @@ class Context:
     engines: Engines = field(default_factory=Engines)
 
     def with_run(self, run: Listing) -> "Context":
-        """The same, with what has been computed so far, for another use of the stages."""
+        """The same for another executor; what is cached stays."""
         other = copy(self)
         other.run = run
         return other
+
+    def workloads(self, work: Callable[["Context"], Any]) -> list[Workload]:
+        """Of every stage that `work` asks for, in order; nothing is read or computed."""
+        listing = Listing(self.run.root)
+        work(self.with_run(listing))
+        return [stage.workload or Workload(name) for name, stage in listing.stages.items()]
 
     @property
     def progress(self) -> Any:
@@ -111,20 +119,17 @@ class Context:
         """The engine that generates with a model.
 
         Args:
-            longest: Tokens of the longest prompt and its completion; unset, of those in the benchmarks.
+            longest: Tokens of the longest prompt and its completion (default: of those in the benchmarks).
         """
         settings = self.recipe.eval
         if settings.engine == "vllm":
             longest = longest or max(task.longest() for task in self.tasks.values())
-            opened = partial(
-                served_engine,
-                model.folder,
-                settings,
-                precision=self.forward_precision,
-                longest=longest,
-                log=self.run.root / WORK / "vllm.log",
-            )
-            return self.engines.of(f"{model.key} {longest}", opened)
+            options = {
+                "precision": self.forward_precision,
+                "longest": longest,
+                "log": self.run.root / WORK / "vllm.log",
+            }
+            return self.engines.of(f"{model.key} {longest}", partial(served_engine, model.folder, settings, **options))
         load = partial(self.loader.load, model, train=False)
         return self.engines.of(model.key, lambda: local_engine(load(), self.renderer.tokenizer, settings))
 
@@ -136,14 +141,8 @@ class Context:
             return
         if isinstance(model, PeftModel):
             name_base(model, self.recipe.model, self.base.folder)
-        save_model(
-            model,
-            self.renderer.tokenizer,
-            out,
-            work=work,
-            precision=self.recipe.precision,
-            stop_ids=self.renderer.stop_ids,
-        )
+        options = {"precision": self.recipe.precision, "stop_ids": self.renderer.stop_ids}
+        save_model(model, self.renderer.tokenizer, out, work=work, **options)
 
 
 def present(**parts: Any) -> dict[str, Any]:

@@ -28,15 +28,9 @@ def data_stage(context: Context) -> Stage:
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         held, found, progress = context.held_out, list[Hit](), context.progress
-        examples = open_source(
-            settings.path,
-            settings.split,
-            settings.limit,
-            domain=settings.domain,
-            empty_completions=settings.empty_completions,
-        )
-        total = examples.count()
-        layout = examples.layout
+        options = settings.model_dump(include={"path", "split", "limit", "domain", "empty_completions"})
+        examples = open_source(**options)
+        total, layout = examples.count(), examples.layout
         progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
         counters = write_tokens(
             keep_out(examples, held, found, drop=drop) if held else examples,

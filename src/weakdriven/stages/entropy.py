@@ -1,21 +1,35 @@
-"""The entropy of every example under one model, as a stage: reused from another run, or scanned."""
+"""The entropy of every example under one model, as a stage: reused from another run, or scanned by all processes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from datasets import Dataset
 
-from weakdriven.data.tokenize import load_tokens
+from weakdriven.data.tokenize import load_tokens, row_lengths
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.load import fingerprint
-from weakdriven.runs.directory import TOKENS
+from weakdriven.runs.directory import SCORES, TOKENS
 from weakdriven.runs.files import digest, file_digest
+from weakdriven.runs.processes import agree, gathered, is_main, share, size
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.score_examples import score_examples
 from weakdriven.stages.workload import Workload
-from weakdriven.wmss.score_files import VERSION, ScoreFacts
+from weakdriven.wmss.entropy import MEANS, column, plan_batches, scan
+from weakdriven.wmss.score_files import (
+    VERSION,
+    ScoreFacts,
+    find_scores,
+    merge_parts,
+    part_writer,
+    read_parts,
+    read_scores,
+    wait_for,
+    write_scores,
+)
 
 
 def entropy_stage(context: Context, model: Model, data: Stage, examples: int | None = None) -> Stage:
@@ -29,16 +43,15 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
         if examples and examples < len(dataset):
             draw = np.random.default_rng(recipe.seed).permutation(len(dataset))
             dataset = dataset.select(np.sort(draw[:examples]))
-        return score_examples(
-            lambda: context.loader.load(model, train=False, scan=True),
-            dataset,
-            lambda: score_facts(context, model, data, sample),
-            reuse=[] if examples else settings.reuse,  # files there hold all rows
-            batch_tokens=settings.batch_tokens,
-            work=work,
-            out=out,
-            progress=context.progress,
-        )
+        known = found = None
+        if is_main():  # only one process reads the weights for their fingerprint
+            known = score_facts(context, model, data, sample)
+            found = find_scores([] if examples else settings.reuse, known)  # files there hold all rows
+        if found := agree(found):
+            if known:
+                shutil.copyfile(found, out / SCORES)
+            return {**describe(read_scores(found)), "reused_from": str(found)}
+        return scan_examples(context, model, dataset, work, out, known)
 
     return context.run.stage(
         name,
@@ -66,3 +79,45 @@ def score_facts(context: Context, model: Model, data: Stage, sample: dict[str, A
         max_length=context.recipe.data.max_length,
         precision=context.forward_precision,
     )
+
+
+def scan_examples(
+    context: Context, model: Model, dataset: Dataset, work: Path, out: Path, facts: ScoreFacts | None
+) -> dict[str, Any]:
+    """Scan what no process has scored before; the main process, which has the facts, merges and writes the scores."""
+    parts, ids, lengths_N = work / "parts", column(dataset, "id"), row_lengths(dataset)
+    done_N = np.zeros(len(ids), bool)
+    if facts:
+        done_N[read_parts(parts)["row"].to_numpy()] = True
+    done_N = agree(done_N)
+    batches = plan_batches(lengths_N, context.recipe.selection.batch_tokens)
+    mine = share(batches)
+    left = [rows for batch in mine if len(rows := batch[~done_N[batch]])]
+    total = sum(map(len, mine))
+    finished = total - sum(map(len, left))
+    with part_writer(parts) as writer:
+        for scores in scan(context.loader.load(model, train=False, scan=True), dataset, left) if left else ():
+            writer.add(scores)
+            finished += len(scores)
+            context.progress.update(finished * size(), total * size())  # all processes are about equally fast
+    written = gathered(writer.written)
+    if facts is None:
+        return {}
+    wait_for(parts, written)
+    table = merge_parts(parts, ids)
+    write_scores(out / SCORES, table, facts)
+    padded = sum(int(lengths_N[rows[0]]) * len(rows) for rows in batches)
+    return {
+        **describe(table),
+        "tokens_read": int(lengths_N.sum()),
+        "padding": 1 - int(lengths_N.sum()) / padded,
+        "batches": len(batches),
+        "processes": size(),
+    }
+
+
+def describe(table: pa.Table) -> dict[str, Any]:
+    """Totals and means over examples."""
+    means = {name: float(np.nanmean(table[name].to_numpy())) for name in MEANS}
+    sums = {name: int(table[name].to_numpy().sum()) for name in ("tokens", "truncated")}
+    return {"examples": len(table), **sums, **means}

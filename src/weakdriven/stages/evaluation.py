@@ -18,18 +18,14 @@ def evaluation_stage(context: Context, model: Model, benchmark: str) -> Stage:
     name = f"eval/{model.name}/{benchmark}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
-        shared = {"model": model.key, "work": work, "out": out, "progress": context.progress}
-        task = context.task(benchmark)
-        return evaluate(task, lambda: context.engine(model), spread=settings.engine != "vllm", **shared)
+        options = {"model": model.key, "work": work, "out": out, "progress": context.progress}
+        task, spread = context.task(benchmark), settings.engine != "vllm"
+        return evaluate(task, lambda: context.engine(model), spread=spread, **options)
 
     stage = context.run.stage(
         name,
         compute,
-        settings=lambda: {
-            **context.task(benchmark).key(),
-            **context.inference_settings(),
-            "engine": settings.engine,
-        },
+        settings=lambda: context.task(benchmark).key() | context.inference_settings() | {"engine": settings.engine},
         inputs={"model": model, "prompts": lambda: context.task(benchmark).prompts_key()},
         execution=settings.model_dump(mode="json", include={"batch_size", "batching", "data_dir"}),
         shared=True,

@@ -1,4 +1,4 @@
-"""Models of a run, from disk to what trains or answers: whole ones, or adapters over one base."""
+"""Models of a run, loaded for training or evaluation: whole ones, or adapters over one base."""
 
 import gc
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Model:
         return called(self.identity)
 
     def at(self, percent: int) -> "Model":
-        """The model that it was after so much of its training."""
+        """A snapshot of it."""
         folder = self.folder / SNAPSHOTS / str(percent)
         return Model(f"{self.name}-at-{percent}", folder, lambda: digest([self.key, percent]))
 
@@ -50,10 +50,10 @@ class Loader:
     base: Model
 
     def load(self, model: Model, *, train: bool = True, scan: bool = False) -> Any:
-        """A model to train or to ask; with `lora` the base and the model's adapter, a fresh one where M0 is trained.
+        """A model to train or evaluate; with `lora` the base and the model's adapter, a fresh one where M0 is trained.
 
         Args:
-            scan: To ask with the layers of training, which are the faster ones over long rows.
+            scan: Evaluate with the layers of training, which are faster over long rows.
         """
         network: Any = self._read(model, train=train)
         if self.recipe.lora and (train or model.name != self.base.name):

@@ -1,14 +1,17 @@
-"""What every training stage shares: its key, the examples it sees, and the model that comes of it."""
+"""Stages whose result is a model: supervised fine-tuning, WD-JT (paper Sec. 4.3), and merging an adapter."""
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from weakdriven.config.recipe import Recipe
+from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import load_tokens
+from weakdriven.models.adapters import load_merged
 from weakdriven.runs.directory import ACTIVE, BUDGET, SNAPSHOTS, TOKENS
 from weakdriven.runs.files import read_json
 from weakdriven.runs.processes import size
@@ -16,7 +19,12 @@ from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
-from weakdriven.training.snapshots import percent
+from weakdriven.training.phase import Phase
+from weakdriven.training.sft import train_supervised
+from weakdriven.training.snapshots import percent, publish_snapshots
+from weakdriven.training.variant import PLAIN, Variant
+from weakdriven.wmss.pair import WEAK_FOLDER
+from weakdriven.wmss.trainer import train_joint
 
 SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
 """Training settings that change time, memory or bookkeeping and not the result."""
@@ -24,12 +32,12 @@ SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloadi
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What a training stage sees: the examples, the active set if one was drawn, and how long an epoch is."""
+    """What a training stage sees: the examples, the active set if one was drawn, and the length of an epoch."""
 
     data: Stage
     active: Stage | None = None
     budget: Stage | None = None
-    """Holds how many examples an epoch takes, if not those there are."""
+    """Holds the number of examples of an epoch, if it is not that of the data."""
 
     def rows(self) -> Any:
         """The tokenised examples of the active set, each as often as it was drawn; all examples without one."""
@@ -44,13 +52,92 @@ class TrainingSet:
         return {"match_steps": True} if self.active and recipe.selection.match_steps else {}
 
     def epoch_rows(self, recipe: Recipe) -> int | None:
-        """Examples whose number of steps an epoch takes, if not those of its own."""
+        """If set, an epoch takes as many steps as this many rows would."""
         if self.budget:
             return read_json(self.budget.path / BUDGET)["rows"]
         return len(load_tokens(self.data.path / TOKENS)) if self.matching(recipe) else None
 
     def inputs(self) -> dict[str, Stage]:
         return present(data=self.data, active=self.active, budget=self.budget)
+
+    def workload(self, recipe: Recipe) -> dict[str, Any]:
+        matched = bool(self.matching(recipe))
+        return {"active": self.active is not None, "matched": matched, "budget": self.budget is not None}
+
+
+def supervised_stage(
+    context: Context,
+    name: str,
+    start: Model,
+    examples: TrainingSet,
+    settings: TrainSettings,
+    *,
+    epochs: int,
+    round_number: int = 0,
+    variant: Variant = PLAIN,
+    teacher: Model | None = None,
+) -> Model:
+    """Supervised fine-tuning of `start`.
+
+    Args:
+        variant: What a baseline changes.
+        teacher: A frozen model, for a variant that needs one.
+    """
+    recipe = context.recipe
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        model = context.loader.load(start)
+        rows, keep = examples.epoch_rows(recipe), partial(context.save, model)
+        phase = Phase(name, round_number, epochs, work, context.progress, rows, keep)
+        frozen = context.loader.load(teacher, train=False, scan=True) if teacher else None
+        shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
+        counters = train_supervised(model, *shared, variant, frozen)
+        context.save(model, out, work)
+        publish_snapshots(work, out, settings.snapshots)
+        return counters
+
+    also: dict[str, Any] = {"epochs": epochs, **examples.matching(recipe), **variant.settings}
+    if recipe.lora and start.name == context.base.name:  # a later adapter is like the one it starts from
+        also["lora"] = recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
+    options = {"epochs": epochs, "start": start, "teacher": teacher, "variant": variant, **examples.workload(recipe)}
+    workload = Workload(name, "train", settings, **options)
+    inputs = present(start=start, teacher=teacher) | examples.inputs()
+    return model_stage(context, workload, compute, settings, inputs=inputs, also=also)
+
+
+def joint_stage(
+    context: Context,
+    name: str,
+    round_number: int,
+    weak: Model,
+    strong: Model,
+    examples: TrainingSet,
+    settings: JointSettings,
+) -> Model:
+    """Joint training of two models on their mixed logits; the result is the strong one."""
+    recipe = context.recipe
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        strong_model, weak_model = context.loader.pair(strong, weak)
+        rows, keep = examples.epoch_rows(recipe), partial(context.save, strong_model)
+        phase = Phase(name, round_number, settings.epochs, work, context.progress, rows, keep)
+        shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
+        counters = train_joint(strong_model, weak_model, *shared)
+        context.save(strong_model, out, work)
+        publish_snapshots(work, out, settings.snapshots)
+        if settings.save_weak:
+            context.save(weak_model, out / WEAK_FOLDER, work)
+        return counters
+
+    mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | examples.matching(recipe)
+    workload = Workload(name, "train", settings, start=strong, weak=weak, **examples.workload(recipe))
+    inputs = {"weak": weak, "strong": strong, **examples.inputs()}
+    return model_stage(context, workload, compute, settings, inputs=inputs, also=mixing | other_weak(weak))
+
+
+def other_weak(weak: Model) -> dict[str, Any]:
+    """Recorded if the weak model is none of M0, M1, ..., so that a reader of the run finds it."""
+    return {"weak_model": weak.name} if "-at-" in weak.name else {}
 
 
 def model_stage(
@@ -62,7 +149,7 @@ def model_stage(
     inputs: dict[str, Any],
     also: dict[str, Any],
 ) -> Model:
-    """A stage whose result is a model.
+    """A training stage of any method.
 
     Args:
         also: What decides the result besides the settings that all training stages have.
@@ -93,6 +180,20 @@ def model_stage(
     return Model(short, stage.path, lambda: stage.key, kept)
 
 
-def other_weak(weak: Model) -> dict[str, Any]:
-    """Written down where the weak model is none of M0, M1, ..., so that a reader of the run finds it."""
-    return {"weak_model": weak.name} if "-at-" in weak.name else {}
+def merged(context: Context, model: Model) -> Stage:
+    """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
+    recipe = context.recipe
+    precision = "fp32" if recipe.precision == "fp32" else "bf16"
+
+    def compute(work: Path, out: Path) -> dict[str, Any]:
+        network = load_merged(
+            model.folder, context.base.folder, precision=precision, trust_remote_code=recipe.trust_remote_code
+        )
+        network.config.use_cache = True
+        network.save_pretrained(out)
+        context.renderer.tokenizer.save_pretrained(out)
+        return {"parameters": network.num_parameters()}
+
+    return context.run.stage(
+        "merged", compute, settings={"precision": precision}, inputs={"model": model}, workload=Workload("merged")
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from weakdriven.data.rows.remote import DRIVERS, cache_folder, open_system, reason
 from weakdriven.errors import UserError, is_disk_full
@@ -82,8 +82,8 @@ class RemoteCopy:
     def bring(self, planned: Sequence[Planned]) -> list[str]:
         """Fetch the planned stages that the address has; returns their names.
 
-        Our own copy is preferred over other runs: what was made from a stage there stays with it, and nothing has to be
-        sent again. Files that another run has too are linked rather than fetched.
+        Our own copy is preferred over other runs, because later stages there were made from it. Files that another run
+        has too are linked rather than fetched.
         """
         brought = []
         for entry in planned:
@@ -93,8 +93,8 @@ class RemoteCopy:
                     continue
                 key, files = key_and_files(manifest)
                 if files is None:
-                    self._refuse(entry.name, f"{MANIFEST} is damaged: its key or list of files cannot be read")
-                elif key == entry.key:
+                    raise self._damaged(entry.name, f"{MANIFEST} is damaged: its key or list of files cannot be read")
+                if key == entry.key:
                     self._bring(entry.name, manifest, files, entry.taken)
                     brought.append(entry.name)
         return brought
@@ -149,7 +149,7 @@ class RemoteCopy:
             self.manifests[stage] = manifest
 
     def _remove(self, stage: str, old: bytes) -> None:
-        """Remove an older result, its manifest first, so that nobody takes a mixture of both for complete."""
+        """Remove an older result, its manifest first, so that a mixture of both never looks complete."""
         for name in (MANIFEST, CARD, *(key_and_files(old)[1] or {})):
             with suppress(FileNotFoundError):
                 self._retry(self.system.rm_file, self._at(f"{stage}/{name}"))
@@ -172,15 +172,15 @@ class RemoteCopy:
             with suppress(FileNotFoundError):  # the card is optional; the next check reports any other missing file
                 self._retry(self.system.get_file, self._at(f"{stage}/{name}"), str(out / name))
         if found := damage(out, files, contents=True):
-            self._refuse(stage, found.removeprefix(f"{out}/"))
+            raise self._damaged(stage, found.removeprefix(f"{out}/"))
         sync_tree(out)  # the manifest vouches for the rest, so it comes last
         (out / MANIFEST).write_bytes(manifest)
         sync(out / MANIFEST)
         put_in_place(home, self.root / stage)
 
-    def _refuse(self, stage: str, found: str) -> NoReturn:
+    def _damaged(self, stage: str, found: str) -> UserError:
         there = f"{self.shown}/{stage}"
-        raise UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have the stage computed again.")
+        return UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have it computed again.")
 
     def _manifest(self, stage: str) -> bytes | None:
         if stage not in self.manifests:
@@ -245,13 +245,9 @@ class RemoteCopy:
 
 
 def _link_file(near: Path, out: Path, name: str, files: Inventory) -> bool:
-    """Link one file of another run's stage if it is intact; that run may change meanwhile."""
-    try:
-        intact = not damage(near, {name: files[name]}, contents=True)
-        if intact:
+    """Link one file of another run's stage if it is intact; that run may remove it meanwhile."""
+    with suppress(FileNotFoundError):
+        if not damage(near, {name: files[name]}, contents=True):
             link(str(near / name), str(out / name))
-        return intact
-    except OSError as error:
-        if is_disk_full(error):
-            raise
-        return False
+            return True
+    return False

@@ -1,20 +1,13 @@
-"""What a stage has to compute, as a plan needs to know it: of a training stage its models, rows and settings."""
+"""What a plan needs to know of a stage's computation: of a training stage its models, rows and settings."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from weakdriven.config.baselines import SpinSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import TrainSettings
-from weakdriven.runs.executor import Listing
 from weakdriven.stages.model_loader import Model
 from weakdriven.training.variant import PLAIN, Variant
-
-if TYPE_CHECKING:
-    from weakdriven.stages.context import Context
-
-Kind = Literal["data", "train", "scan", "generate", "small"]
 
 
 @dataclass(frozen=True)
@@ -22,34 +15,54 @@ class Workload:
     """One stage's work."""
 
     name: str
-    kind: Kind = "small"
+    kind: Literal["data", "train", "scan", "generate", "small"] = "small"
     settings: TrainSettings | None = None
-    epochs: int = 1
+    epochs: int | None = None
+    """If not those of the settings."""
     active: bool = False
-    """Trains on a drawn set."""
+    """Trains on an active set."""
     matched: bool = False
     """Matched steps: an epoch takes the steps of one over all examples."""
     budget: bool = False
-    """For as much compute as the whole method."""
+    """Matched compute: as much as the whole method."""
     start: Model | None = None
     """The model that is trained; of a pair the strong one."""
     weak: Model | None = None
     teacher: Model | None = None
-    """A frozen model that is asked in every step."""
+    """A frozen model that runs forward in every step."""
     variant: Variant = PLAIN
-    models: int = 1
-    trained: int = 1
     pairs: bool = False
     """Examples are pairs of completions."""
     adapter: int | None = None
     """Rank of an adapter that this stage trains whatever the recipe says (SSB)."""
-    saves: int = 1
-    """Models that stay on the disk."""
     prompts: int | None = None
-    """Prompts of a generating stage; None: as many as examples."""
+    """Prompts of a generating stage; None: one for each example."""
     samples: int = 1
     new_tokens: int = 0
     """Most tokens of a completion."""
+
+    @property
+    def models(self) -> int:
+        return 2 if self.weak else 1
+
+    @property
+    def trained(self) -> int:
+        return 2 if isinstance(self.settings, JointSettings) and self.weak and self.settings.weak == "joint" else 1
+
+    @property
+    def saves(self) -> int:
+        """Models that stay on the disk."""
+        return 2 if isinstance(self.settings, JointSettings) and self.weak and self.settings.save_weak else 1
+
+    @property
+    def drawn(self) -> bool:
+        """An epoch has the rows of an active set, which are known once it is drawn."""
+        return self.active and not self.matched
+
+    @property
+    def sampled(self) -> bool:
+        """Trains on pairs or replies, which are known once they are sampled."""
+        return self.pairs or self.adapter is not None
 
     @property
     def block(self) -> str:
@@ -58,7 +71,7 @@ class Workload:
         return next((name for kind, name in kinds.items() if isinstance(self.settings, kind)), "dpo")
 
     def under(self, recipe: Recipe) -> "Workload":
-        """The same stage under another recipe, with that one's settings of memory and speed."""
+        """The same stage with the memory and speed settings of another recipe."""
         if self.settings is None:
             return self
         fresh = getattr(recipe, self.block)
@@ -67,13 +80,6 @@ class Workload:
 
     def alike(self) -> str:
         """Equal for stages that differ only by their rows or by which trained models they start from."""
-        same = replace(self, name="", epochs=1, active=False, matched=False, budget=False, saves=1)
+        same = replace(self, name="", epochs=None, active=False, matched=False, budget=False)
         models = [self.weak is None, self.teacher is None]
         return repr((replace(same, start=None, weak=None, teacher=None), models))
-
-
-def list_workloads(context: "Context", work: Callable[["Context"], Any]) -> list[Workload]:
-    """Of every stage that `work` asks for, in order; nothing is read or computed."""
-    listing = Listing(context.run.root)
-    work(context.with_run(listing))
-    return [stage.workload or Workload(name) for name, stage in listing.stages.items()]
