@@ -13,9 +13,8 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
-from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.stage import ssb
-from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
 from weakdriven.methods.undial.loss import AdjustedLogits
 from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, wmss
@@ -79,30 +78,30 @@ def scaled_ce(context: Context, data: Stage) -> Model:
 def neftune(context: Context, data: Stage) -> Model:
     """SFT with noise on the embeddings (Jain et al., 2023)."""
     settings = context.recipe.neftune
-    words: dict[str, Any] = {"neftune": settings.model_dump(mode="json")}
-    if settings.length == "padded":  # the width of a micro-batch decides the noise
-        words["micro_batch_size"] = context.recipe.sft.micro_batch_size
-    noise = EmbeddingNoise(settings.alpha, length="padded" if settings.length == "padded" else "true")
-    return from_base(context, data, "neftune", NoisyEmbeddings(words, noise=noise))
+    decisive: dict[str, Any] = {"neftune": settings.model_dump(mode="json")}
+    if padded := settings.length == "padded":  # the padded length of a micro-batch decides the noise
+        decisive["micro_batch_size"] = context.recipe.sft.micro_batch_size
+    noise = EmbeddingNoise(settings.alpha, padded=padded)
+    return from_base(context, data, "neftune", NoisyEmbeddings(decisive, noise=noise))
 
 
 def undial(context: Context, data: Stage) -> Model:
     """M1 distilled into itself with true logits lowered (Dong et al., 2024); or the WMSS paper's noisy SFT."""
     recipe, settings = context.recipe, context.recipe.undial
-    words = {"undial": settings.variant()}
+    decisive = {"undial": settings.variant()}
     if settings.mode == "adjusted_logits":
-        variant = OtherLoss(words, loss=AdjustedLogits(settings.strength, settings.ce_weight))
+        variant = OtherLoss(decisive, loss=AdjustedLogits(settings.strength, settings.ce_weight))
         start, joint = first_strong(context, data), recipe.joint
         epochs = joint.rounds * joint.epochs
         options = {"epochs": epochs, "round_number": 1, "variant": variant, "teacher": start}
         return supervised_stage(context, "baselines/undial", start, TrainingSet(data), joint, **options)
     if settings.site == "embedding":
-        variant = NoisyEmbeddings(words, noise=EmbeddingNoise(settings.sigma, kind="gaussian"))
+        variant = NoisyEmbeddings(decisive, noise=EmbeddingNoise(settings.sigma, kind="gaussian"))
     elif settings.sigma == 0:  # the trainer of SFT, so that not a bit differs
-        variant = Variant(words)
+        variant = Variant(decisive)
     else:
         loss = NoisedLogits(settings.sigma, settings.site, settings.sign, seed=(recipe.seed, 0))
-        variant = OtherLoss(words, loss=loss)
+        variant = OtherLoss(decisive, loss=loss)
     return from_base(context, data, "undial", variant)
 
 

@@ -15,7 +15,6 @@ from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.errors import UserError
 from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
@@ -112,9 +111,7 @@ def train_preference(
 
 
 def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
-    """What SFT trains with, and the loss of DPO: sums over completion tokens, mean over pairs."""
-    if not 0 < beta < float("inf"):
-        raise UserError(f"beta is {beta}; it must be a positive number, such as 0.1.")
+    """The arguments of SFT, with the loss of DPO: sums over completion tokens, mean over pairs."""
     return DPOConfig(
         **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
         activation_offloading=args.activation_offloading,
