@@ -262,9 +262,8 @@ class Diagnosis:
         """Logs of the rounds, including one in progress."""
         root, found = self.found.root, {}
         for stage in (f"round-{t}/strong" for t in range(1, self.found.last_round + 1)):
-            steps = read_steps(root / stage / METRICS) or read_steps(work_folder(root, stage) / "work" / METRICS)
-            if steps:
-                found[stage] = steps
+            if rows := read_steps(root / stage / METRICS) or read_steps(work_folder(root, stage) / "work" / METRICS):
+                found[stage] = rows
         return found
 
     def write_tokens(self, path: Path, roles: dict[str, str]) -> dict[str, int]:

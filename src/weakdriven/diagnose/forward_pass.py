@@ -61,12 +61,7 @@ def draw_sample(dataset: Dataset, examples: int, seed: int) -> Sample:
 
 
 def measure(loader: Loader, model: Model, sample: Sample, on_done: Callable[[int], None], *, keep: bool) -> Measured:
-    """Run a model over the sample.
-
-    Args:
-        on_done: Called with the number of examples done so far.
-        keep: Whether the model is part of a pair, so that its hidden states are needed later.
-    """
+    """Run a model over the sample; `keep` its hidden states if it is part of a pair."""
     network = loader.load(model, train=False, scan=True)
     tokens, begin_N, done = int(sample.count_N.sum()), sample.begin_N, 0
     output = head(network)

@@ -75,9 +75,6 @@ def pair_statistics(
     docs/diagnostics.md defines the columns: one float64 value per token, NaN where a logit is not finite or there is
     nothing to divide by.
 
-    Args:
-        strong_weight: Share of the strong logits, in [0, 1]. Paper: lambda.
-
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
     >>> found = pair_statistics(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
     >>> found["hard_negatives"].item(), round(found["negative_mass_mixed"].item(), 6)
@@ -113,10 +110,8 @@ def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
     found = {
         "hard_negatives": hard,
         "uniform_margin": uniform,
-        # the corollary's condition, which is necessary too: P_mix(k) >= P_strong(k)
-        "amplified": amplified,
-        # strong_weight * P_mix(k) >= P_strong(k): more gradient on the strong model than SFT gives
-        "net_amplified": net,
+        "amplified": amplified,  # P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too
+        "net_amplified": net,  # strong_weight * P_mix(k) >= P_strong(k)
         "hardest_amplified": hardest,
         "hard_mass_strong": masses[0],
         "hard_mass_mixed": masses[1],

@@ -54,7 +54,6 @@ class RunModels:
 
     @property
     def asked_rounds(self) -> int:
-        """Number of rounds that the recipe asks for."""
         return self.recipe.joint.rounds if self.recipe.method == "wmss" else 0
 
     @property

@@ -19,9 +19,7 @@ POINTS = 1000
 LOGGED = ("margin_share", "mixed_entropy", "strong_entropy", "weak_entropy", "strong_grad_norm", "weak_grad_norm")
 DRIFTING = ("strong_mean_logit", "weak_mean_logit")
 OF_ALL_TOKENS = ("largest", "smallest", "calibration_error")
-"""Of one model, besides the means over tokens."""
 BINS = 15
-"""Of the calibration error, as in Guo et al. (2017)."""
 
 
 def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:

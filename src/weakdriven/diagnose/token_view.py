@@ -64,14 +64,9 @@ def write_token_view(
     seed: int,
     decode: Callable[[int], str],
 ) -> dict[str, int]:
-    """Write the file; returns how many examples each list has.
-
-    Args:
-        pair: Columns of `pair_statistics` over all tokens.
-    """
+    """Write the file from the models and the columns of `pair_statistics`; returns the number of examples per list."""
     means = [np.bincount(sample.example_T, one.statistics["entropy"]) / sample.count_N for one in (weak, strong)]
     lists, text = choose_examples(means[0], means[1], seed), cache(decode)
-    names = [str(name) for name in sample.dataset["id"]]
     with pq.ParquetWriter(path, SCHEMA) as writer:
         for n in sorted({n for chosen in lists.values() for n in chosen}):
             count = int(sample.count_N[n])
@@ -81,7 +76,7 @@ def write_token_view(
             known = (top.ids_TK >= 0).numpy()
             columns: dict[str, Any] = {
                 "lists": [[name for name in LISTS if n in lists[name]]] * count,
-                "id": [names[n]] * count,
+                "id": [str(sample.dataset[n]["id"])] * count,
                 "row": [int(sample.row_N[n])] * count,
                 "position": range(count),
                 "token": targets,

@@ -48,8 +48,7 @@ class NoisyEmbeddings(Variant):
     def training(self, model: PreTrainedModel | PeftModel, *, seed: list[int]) -> Iterator[list[TrainerCallback]]:
         """Evaluation, generation and scans see no noise: it needs training mode and recorded gradients.
 
-        Args:
-            seed: With the step it decides the noise, so a resumed run draws the same noise as an uninterrupted one.
+        Seed and step decide the noise, so a resumed run draws the same noise as an uninterrupted one.
         """
         if self.noise.scale == 0:
             yield []

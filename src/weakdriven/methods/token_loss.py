@@ -37,7 +37,6 @@ class Tokens(NamedTuple):
     teacher_TE: Tensor | None
     teacher_head: Head | None
     batch: dict[str, Any]
-    """All columns of the collator."""
 
 
 TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
@@ -45,11 +44,7 @@ TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
 
 
 class TokenLossTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means; in one process.
-
-    Args:
-        teacher: A frozen model, for a loss that needs one.
-    """
+    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and perhaps a frozen teacher."""
 
     def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -79,9 +79,9 @@ class Pair:
 
     def as_row(self) -> dict[str, Any]:
         """For pairs.jsonl; the texts are in rollouts.jsonl and in the data."""
-        sides = {"chosen": self.chosen, "rejected": self.rejected}
-        row = {f"{name}_{fact}": getattr(side, fact) for name, side in sides.items() for fact in ("sample", "ended")}
-        return {"id": self.example.id, **row}
+        chosen = {"chosen_sample": self.chosen.sample, "chosen_ended": self.chosen.ended}
+        rejected = {"rejected_sample": self.rejected.sample, "rejected_ended": self.rejected.ended}
+        return {"id": self.example.id, **chosen, **rejected}
 
 
 @dataclass
@@ -106,8 +106,7 @@ class Tally:
 def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> Iterator[Asked]:
     """Each sampled prompt with its rollouts in sampling order, one prompt at a time because the files may be large.
 
-    Args:
-        examples: The sampled ones and perhaps others, in the order of the rollouts.
+    The examples are in the order of the rollouts; those without rollouts are skipped.
     """
     examples = iter(examples)
     for id, tried in groupby(rollouts, key=lambda one: one.row["id"]):
@@ -120,8 +119,7 @@ def mixed_pairs(
 ) -> Iterator[Pair]:
     """The first right and one wrong rollout of each prompt that has both; undecided ones are neither.
 
-    Args:
-        pick: Takes the wrong ones, in sampling order. DPO takes the first, SSB the `most_frequent`.
+    `pick` chooses among the wrong ones, which are in sampling order: DPO the first, SSB the `most_frequent`.
     """
     funnel = tally.funnel
     for example, tried in asked:
@@ -151,11 +149,7 @@ def most_frequent(wrong: list[Rollout]) -> Rollout:
 
 
 def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] = ()) -> Iterator[Pair]:
-    """The data's completion against each of the model's own samples, whatever their labels.
-
-    Args:
-        end_tokens: Stripped from the end of both texts.
-    """
+    """The data's completion against each of the model's own samples; `end_tokens` are stripped from both texts."""
     funnel = tally.funnel
     for example, tried in asked:
         tally.add(tried, judged=False)
@@ -197,12 +191,7 @@ def hinted_prompts(
     max_prompt_tokens: int,
     template: str | None = None,
 ) -> Iterator[tuple[Pair, Example]]:
-    """The problems with hints for SSB's teacher; one whose prompt is too long is dropped and never cut.
-
-    Args:
-        domain: Of examples that name none.
-        template: Another wording of the hint (`ssb.hint`).
-    """
+    """The problems with hints for SSB's teacher; one whose prompt is too long is dropped and never cut."""
     for pair in pairs:
         example = hinted(pair, domain, template)
         if (length := len(rendered(renderer, domain, example)[0])) > max_prompt_tokens:

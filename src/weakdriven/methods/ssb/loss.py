@@ -48,14 +48,12 @@ def topk_distillation(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE, the loss of SSB.
 
-    The gradient can be taken once.
+    The gradient can be taken once. `SsbSettings` explains the options.
 
     Args:
         target_T: Supervised targets only: none is -100.
         teacher: The first three of `TopLogits`: ids (of each token all different), logits, and log-sum-exps at this
             same temperature.
-        renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
-        support: `topk`: P is the softmax over the stored tokens alone.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])

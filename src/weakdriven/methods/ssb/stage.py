@@ -90,20 +90,20 @@ def hint_limit(context: Context) -> int:
 
 def hint_stage(context: Context, data: Stage, attempts: Stage, limit: int) -> Stage:
     """The problems with a right and a wrong attempt in the question, for the teacher."""
-    domain, template = context.recipe.data.domain, context.recipe.ssb.hint
+    template = context.recipe.ssb.hint
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting = Tally(), Funnel()
         asked = with_rollouts(examples_of(data), read_rollouts(attempts))
-        options: dict[str, Any] = {"domain": domain, "max_prompt_tokens": limit, "template": template}
-        hints = hinted_prompts(mixed_pairs(asked, tally, most_frequent), context.renderer, fitting, **options)
+        options: dict[str, Any] = {"domain": context.recipe.data.domain, "template": template}
+        pairs = mixed_pairs(asked, tally, most_frequent)
+        hints = hinted_prompts(pairs, context.renderer, fitting, max_prompt_tokens=limit, **options)
         for batch in batches(hints, BLOCK):
             append_jsonl(out / EXAMPLES, (example.as_row() for _, example in batch))
             append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
         write_json(out / FUNNEL, {**tally.funnel.then(fitting).to_json(), "rollouts": tally.rollouts})
-        too_long = sum(fitting.dropped.values())
-        counted = {"prompts": tally.prompts, "mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": too_long}
-        return {**counted, **tally.rollouts}
+        counted = {"mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": sum(fitting.dropped.values())}
+        return {"prompts": tally.prompts, **counted, **tally.rollouts}
 
     settings = {"max_prompt_tokens": limit} | ({"hint": template} if template else {})
     return context.run.stage("hints/ssb", compute, settings=settings, inputs={"data": data, "attempts": attempts})

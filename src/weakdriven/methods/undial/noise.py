@@ -39,13 +39,11 @@ def noised_cross_entropy(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (the paper's description of UNDIAL).
 
-    The gradient can be taken once.
+    The gradient can be taken once. `UndialSettings` explains sigma, site and sign.
 
     Args:
         target_T: Supervised targets only: none is -100.
         length_T: Length of each token's sequence, without padding.
-        site: `logits`: noise on every logit, each of its own.
-        sign: `abs`: the noise only ever lowers a logit, a true penalty.
         seed: Give each step another one, or each token another key.
         key_T: An integer that no other token with this seed has; None: its place among those given here.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
