@@ -38,10 +38,9 @@ from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, 
 from weakdriven.config.settings import TrainSettings
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
-from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import STORED, stored, train_student
-from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
 from weakdriven.methods.undial.loss import AdjustedLogits
 from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.models.adapters import add_adapter

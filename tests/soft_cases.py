@@ -30,7 +30,7 @@ HEADS = [
 every_head = pytest.mark.parametrize("options", HEADS, ids=["plain", "bias", "scale", "cap", "cap-scale"])
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 every_chunk = pytest.mark.parametrize("chunk", [1, 3, 1024])
-Fused = Callable[[Tensor, Head, Tensor, Head, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+Fused = Callable[[Tensor, Head, Tensor, Head, Tensor], tuple[Tensor, dict[str, Tensor]]]
 Dense = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 
 
@@ -89,7 +89,7 @@ def assert_same(case: Problem, fused: Fused, dense: Dense, chunk: int = 3) -> No
     exact, raw_TV, z_TV, teacher_TV = dense_logits(case)
     want, want_statistics = dense(z_TV, teacher_TV, case.target_T)
     torch.testing.assert_close(loss.double(), want, rtol=2e-5, atol=2e-5)
-    for name, value, true in zip(statistics._fields, statistics, want_statistics, strict=True):
+    for (name, value), true in zip(statistics.items(), want_statistics, strict=True):
         assert not value.requires_grad
         text = f"{name}: {value} is not {true}"
         torch.testing.assert_close(value.double(), true.detach(), rtol=2e-5, atol=2e-5, msg=text)

@@ -11,7 +11,6 @@ from loss_cases import Watch
 from weakdriven.diagnose import gradients as ours
 from weakdriven.diagnose import logits as home
 from weakdriven.diagnose.gradients import (
-    PairStatistics,
     crossover,
     effective_rate,
     pair_statistics,
@@ -19,7 +18,6 @@ from weakdriven.diagnose.gradients import (
     step_share,
     top_hard_negatives,
 )
-from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy_with_statistics
 
@@ -28,7 +26,7 @@ STRONG, WEAK = [4.0, 1, 0, -1], [2, 1.5, 0.5, 0]
 WEIGHTS = pytest.mark.parametrize("strong_weight", [0.0, 0.42, 0.5, 1.0])
 
 
-def of_logits(strong, weak, target=0, *, strong_weight=0.5) -> PairStatistics:
+def of_logits(strong, weak, target=0, *, strong_weight=0.5) -> dict[str, Tensor]:
     strong, weak = (torch.tensor([z], dtype=torch.float32) for z in (strong, weak))
     eye = torch.eye(strong.shape[1])
     return pair_statistics(strong, eye, weak, eye, torch.tensor([target]), strong_weight=strong_weight)
@@ -95,7 +93,7 @@ def test_any_tile_equals_the_definitions(T, D, E, V, tile_bytes, strong_weight, 
     logits = (strong @ strong_head.T).cpu().numpy(), (weak @ weak_head.T).cpu().numpy()
     for row in range(T):
         expected = dense(logits[0][row], logits[1][row], int(target[row]), strong_weight)
-        got = {name.removesuffix("_T"): value_T[row].item() for name, value_T in found._asdict().items()}
+        got = {name: value_T[row].item() for name, value_T in found.items()}
         if strong_weight == 1:  # P_mix is P_strong, so that rounding decides; exactly equal counts as amplified
             del expected["net_amplified"], expected["amplified"], expected["hardest_amplified"]
             assert got["amplified"] == got["hard_negatives"]
@@ -106,8 +104,8 @@ def test_float32_differs_by_rounding_only():
     case = random_pair(20, 16, 8, 100)
     single = pair_statistics(*case, strong_weight=0.5)
     double = pair_statistics(*(x.double() if x.is_floating_point() else x for x in case), strong_weight=0.5)
-    for name, value_T in single._asdict().items():
-        torch.testing.assert_close(value_T, getattr(double, name), rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+    for name, value_T in single.items():
+        torch.testing.assert_close(value_T, double[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
 
 def test_sums_agree_with_what_the_loss_logs():
@@ -117,34 +115,34 @@ def test_sums_agree_with_what_the_loss_logs():
     _, logged = mixed_cross_entropy_with_statistics(
         strong, Head(strong_head), weak, Head(weak_head), target, strong_weight=0.42
     )
-    assert found.uniform_margin_T.sum().item() == logged.margin_tokens.item()
-    assert (1 - found.negative_mass_mixed_T).sum().item() == pytest.approx(logged.mixed_probability.item(), rel=1e-5)
-    assert (1 - found.negative_mass_strong_T).sum().item() == pytest.approx(logged.strong_probability.item(), rel=1e-5)
+    assert found["uniform_margin"].sum().item() == logged.margin_tokens.item()
+    assert (1 - found["negative_mass_mixed"]).sum().item() == pytest.approx(logged.mixed_probability.item(), rel=1e-5)
+    assert (1 - found["negative_mass_strong"]).sum().item() == pytest.approx(logged.strong_probability.item(), rel=1e-5)
 
 
 def test_the_fixture_gives_the_published_numbers():
     found = of_logits(STRONG, WEAK)
-    assert found.negative_mass_strong_T.item() == pytest.approx(0.0696295, abs=1e-6)
-    assert found.negative_mass_mixed_T.item() == pytest.approx(0.2112938, abs=1e-6)
-    assert found.mixed_gradient_T.item() ** 2 == pytest.approx(0.0665390, abs=1e-6)
-    assert found.cross_curvature_T.item() == pytest.approx(0.0670593, abs=1e-6)
-    assert found.uniform_margin_T.item() == 1
-    assert (found.hard_negatives_T.item(), found.amplified_T.item(), found.net_amplified_T.item()) == (3, 3, 3)
+    assert found["negative_mass_strong"].item() == pytest.approx(0.0696295, abs=1e-6)
+    assert found["negative_mass_mixed"].item() == pytest.approx(0.2112938, abs=1e-6)
+    assert found["mixed_gradient"].item() ** 2 == pytest.approx(0.0665390, abs=1e-6)
+    assert found["cross_curvature"].item() == pytest.approx(0.0670593, abs=1e-6)
+    assert found["uniform_margin"].item() == 1
+    assert (found["hard_negatives"].item(), found["amplified"].item(), found["net_amplified"].item()) == (3, 3, 3)
     gradients = np.linalg.norm([-0.105647, 0.068528, 0.025210, 0.011908])
     gradients /= np.linalg.norm([-0.069630, 0.046320, 0.017040, 0.006269])
-    assert found.strong_relative_T.item() == pytest.approx(gradients, rel=1e-4)
-    assert found.weak_relative_T.item() == pytest.approx(gradients, rel=1e-4)
+    assert found["strong_relative"].item() == pytest.approx(gradients, rel=1e-4)
+    assert found["weak_relative"].item() == pytest.approx(gradients, rel=1e-4)
 
 
 def test_without_the_uniform_condition_mixing_may_lower_the_negative_mass():
     found = of_logits(STRONG, [3.0, -4, -4, -4])
-    assert found.uniform_margin_T.item() == 0
-    assert found.negative_mass_mixed_T.item() == pytest.approx(0.0131288, abs=1e-6)
+    assert found["uniform_margin"].item() == 0
+    assert found["negative_mass_mixed"].item() == pytest.approx(0.0131288, abs=1e-6)
 
 
 def test_a_hard_negative_is_amplified_if_and_only_if_its_condition_holds():
     found = of_logits([2, 1, 1, 0], [2, 1.2, 4, 0])
-    assert (found.hard_negatives_T.item(), found.amplified_T.item(), found.hardest_amplified_T.item()) == (2, 1, 1)
+    assert (found["hard_negatives"].item(), found["amplified"].item(), found["hardest_amplified"].item()) == (2, 1, 1)
     strong, weak = torch.tensor([[2.0, 1, 1, 0]]), torch.tensor([[2, 1.2, 4, 0]])
     top = top_hard_negatives(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
     assert top.ids_TK.tolist() == [[2, 1, -1, -1]]
@@ -154,43 +152,43 @@ def test_a_hard_negative_is_amplified_if_and_only_if_its_condition_holds():
 
 def test_theorem_one_holds_wherever_its_condition_does():
     found = pair_statistics(*random_pair(4000, 3, 2, 4), strong_weight=0.3)
-    uniform_T = found.uniform_margin_T == 1
+    uniform_T = found["uniform_margin"] == 1
     assert 100 < uniform_T.sum() < 3900
-    assert (found.negative_mass_mixed_T >= found.negative_mass_strong_T - 1e-6)[uniform_T].all()
-    assert not (found.negative_mass_mixed_T >= found.negative_mass_strong_T)[~uniform_T].all()
+    assert (found["negative_mass_mixed"] >= found["negative_mass_strong"] - 1e-6)[uniform_T].all()
+    assert not (found["negative_mass_mixed"] >= found["negative_mass_strong"])[~uniform_T].all()
 
 
 def test_two_equal_models_have_no_hard_negative_and_half_of_the_gradient_each():
     found = of_logits(STRONG, STRONG)
-    assert (found.hard_negatives_T.item(), found.uniform_margin_T.item(), found.disagreement_T.item()) == (0, 1, 0)
-    assert math.isnan(found.hardest_amplified_T.item())
-    assert found.strong_relative_T.item() == found.weak_relative_T.item() == 0.5
+    assert (found["hard_negatives"].item(), found["uniform_margin"].item(), found["disagreement"].item()) == (0, 1, 0)
+    assert math.isnan(found["hardest_amplified"].item())
+    assert found["strong_relative"].item() == found["weak_relative"].item() == 0.5
 
 
 def test_a_shift_of_one_model_changes_nothing():
     plain, shifted = of_logits(STRONG, WEAK), of_logits(STRONG, [z + 8 for z in WEAK])
-    for one, other in zip(plain, shifted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for name, one in plain.items():
+        torch.testing.assert_close(one, shifted[name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_sure_model_has_a_small_mass_and_not_none():
     found = of_logits([40.0, 0, 0, 0], [30.0, 0, 0, 0])
-    assert found.negative_mass_strong_T.item() == pytest.approx(3 * math.exp(-40), rel=1e-5)
-    assert found.strong_relative_T.item() == pytest.approx(0.5 * math.exp(5), rel=1e-5)
-    assert found.amplified_T.item() == 3
+    assert found["negative_mass_strong"].item() == pytest.approx(3 * math.exp(-40), rel=1e-5)
+    assert found["strong_relative"].item() == pytest.approx(0.5 * math.exp(5), rel=1e-5)
+    assert found["amplified"].item() == 3
 
 
 def test_a_target_far_below_the_others_is_still_compared():
     found = of_logits([-300.0, 0, 0, -1], [-200.0, 1, 0, -1])
     expected = dense(np.array([-300.0, 0, 0, -1]), np.array([-200.0, 1, 0, -1]), 0, 0.5)
-    assert found.hard_negatives_T.item() == expected["hard_negatives"] == 0
-    assert found.negative_mass_mixed_T.item() == 1
+    assert found["hard_negatives"].item() == expected["hard_negatives"] == 0
+    assert found["negative_mass_mixed"].item() == 1
 
 
 def test_where_sft_sends_no_gradient_its_ratio_is_a_gap():
     found = of_logits([300.0, 0, 0, 0], [2.0, 0, 0, 0])
-    assert found.sft_gradient_T.item() == 0
-    assert math.isnan(found.strong_relative_T.item()) and found.mixed_gradient_T.isfinite()
+    assert found["sft_gradient"].item() == 0
+    assert math.isnan(found["strong_relative"].item()) and found["mixed_gradient"].isfinite()
 
 
 def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
@@ -199,7 +197,7 @@ def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
     found = pair_statistics(
         strong, torch.eye(4), weak, torch.eye(4), torch.zeros(3, dtype=torch.long), strong_weight=0.5
     )
-    for name, value_T in found._asdict().items():
+    for name, value_T in found.items():
         assert value_T.isnan().tolist() == [False, True, True], name
 
 
@@ -208,15 +206,8 @@ def test_heads_of_different_length_are_compared_over_their_common_rows():
     longer = torch.cat([strong_head, torch.randn(7, 4, device=DEVICE)])
     found = pair_statistics(strong, longer, weak, weak_head, target, strong_weight=0.5)
     expected = pair_statistics(strong, strong_head, weak, weak_head, target, strong_weight=0.5)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, equal_nan=True)
-    with pytest.raises(UserError, match="the head has 20 rows"):
-        pair_statistics(strong, longer, weak, weak_head, target + 20, strong_weight=0.5)
-
-
-def test_a_weight_outside_its_range_is_refused():
-    with pytest.raises(UserError, match="between 0 and 1"):
-        of_logits(STRONG, WEAK, strong_weight=1.5)
+    for name, one in found.items():
+        torch.testing.assert_close(one, expected[name], equal_nan=True)
 
 
 @WEIGHTS
@@ -241,7 +232,7 @@ def test_top_hard_negatives_are_those_with_the_most_gradient(strong_weight):
 
 def test_no_tokens_give_no_values():
     nothing = torch.empty(0, 3), torch.ones(5, 3), torch.empty(0, 3), torch.ones(5, 3), torch.empty(0).long()
-    assert {value_T.shape for value_T in pair_statistics(*nothing, strong_weight=0.5)} == {(0,)}
+    assert {value_T.shape for value_T in pair_statistics(*nothing, strong_weight=0.5).values()} == {(0,)}
     assert top_hard_negatives(*nothing, strong_weight=0.5).ids_TK.shape == (0, 5)
 
 
@@ -284,7 +275,7 @@ def test_negative_mass_bounds_what_shielding_leaves(strong_weight):
     strong, weak = (spread * torch.randn(300, 40, generator=draw) for spread in (6.0, 3.0))
     eye, target = torch.eye(40), torch.randint(40, (300,), generator=draw)
     found = pair_statistics(strong, eye, weak, eye, target, strong_weight=strong_weight)
-    mass_T = found.negative_mass_mixed_T + 1e-9
-    assert (found.curvature_T <= 2 * mass_T).all()
-    assert (found.cross_curvature_T <= 2 * strong_weight * (1 - strong_weight) * mass_T).all()
-    assert (found.mixed_gradient_T <= math.sqrt(2) * mass_T).all()
+    mass_T = found["negative_mass_mixed"] + 1e-9
+    assert (found["curvature"] <= 2 * mass_T).all()
+    assert (found["cross_curvature"] <= 2 * strong_weight * (1 - strong_weight) * mass_T).all()
+    assert (found["mixed_gradient"] <= math.sqrt(2) * mass_T).all()

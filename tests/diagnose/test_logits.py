@@ -10,9 +10,8 @@ from torch import Tensor
 from helpers import padded_batch, tiny_model, token_rows
 from loss_cases import Watch
 from weakdriven.diagnose import logits as home
-from weakdriven.diagnose.logits import LogitStatistics, logit_statistics
+from weakdriven.diagnose.logits import logit_statistics
 from weakdriven.diagnose.summary import calibration_error, change, summarise
-from weakdriven.errors import UserError
 from weakdriven.losses.entropy import token_scores
 from weakdriven.losses.head import Head
 from weakdriven.models.head import head, hidden_states
@@ -54,9 +53,9 @@ def dense(logits_TV: np.ndarray, target_T: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def assert_dense(found: LogitStatistics, logits_TV: Tensor, target_T: Tensor) -> None:
+def assert_dense(found: dict[str, Tensor], logits_TV: Tensor, target_T: Tensor) -> None:
     for name, expected_T in dense(logits_TV.double().cpu().numpy(), target_T.cpu().numpy()).items():
-        got_T = getattr(found, f"{name}_T").cpu().numpy()
+        got_T = found[name].cpu().numpy()
         np.testing.assert_allclose(got_T, expected_T, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
@@ -83,8 +82,8 @@ def test_statistics_are_those_of_the_logits_that_a_model_gives(family):
 def test_entropy_and_likelihood_are_those_that_the_selection_is_made_of():
     hidden, weight, target = random_case(40, 8, 65)
     found, scores = logit_statistics(hidden, weight, target), token_scores(hidden, weight, target)
-    torch.testing.assert_close(found.entropy_T.float(), scores.entropy_T, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.nll_T.float(), scores.nll_T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found["entropy"].float(), scores.entropy_T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found["nll"].float(), scores.nll_T, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_pad_a_head_count_as_they_do_in_the_losses():
@@ -103,7 +102,7 @@ def test_float64_stays_float64():
     hidden, weight, target = (x.double() if x.is_floating_point() else x for x in random_case(4, 5, 40))
     found = logit_statistics(hidden, weight, target)
     expected = dense((hidden @ weight.T).cpu().numpy(), target.cpu().numpy())
-    np.testing.assert_allclose(found.centered_norm_T.cpu().numpy(), expected["centered_norm"], rtol=1e-13)
+    np.testing.assert_allclose(found["centered_norm"].cpu().numpy(), expected["centered_norm"], rtol=1e-13)
 
 
 def test_logits_of_the_size_of_the_papers_lose_nothing():
@@ -117,31 +116,20 @@ def test_logits_of_the_size_of_the_papers_lose_nothing():
 def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
     logits = torch.tensor([[4.0, 1, 0, -1], [4.0, math.nan, 0, -1], [4.0, math.inf, 0, -1], [2, 1.5, 0.5, 0]])
     found = logit_statistics(logits, torch.eye(4), torch.zeros(4, dtype=torch.long))
-    for name, value_T in found._asdict().items():  # nan times the zeros of the identity spoils the row, as it should
+    for name, value_T in found.items():  # nan times the zeros of the identity spoils the row, as it should
         assert value_T.isnan().tolist() == [False, True, True, False], name
-    assert found.entropy_T[[0, 3]].tolist() == pytest.approx([0.3106389, 1.1378989], abs=1e-6)
+    assert found["entropy"][[0, 3]].tolist() == pytest.approx([0.3106389, 1.1378989], abs=1e-6)
 
 
 def test_a_vocabulary_of_one_has_no_background():
     found = logit_statistics(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.long))
-    assert math.isnan(found.background_T.item()) and math.isnan(found.gap_T.item())
-    assert (found.std_T.item(), found.entropy_T.item(), found.rank_T.item()) == (0, 0, 1)
+    assert math.isnan(found["background"].item()) and math.isnan(found["gap"].item())
+    assert (found["std"].item(), found["entropy"].item(), found["rank"].item()) == (0, 0, 1)
 
 
 def test_no_tokens_give_no_values():
     found = logit_statistics(torch.empty(0, 3), torch.ones(5, 3), torch.empty(0, dtype=torch.long))
-    assert {value_T.shape for value_T in found} == {(0,)}
-
-
-@pytest.mark.parametrize("target", [[-100, 1], [0, 5]])
-def test_a_target_outside_the_head_is_refused(target):
-    with pytest.raises(UserError, match="the head has 5 rows"):
-        logit_statistics(torch.ones(2, 3), torch.ones(5, 3), torch.tensor(target))
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="expected"):
-        logit_statistics(torch.ones(2, 4), torch.ones(5, 3), torch.zeros(2, dtype=torch.long))
+    assert {value_T.shape for value_T in found.values()} == {(0,)}
 
 
 def test_nothing_of_the_size_of_all_logits_is_made(monkeypatch):
@@ -158,14 +146,14 @@ def test_centered_norms_of_the_paper_are_its_deviations_times_the_root_of_the_he
     for norm, printed in ((1191.33, 3.06), (1240.10, 3.18), (1229.79, 3.16)):
         assert norm / QWEN3_ROWS**0.5 == pytest.approx(printed, abs=0.006)
     found = logit_statistics(torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]]), torch.eye(4), torch.tensor([0, 0]))
-    assert found.centered_norm_T.tolist() == pytest.approx([3.7416574, 1.5811388], abs=1e-6)
-    assert (4**0.5 * found.std_T).tolist() == pytest.approx(found.centered_norm_T.tolist())
+    assert found["centered_norm"].tolist() == pytest.approx([3.7416574, 1.5811388], abs=1e-6)
+    assert (4**0.5 * found["std"]).tolist() == pytest.approx(found["centered_norm"].tolist())
 
 
 def test_l2_norm_is_that_of_the_centered_logits_and_of_their_mean():
     hidden, weight, target = random_case(5, 4, 30)
     found = logit_statistics(hidden, weight, target)
-    torch.testing.assert_close(found.l2_T**2, found.centered_norm_T**2 + 30 * found.mean_T**2)
+    torch.testing.assert_close(found["l2"] ** 2, found["centered_norm"] ** 2 + 30 * found["mean"] ** 2)
     for mean, norm, printed in ((3.65, 1191.33, 1978.92), (2.87, 1240.10, 1865.96), (0.97, 1229.79, 1688.59)):
         assert printed >= math.sqrt(norm**2 + QWEN3_ROWS * mean**2)  # a mean of norms is at least the norm of means
 

@@ -17,7 +17,6 @@ from soft_cases import (
     logits,
     near,
 )
-from weakdriven.errors import UserError
 from weakdriven.methods.undial import noise as home
 from weakdriven.methods.undial.noise import noised_cross_entropy, standard_normal
 
@@ -52,8 +51,8 @@ def test_numbers_of_the_fixture_are_the_published_ones(sign, noise, monkeypatch)
     trained = logits(STRONG)
     loss, statistics = noised_cross_entropy(trained, EYE, FIRST, torch.tensor([4]), sign=sign)
     loss.backward()
-    assert loss.item() == near(0.0917560) and statistics.noised_loss.item() == near(0.0917560)
-    assert statistics.clean_loss.item() == near(0.0721724)
+    assert loss.item() == near(0.0917560) and statistics["noised_loss"].item() == near(0.0917560)
+    assert statistics["clean_loss"].item() == near(0.0721724)
     assert trained.grad[0].tolist() == near([-0.087672, 0.058323, 0.021456, 0.007893])
     noised = torch.tensor([3.75, 1, 0, -1]).softmax(0) - F.one_hot(FIRST[0], 4)
     assert trained.grad[0].tolist() == near(noised.tolist())
@@ -117,7 +116,7 @@ def test_a_penalty_raises_the_loss_of_every_token():
     case = problem(16, 3, 1, 33)
     inputs = *case.tensors[:2], case.target_T, lengths(case.target_T)
     _, statistics = noised_cross_entropy(*inputs, sign="abs")
-    assert statistics.noised_loss > statistics.clean_loss
+    assert statistics["noised_loss"] > statistics["clean_loss"]
 
 
 @pytest.mark.parametrize("site, largest", [("target_logit", 4), ("logits", 8)])
@@ -127,20 +126,6 @@ def test_memory_does_not_grow_with_the_tokens(dtype, site, largest):
         return noised_cross_entropy(hidden, head, target, lengths(target), site=site)
 
     assert_lean(fused, dtype, largest)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"sigma": -1.0}, "sigma is -1.0; it must be 0 or more"),
-        ({"site": "embedding"}, "site is 'embedding'; expected one of target_logit, logits"),
-        ({"sign": "plus"}, "sign is 'plus'; expected one of signed, abs"),
-        ({"key_T": torch.arange(2)}, "1 targets, 1 lengths and 2 keys"),
-    ],
-)
-def test_other_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        noised_cross_entropy(logits(STRONG), EYE, FIRST, torch.tensor([4]), **options)
 
 
 # the noise itself

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import embedded_tokenizer
 from recipe_cases import parse
-from weakdriven.build.distil import Judge
+from weakdriven.build.distil import Judge, rendered
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.prompts import Renderer
@@ -51,12 +51,13 @@ def all_pairs(make, rollouts, **options):
 
 
 dpo_pairs, trace_pairs, spin_pairs = (
-    partial(all_pairs, make) for make in (pairs.dpo_pairs, pairs.trace_pairs, pairs.spin_pairs)
+    partial(all_pairs, make)
+    for make in (pairs.mixed_pairs, partial(pairs.mixed_pairs, pick=pairs.most_frequent), pairs.spin_pairs)
 )
 
 
 def samples(paired):
-    return [(pair.id, pair.chosen.sample, pair.rejected.sample) for pair in paired.pairs]
+    return [(pair.example.id, pair.chosen.sample, pair.rejected.sample) for pair in paired.pairs]
 
 
 def dropped(funnel):
@@ -186,7 +187,7 @@ def test_a_spin_pair_is_the_data_against_the_models_own_sample():
         rollout("g", 0, text="real "),
     ]
     paired = spin_pairs(own, end_tokens=["<|im_end|>", "<|endoftext|>"])
-    assert [(pair.id, pair.rejected) for pair in paired.pairs] == [
+    assert [(pair.example.id, pair.rejected) for pair in paired.pairs] == [
         ("a", Reply("a-0", True, 0)),
         ("d", Reply("", True, 0)),
         ("f", Reply("rea", False, 0)),
@@ -223,19 +224,15 @@ def test_the_hint_shows_both_traces_and_asks_for_the_ending_of_the_domain(own, w
 
 def test_a_hint_that_is_too_long_is_dropped_and_counted_never_cut():
     renderer = Renderer(embedded_tokenizer(), "math", "tagged")
-
-    def length(one):
-        return len(renderer.tokenizer(renderer.prompt(one.prompt), add_special_tokens=False)["input_ids"])
-
     long, funnel = Pair(example("b"), Reply("long " * 200), Reply("x")), Funnel()
-    limit = length(hinted(TRACES, "math"))
+    limit = len(rendered(renderer, "math", hinted(TRACES, "math"))[0])
     options = {"domain": "math", "max_prompt_tokens": limit}
-    asked = list(hinted_prompts([TRACES, long], length, funnel, **options))
+    asked = list(hinted_prompts([TRACES, long], renderer, funnel, **options))
     assert asked == [(TRACES, hinted(TRACES, "math"))] and dropped(funnel) == {"hinted prompt too long": 1}
     with pytest.raises(
         UserError, match=r"of 1 prompts; hinted prompt too long: 1 .*max_prompt_tokens .*a shorter ssb\.hint"
     ):
-        list(hinted_prompts([long], length, Funnel(), **options))
+        list(hinted_prompts([long], renderer, Funnel(), **options))
 
 
 OWN = "Q: {problem}\nGood: {right}\nBad: {wrong}\n{ending} Write $x^{2}$, {n} and \\frac{one}{two} as \\boxed{}."
@@ -278,7 +275,7 @@ def test_prompts_are_read_one_at_a_time_and_those_that_were_not_asked_are_passed
 
     examples = reading(map(example, "abcd"), lambda one: one.id)
     rollouts = reading([one for id in "bcd" for one in labelled(id, [True, False])], lambda one: one.row["text"])
-    made = pairs.dpo_pairs(with_rollouts(examples, rollouts), Tally())
+    made = pairs.mixed_pairs(with_rollouts(examples, rollouts), Tally())
     assert next(made).example == example("b")
     assert read == ["b-0", "a", "b", "b-1", "c-0"], "no further than to where the next prompt begins"
-    assert [pair.id for pair in made] == ["c", "d"]
+    assert [pair.example.id for pair in made] == ["c", "d"]

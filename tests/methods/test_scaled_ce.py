@@ -8,10 +8,9 @@ from torch.nn import functional as F
 
 from loss_cases import problem
 from soft_cases import EYE, FIRST, STRONG, dense_logits, every_head, heads, logits, near
-from weakdriven.errors import UserError
 from weakdriven.losses.head import as_head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy
-from weakdriven.methods.scaled_ce import ScaledLogits
+from weakdriven.methods.token_loss import ScaledLogits
 
 
 def scaled_cross_entropy(hidden, head, target, *, strong_weight):
@@ -49,9 +48,3 @@ def test_a_factor_of_one_is_plain_cross_entropy_to_the_bit():
     hidden, weight = (x.detach() for x in case.tensors[:2])
     plain = mixed_cross_entropy(hidden, weight, hidden, weight, case.target_T, strong_weight=1, reduction="mean")
     assert torch.equal(scaled_cross_entropy(hidden, weight, case.target_T, strong_weight=1)[0], plain)
-
-
-@pytest.mark.parametrize("strong_weight", [0, -1, float("nan"), float("inf")])
-def test_a_factor_that_leaves_no_logits_is_refused(strong_weight):
-    with pytest.raises(UserError, match=f"strong_weight is {strong_weight}; it must be a number above 0"):
-        scaled_cross_entropy(logits(STRONG), EYE, FIRST, strong_weight=strong_weight)

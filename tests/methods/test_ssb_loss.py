@@ -84,15 +84,15 @@ def definition(k, temperature=1.5, stored_dtype=None, **options):
 def test_numbers_of_the_fixture_are_the_published_ones(k, options, kl, loss):
     got, statistics, _ = solve(k, **options)
     assert got == near(loss)
-    assert statistics.kd_loss.item() == near(kl)
-    assert statistics.true_loss.item() == near(0.6754903)
+    assert statistics["kd_loss"].item() == near(kl)
+    assert statistics["true_loss"].item() == near(0.6754903)
 
 
 def test_the_gradient_shows_the_published_targets_and_coverage():
     _, statistics, by_logit = solve(2, kd_weight=1, ce_weight=0)  # temperature * (P - q)
     q = (torch.tensor(WEAK) / 1.5).softmax(0) - by_logit / 1.5
     assert q.tolist() == near([0.880797, 0.119203, 0, 0])
-    assert statistics.coverage.item() == near(0.915229)
+    assert statistics["coverage"].item() == near(0.915229)
     assert top_logits(torch.tensor([STRONG]), EYE, k=2).coverage_T.item() == near(0.976691)
 
 
@@ -227,33 +227,7 @@ def test_extraction_holds_one_tile_and_takes_one_product():
     assert not top.logits_TK.requires_grad
 
 
-# refusals
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"temperature": 0}, "temperature is 0; it must be more than 0"),
-        ({"kd_weight": -0.5}, "kd_weight is -0.5; it must be 0 or more"),
-        ({"ce_weight": float("nan")}, "ce_weight is nan"),
-        ({"support": "all"}, "support is 'all'; expected one of full, topk"),
-        ({"k": 5}, "k is 5; it must be between 1 and the 4 rows"),
-        ({"k": 0}, "k is 0"),
-    ],
-)
-def test_other_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        solve(**options)
-
-
-@pytest.mark.parametrize("token", [4, -1])
-def test_a_stored_token_outside_the_vocabulary_is_refused(token):
-    stored = torch.tensor([[0, token]]), torch.zeros(1, 2), torch.zeros(1)
-    with pytest.raises(UserError, match=rf"names token {token}, and the head has 4 rows\. Use a model with"):
-        topk_distillation(logits(WEAK), EYE, FIRST, stored)
-
-
-def test_a_stored_teacher_of_other_tokens_is_refused():
-    stored = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3), torch.zeros(2)
-    with pytest.raises(UserError, match=r"There are 1 targets; the stored teacher has ids of shape \(2, 3\)"):
-        topk_distillation(logits(WEAK), EYE, FIRST, stored)
+@pytest.mark.parametrize("k", [0, 5])
+def test_more_stored_logits_than_there_are_tokens_are_refused(k):
+    with pytest.raises(UserError, match=f"k is {k}; it must be between 1 and the 4 rows"):
+        solve(k)

@@ -237,14 +237,6 @@ def test_accumulated_micro_batches_give_the_loss_of_one(tmp_path, monkeypatch):
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_logits_of_a_teacher_with_another_vocabulary_are_refused(tmp_path, monkeypatch):
-    rows = token_rows_with(tiny_model(seed=1, vocab_size=96), k=20)
-    model = add_adapter(tiny_model(seed=2), lora_config(LoraSettings(rank=4, alpha=4)), seed=0)
-    trainer = trainer_of(model, rows, SsbSettings(batch_size=2, micro_batch_size=2), tmp_path, monkeypatch)
-    with pytest.raises(UserError, match=r"names token \d\d, and the head has 64 rows\. Use a model with"):
-        trainer.compute_loss(trainer.model, Collator(0)(rows))
-
-
 def test_defaults_are_those_of_the_paper():
     recipe = parse()
     rolled = {"samples": 4, "temperature": 0.8, "top_p": 1.0, "top_k": 50, "max_new_tokens": None, "subsample": None}

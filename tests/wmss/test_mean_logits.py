@@ -32,7 +32,7 @@ def watched(trainer, *, dense: bool):
                 with torch.no_grad(), trainer.accelerator.autocast():
                     hidden_TD = hidden_states(network, batch)[:, :-1][target != IGNORE]
                 assert hidden_TD.dtype == torch.bfloat16
-                means = logit_statistics(hidden_TD, head(network), target[target != IGNORE]).mean_T
+                means = logit_statistics(hidden_TD, head(network), target[target != IGNORE])["mean"]
             found.setdefault(trainer.state.global_step + 1, [[], []])[place] += means.tolist()
         return own(model, inputs, *args, **kwargs)
 

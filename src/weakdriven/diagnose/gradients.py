@@ -8,53 +8,17 @@ compared over their common rows.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weakdriven.diagnose.logits import check_rows, precise, tiles
-from weakdriven.errors import UserError
+from weakdriven.diagnose.logits import joined, precise, tiles
 from weakdriven.losses.head import Head, as_head, first_rows
 
 COPIES = 9
-"""Tensors like a tile of logits that are held at once, at most."""
-
-
-class PairStatistics(NamedTuple):
-    """One float64 value per token; NaN where a logit is not finite or there is nothing to divide by."""
-
-    hard_negatives_T: Tensor
-    """How many tokens k have m_k(weak) < m_k(strong)."""
-    uniform_margin_T: Tensor
-    """1 where no weak margin exceeds the strong one: then mixing can only lower P(y) (Theorem 1)."""
-    amplified_T: Tensor
-    """How many hard negatives have P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too."""
-    net_amplified_T: Tensor
-    """How many have strong_weight * P_mix(k) >= P_strong(k): more gradient on the strong model than SFT gives."""
-    hardest_amplified_T: Tensor
-    """1 where the hard negative with the largest P_mix is amplified, 0 where not, NaN without a hard negative."""
-    hard_mass_strong_T: Tensor
-    """Probability of all hard negatives under the strong model."""
-    hard_mass_mixed_T: Tensor
-    negative_mass_weak_T: Tensor
-    """1 - P_weak(y), as accurate where P_weak(y) is almost 1."""
-    negative_mass_strong_T: Tensor
-    negative_mass_mixed_T: Tensor
-    sft_gradient_T: Tensor
-    """Norm of P_strong - onehot(y): what plain SFT sends to the strong logits."""
-    mixed_gradient_T: Tensor
-    """Norm of P_mix - onehot(y); the strong logits receive strong_weight times it, the weak ones the rest."""
-    strong_relative_T: Tensor
-    """Norm of the gradient on the strong logits over that of SFT."""
-    weak_relative_T: Tensor
-    """Norm of the gradient on the weak logits over that of SFT on the strong ones."""
-    curvature_T: Tensor
-    """Frobenius norm of the loss's Hessian diag(P) - P P' by the mixed logits; goes to 0 as the mixture gets sure."""
-    cross_curvature_T: Tensor
-    """strong_weight * (1 - strong_weight) times it: how much one model's move changes the other's gradient."""
-    disagreement_T: Tensor
-    """Total variation of P_weak and P_strong: the share of probability that they place differently, in [0, 1]."""
+"""Maximum number of tensors of a tile's size that are held at once."""
 
 
 class HardNegatives(NamedTuple):
@@ -62,7 +26,6 @@ class HardNegatives(NamedTuple):
 
     ids_TK: Tensor
     weak_TK: Tensor
-    """P_weak(k)."""
     strong_TK: Tensor
     mixed_TK: Tensor
     gradient_TK: Tensor
@@ -106,35 +69,29 @@ def pair_statistics(
     target_T: Tensor,
     *,
     strong_weight: float,
-) -> PairStatistics:
+) -> dict[str, Tensor]:
     """What mixing does on each token, from both models' hidden states.
 
-    Args:
-        strong_weight: Share of the strong logits, in [0, 1]. Paper: lambda.
+    docs/diagnostics.md defines the columns: one float64 value per token, NaN where a logit is not finite or there is
+    nothing to divide by.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
     >>> found = pair_statistics(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
-    >>> found.hard_negatives_T.item(), round(found.negative_mass_mixed_T.item(), 6)
+    >>> found["hard_negatives"].item(), round(found["negative_mass_mixed"].item(), 6)
     (3.0, 0.211294)
     """
-    strong, weak = common_heads(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight)
-    columns = tiles(len(strong.weight_VD), COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD)
-    parts = [
-        rows_pair(strong.logits(strong_RD), weak.logits(weak_RE), target_R, strong_weight)
-        for strong_RD, weak_RE, target_R in columns
-    ]
-    if not parts:
-        return PairStatistics(*torch.empty(len(PairStatistics._fields), 0, dtype=torch.float64).unbind())
-    return PairStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    pieces = pair_tiles(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T)
+    parts = [rows_pair(*piece, strong_weight) for piece in pieces]
+    return joined(parts)
 
 
-def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float) -> PairStatistics:
+def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float) -> dict[str, Tensor]:
     place_R1 = target_R[:, None]
     mixed_RV = mix(strong_RV, weak_RV, strong_weight)
     # m_k(strong) - m_k(weak), so that hard negatives are where it is positive; at the target it is zero
     shrink_RV = margin_shrinkage(strong_RV, weak_RV, place_R1)
     hard_RV = shrink_RV > 0
-    uniform = shrink_RV.amin(-1) >= 0
+    uniform = (shrink_RV.amin(-1) >= 0).double()
     weak, strong, mixed = (_softmax(z_RV, place_R1) for z_RV in (weak_RV, strong_RV, mixed_RV))
     needed_R1 = (mixed.nll_R - strong.nll_R)[:, None].to(shrink_RV.dtype)
     gained_RV = shrink_RV.mul_(1 - strong_weight)  # log of P_mix(k) / P_strong(k), less that of the target
@@ -149,60 +106,44 @@ def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
     strong_p_RV, mixed_p_RV = strong.probability(strong_RV), mixed.probability(mixed_RV)
     masses = [p_RV.mul(hard_RV).sum(-1, dtype=torch.float64) for p_RV in (strong_p_RV, mixed_p_RV)]
     disagreement = (weak.probability(weak_RV) - strong_p_RV).abs_().sum(-1, dtype=torch.float64) / 2
-    sft_gradient, mixed_gradient = strong.gradient_R, mixed.gradient_R
-    relative = torch.where(sft_gradient > 0, mixed_gradient / sft_gradient, torch.nan)
-    found = PairStatistics(
-        hard_negatives_T=hard,
-        uniform_margin_T=uniform.double(),
-        amplified_T=amplified,
-        net_amplified_T=net,
-        hardest_amplified_T=hardest,
-        hard_mass_strong_T=masses[0],
-        hard_mass_mixed_T=masses[1],
-        negative_mass_weak_T=weak.negative_R,
-        negative_mass_strong_T=strong.negative_R,
-        negative_mass_mixed_T=mixed.negative_R,
-        sft_gradient_T=sft_gradient,
-        mixed_gradient_T=mixed_gradient,
-        strong_relative_T=strong_weight * relative,
-        weak_relative_T=(1 - strong_weight) * relative,
-        curvature_T=mixed.curvature_R,
-        cross_curvature_T=strong_weight * (1 - strong_weight) * mixed.curvature_R,
-        disagreement_T=disagreement,
-    )
+    relative = torch.where(strong.gradient_R > 0, mixed.gradient_R / strong.gradient_R, torch.nan)
+    found = {
+        "hard_negatives": hard,
+        "uniform_margin": uniform,
+        "amplified": amplified,  # P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too
+        "net_amplified": net,  # strong_weight * P_mix(k) >= P_strong(k)
+        "hardest_amplified": hardest,
+        "hard_mass_strong": masses[0],
+        "hard_mass_mixed": masses[1],
+        "negative_mass_weak": weak.negative_R,
+        "negative_mass_strong": strong.negative_R,
+        "negative_mass_mixed": mixed.negative_R,
+        "sft_gradient": strong.gradient_R,
+        "mixed_gradient": mixed.gradient_R,
+        "strong_relative": strong_weight * relative,
+        "weak_relative": (1 - strong_weight) * relative,
+        "curvature": mixed.curvature_R,
+        "cross_curvature": strong_weight * (1 - strong_weight) * mixed.curvature_R,
+        "disagreement": disagreement,
+    }
     broken = ~(weak_RV.isfinite().all(-1) & strong_RV.isfinite().all(-1))
-    return PairStatistics(*(column.masked_fill(broken, torch.nan) for column in found))
+    return {name: column.masked_fill(broken, torch.nan) for name, column in found.items()}
 
 
 @torch.no_grad()
-def top_hard_negatives(
-    strong_TD: Tensor,
-    strong_head_VD: Tensor | Head,
-    weak_TE: Tensor,
-    weak_head_VE: Tensor | Head,
-    target_T: Tensor,
-    *,
-    strong_weight: float,
-    count: int = 8,
-) -> HardNegatives:
-    """The hard negatives that mixing pushes down most on each token.
+def top_hard_negatives(*models: Any, strong_weight: float, count: int = 8) -> HardNegatives:
+    """The hard negatives that mixing pushes down most on each token; `models` as in `pair_statistics`.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, -3, -3, 1.0]])
     >>> found = top_hard_negatives(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
     >>> found.ids_TK.tolist(), round((found.mixed_TK / found.strong_TK)[0, 0].item(), 3)
     ([[3, -1, -1, -1]], 7.359)
     """
-    strong, weak = common_heads(strong_TD, strong_head_VD, weak_TE, weak_head_VE, target_T, strong_weight)
-    vocabulary = len(strong.weight_VD)
-    none_TK = torch.empty(0, min(count, vocabulary))
-    parts = [HardNegatives(none_TK.long(), none_TK, none_TK, none_TK, none_TK)]
-    for strong_RD, weak_RE, target_R in tiles(vocabulary, COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD):
-        top = _rows_top(strong.logits(strong_RD), weak.logits(weak_RE), target_R, strong_weight, count)
-        parts.append(HardNegatives(*(x.cpu() for x in top)))
-    return HardNegatives(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    parts = [rows_top(*piece, strong_weight, count) for piece in pair_tiles(*models)]
+    return HardNegatives(*(torch.cat(columns).cpu() for columns in zip(*parts, strict=True)))
 
 
-def _rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float, count: int) -> HardNegatives:
+def rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float, count: int) -> HardNegatives:
     place_R1 = target_R[:, None]
     mixed_RV = mix(strong_RV, weak_RV, strong_weight)
     hard_RV = margin_shrinkage(strong_RV, weak_RV, place_R1) > 0
@@ -216,23 +157,15 @@ def _rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
     return HardNegatives(ids_RK.masked_fill(none_RK, -1), weak_RK, strong_RK, mixed_RK, strong_weight * mixed_RK)
 
 
-def common_heads(
-    strong_TD: Tensor,
-    strong_head_VD: Tensor | Head,
-    weak_TE: Tensor,
-    weak_head_VE: Tensor | Head,
-    target_T: Tensor,
-    strong_weight: float,
-) -> tuple[Head, Head]:
-    """Both heads over the rows that they share, in float32 or better."""
-    if not 0 <= strong_weight <= 1:
-        raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
-    strong, weak = as_head(strong_head_VD), as_head(weak_head_VE)
-    rows = min(len(strong.weight_VD), len(weak.weight_VD))
-    strong, weak = precise(first_rows(strong, rows)), precise(first_rows(weak, rows))
-    check_rows(strong_TD, strong, target_T)
-    check_rows(weak_TE, weak, target_T)
-    return strong, weak
+def pair_tiles(
+    strong_TD: Tensor, strong_head_VD: Tensor | Head, weak_TE: Tensor, weak_head_VE: Tensor | Head, target_T: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Strong logits, weak logits and targets of a tile, over the rows that both heads have, in float32 or better."""
+    heads = as_head(strong_head_VD), as_head(weak_head_VE)
+    rows = min(len(head.weight_VD) for head in heads)
+    strong, weak = (precise(first_rows(head, rows)) for head in heads)
+    for strong_RD, weak_RE, target_R in tiles(rows, COPIES, strong_TD, weak_TE, target_T, like=strong.weight_VD):
+        yield strong.logits(strong_RD), weak.logits(weak_RE), target_R
 
 
 def mix(strong_RV: Tensor, weak_RV: Tensor, strong_weight: float) -> Tensor:
@@ -259,7 +192,7 @@ def _softmax(z_RV: Tensor, place_R1: Tensor) -> _Softmax:
 
 
 def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
-    """How much more sharply the strong model answers, by the paper's proxy: squared ratio of centered norms (alpha).
+    """The paper's alpha: squared ratio of the centered norms.
 
     >>> round(sensitivity_ratio(1240.10, 1191.33), 6)
     1.083551
@@ -268,7 +201,7 @@ def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
 
 
 def crossover(ratio: float) -> float:
-    """The strong_weight at which both models do the same share of a step. Paper: lambda_cross.
+    """The strong_weight at which both models contribute equally to a step. Paper: lambda_cross.
 
     >>> round(crossover(sensitivity_ratio(1240.10, 1191.33)), 6)
     0.489971
@@ -277,7 +210,7 @@ def crossover(ratio: float) -> float:
 
 
 def step_share(strong_weight: float, ratio: float) -> float:
-    """Share of a step's fall of the mixed loss that the strong model brings, to first order (paper: E_strong).
+    """The strong model's share of a step's decrease of the mixed loss, to first order. Paper: E_strong.
 
     >>> round(step_share(crossover(4.0), 4.0), 12), step_share(1.0, 4.0)
     (0.5, 1.0)
@@ -286,5 +219,5 @@ def step_share(strong_weight: float, ratio: float) -> float:
 
 
 def effective_rate(strong_weight: float, ratio: float) -> float:
-    """How fast the mixed loss falls, in units of the weak model alone. Paper: S(lambda)."""
+    """Rate at which the mixed loss decreases, in units of the weak model alone. Paper: S(lambda)."""
     return (1 - strong_weight) ** 2 + ratio * strong_weight**2

@@ -1,4 +1,4 @@
-"""Rows of another source for a diagnosis, such as ones that were held out: tokenised as the run's own rows were."""
+"""Rows of another source for a diagnosis, such as held-out ones, tokenised as the run's own rows were."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from weakdriven.data.tokenize import load_tokens, write_tokens
 from weakdriven.diagnose.forward_pass import Sample, draw_sample
 from weakdriven.diagnose.run_models import RunModels
 from weakdriven.errors import UserError
-from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.directory import EXAMPLES, TOKENS
 from weakdriven.runs.files import append_jsonl, digest
 
@@ -29,14 +28,15 @@ class OtherRows:
     data: DataSettings
 
     def settings(self) -> dict[str, Any]:
-        how = self.data.model_dump(mode="json", include={"domain", "style", "max_length"})
-        told = {"rows": self.path, "split": self.split, "tokens": TOKENS_VERSION}
-        return how | told | {"chat_template": digest(self.renderer.tokenizer.chat_template)}
+        settings = self.data.model_dump(mode="json", include={"domain", "style", "max_length"})
+        settings |= {"rows": self.path, "split": self.split, "tokens": TOKENS_VERSION}
+        return settings | {"chat_template": digest(self.renderer.tokenizer.chat_template)}
 
     def draw(
         self, count: int, seed: int, work: Path, out: Path, on_row: Callable[[int, int], None]
     ) -> tuple[Sample, list[str]]:
-        """Some rows, and notes on those that cannot be drawn; `out` gets all of them as examples, for the report."""
+        """Some rows, and a note on those that were dropped; `out` gets all rows as examples, for the report."""
+        length = self.data.max_length
         try:
             source = open_source(self.path, self.split, domain=self.data.domain, empty_completions="drop")
             total = source.count()
@@ -45,7 +45,7 @@ class OtherRows:
                     source,
                     self.renderer,
                     Path(folder) / TOKENS,
-                    max_length=self.data.max_length,
+                    max_length=length,
                     long_prompts="drop",
                     on_row=lambda done: on_row(done, total),
                     on_kept=lambda kept: append_jsonl(out / EXAMPLES, (one.as_row() for one in kept)),
@@ -54,27 +54,22 @@ class OtherRows:
         except (UserError, OSError, ValueError, KeyError) as error:
             raise UserError(f"--rows {self.path}: {error}") from error
         long, empty = counters["dropped_long_prompts"], counters["dropped_empty_completions"]
-        told = (
-            f"{long:,} with a prompt of data.max_length={self.data.max_length} tokens, {empty:,} without a completion"
+        note = (
+            f"Of {total:,} rows of {self.path} some are left out: {long:,} with a prompt of data.max_length={length} "
+            f"tokens, {empty:,} without a completion."
         )
-        notes = [f"Of {total:,} rows of {self.path} some are left out: {told}."] if long or empty else []
-        return sample, notes
+        return sample, [note] if long or empty else []
 
 
 def find_other_rows(path: str, split: str, found: RunModels) -> OtherRows:
-    """With the chat template that the run's models were saved with; the recipe's file may be gone or another."""
+    """The rows, with the chat template that the run's models were saved with: the recipe's file may have changed."""
     if not path:
-        raise UserError("--rows is empty; name a file or a dataset, or leave it out to look at training examples.")
-    recipe = found.recipe
-    own = [model for model in found.models.values() if model.folder.is_relative_to(found.root)]
-    for model in [*own, *found.models.values()]:
-        try:
-            tokenizer = load_tokenizer(model.folder, trust_remote_code=recipe.trust_remote_code)
-        except UserError:  # a weak model that was kept has none of its own
-            continue
-        if model not in own or not tokenizer.chat_template:
-            give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-        renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
-        renderer.check()
-        return OtherRows(path, split, renderer, recipe.data)
-    raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer to read them with.")
+        raise UserError("--rows is empty; name a file or a dataset, or leave it out to measure training examples.")
+    if not (first := found.tokenizer()):
+        raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer to read them with.")
+    recipe, (model, tokenizer) = found.recipe, first
+    if not tokenizer.chat_template or not model.folder.is_relative_to(found.root):
+        give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    renderer.check()
+    return OtherRows(path, split, renderer, recipe.data)

@@ -5,21 +5,21 @@ T = tokens.
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weakdriven.diagnose.gradients import crossover, sensitivity_ratio, step_share
+from weakdriven.report.format import number
 
 POINTS = 1000
 """Training steps kept of a log, evenly spaced."""
 LOGGED = ("margin_share", "mixed_entropy", "strong_entropy", "weak_entropy", "strong_grad_norm", "weak_grad_norm")
 DRIFTING = ("strong_mean_logit", "weak_mean_logit")
 OF_ALL_TOKENS = ("largest", "smallest", "calibration_error")
-"""Of one model, beside the means over tokens."""
 BINS = 15
-"""Of the calibration error, as in the paper that it is from."""
 
 
 def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
@@ -31,22 +31,21 @@ def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
     {'mean': 2.0, 'error': 1.0, 'left_out': 1}
     """
     finite_T = np.isfinite(value_T)
-    kept, example = value_T[finite_T], example_T[finite_T]
+    kept = value_T[finite_T]
     left_out = int(len(value_T) - len(kept))
     if not len(kept):
         return {"mean": None, "error": None, "left_out": left_out}
-    mean = kept.mean()
-    _, place = np.unique(example, return_inverse=True)
-    deviation = np.bincount(place, kept - mean)
+    _, place = np.unique(example_T[finite_T], return_inverse=True)
+    deviation = np.bincount(place, kept - kept.mean())
     clusters = len(deviation)
-    error = math.sqrt(clusters / (clusters - 1) * (deviation**2).sum()) / len(kept) if clusters > 1 else math.nan
-    return {"mean": gap(float(mean)), "error": gap(error), "left_out": left_out}
+    error = math.sqrt(clusters / (clusters - 1) * (deviation**2).sum()) / len(kept) if clusters > 1 else None
+    return {"mean": number(float(kept.mean())), "error": number(error), "left_out": left_out}
 
 
 def summarise_model(statistics: dict[str, np.ndarray], example_T: np.ndarray) -> dict[str, Any]:
-    """Of one model: the columns of `LogitStatistics`, how often its top token is right, and what is of all tokens.
+    """One model: the columns of `logit_statistics`, how often its top token is right, and the extremes of all tokens.
 
-    The paper's table has extremes and not means: its maxima and minima lie on the grid of bf16 numbers.
+    The paper's maxima and minima are extremes and not means: they are on the grid of bf16 numbers.
     """
     largest, smallest = (statistics[name][np.isfinite(statistics[name])] for name in ("max", "min"))
     rank_T = statistics["rank"]
@@ -60,10 +59,9 @@ def summarise_model(statistics: dict[str, np.ndarray], example_T: np.ndarray) ->
 
 
 def calibration_error(confidence_T: np.ndarray, right_T: np.ndarray) -> float | None:
-    """How far a model's confidence in its top token is from how often that is right, over bins of as many tokens each.
+    """Expected calibration error of the top token, over bins with equal numbers of tokens.
 
-    The expected calibration error of Guo et al. (2017), who take bins of equal width; most tokens of a trained model
-    would share the last of those.
+    Guo et al. (2017) take bins of equal width; most tokens of a trained model would be in the last of those.
 
     >>> round(calibration_error(np.repeat([0.5, 0.9], 30), np.array([1.0, 0.0] * 15 + [1.0] * 30)), 6)
     0.05
@@ -83,24 +81,24 @@ def summarise_pair(
     example_T: np.ndarray,
     strong_weight: float,
 ) -> dict[str, Any]:
-    """Of a pair: the columns of `PairStatistics`, and what follows from their sums and from both models' norms."""
+    """A pair: the columns of `pair_statistics`, and what follows from their sums and from both models' norms."""
     means = {name: summarise(value_T, example_T) for name, value_T in pair.items()}
     norms = [summarise(one["centered_norm"], example_T)["mean"] for one in (strong, weak)]
     ratio = math.nan if None in norms else sensitivity_ratio(*norms)
     sft, mixed = means["sft_gradient"]["mean"], means["mixed_gradient"]["mean"]
     relative = mixed / sft if sft and mixed is not None else math.nan
     counts = pair["hard_negatives"][np.isfinite(pair["hard_negatives"])]
-    hard = float(counts.sum())
+    hard, shares = float(counts.sum()), {"strong": strong_weight, "weak": 1 - strong_weight}
     return {
         "statistics": means,
         "hard_negatives_median": float(np.median(counts)) if len(counts) else None,
         "amplified_share": float(np.nansum(pair["amplified"])) / hard if hard else None,
         "net_amplified_share": float(np.nansum(pair["net_amplified"])) / hard if hard else None,
-        "gradient_over_sft": {"strong": gap(strong_weight * relative), "weak": gap((1 - strong_weight) * relative)},
-        "gradient_share": {"strong": strong_weight, "weak": 1 - strong_weight},
-        "sensitivity_ratio": gap(ratio),
-        "crossover": gap(crossover(ratio)),
-        "strong_step_share": gap(step_share(strong_weight, ratio)),
+        "gradient_over_sft": {model: number(share * relative) for model, share in shares.items()},
+        "gradient_share": shares,
+        "sensitivity_ratio": number(ratio),
+        "crossover": number(crossover(ratio)),
+        "strong_step_share": number(step_share(strong_weight, ratio)),
     }
 
 
@@ -125,24 +123,15 @@ def change(before: float | None, after: float | None) -> dict[str, float | None]
     return {"difference": difference, "relative": difference / before if before else None}
 
 
-def gap(value: Any) -> float | None:
-    """The value, or None where it is no finite number: JSON has no NaN."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """Mean logits and shielding as a joint training logged them; lines that cannot be read are left out."""
-    if not path.is_file():
-        return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        with suppress(ValueError):  # a killed run may leave a torn line
             row = json.loads(line)
-        except ValueError:  # a killed run may leave a torn line
-            continue
-        if isinstance(row, dict) and "mixed_probability" in row:
-            rows.append(step_values(row))
-    return rows[:: -(-len(rows) // POINTS)] if rows else []
+            if "mixed_probability" in row:
+                rows.append(step_values(row))
+    return rows[:: max(math.ceil(len(rows) / POINTS), 1)]
 
 
 def step_values(row: dict[str, Any]) -> dict[str, Any]:
@@ -153,9 +142,9 @@ def step_values(row: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"step": row.get("step")}
     for name in ("mixed", "strong"):
         if f"{name}_probability" in row:
-            share = gap(row[f"{name}_probability"])
+            share = number(row[f"{name}_probability"])
             found[f"negative_mass_{name}"] = None if share is None else 1 - share
-    found |= {name: gap(row[name]) for name in (*LOGGED, *DRIFTING) if name in row}
+    found |= {name: number(row[name]) for name in (*LOGGED, *DRIFTING) if name in row}
     strong, weak = found.get("strong_grad_norm"), found.get("weak_grad_norm")
     if strong is not None and weak is not None and strong + weak > 0:
         found["strong_grad_share"] = strong / (strong + weak)

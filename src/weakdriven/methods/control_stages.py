@@ -1,4 +1,4 @@
-"""Two stages that only controls need: as many rows drawn uniformly, and what WMSS computes in rows of SFT."""
+"""Two stages that only controls need: a uniform draw of rows, and the compute of WMSS in rows of SFT."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from weakdriven.training.arguments import training_order
 
 
 def uniform_draw(context: Context, name: str, round_number: int, data: Stage, active: Stage) -> Stage:
-    """As many rows as `active` has, each as likely as any other; some twice only where `active` may have such."""
+    """As many rows as `active` has, drawn uniformly; with replacement unless `selection.dedup` is set."""
     recipe = context.recipe
     seed = [recipe.seed, round_number, 1]
 
@@ -37,15 +37,15 @@ def uniform_draw(context: Context, name: str, round_number: int, data: Stage, ac
 
 @dataclass(frozen=True)
 class TokenCosts:
-    """What a token costs, in forward passes of one model.
+    """Compute per token, in forward passes of one model.
 
-    The forward pass counts 1 and the backward pass 2; 1 with `lora`, where frozen weights need no gradient. What is
-    recomputed to save memory does not count, nor does the share of attention that grows with the length.
+    The backward pass counts 2, or 1 with `lora`, where frozen weights need no gradient. Recomputed activations do not
+    count, nor does the part of attention that grows with the length.
     """
 
     sft: int
     pair: int
-    """In joint training: as much as SFT for each model that is trained, 1 for a frozen weak one."""
+    """Joint training: as SFT for each trained model, 1 for a frozen weak one."""
     scans: int
     """Entropy scans of the whole data: of M0 to M_K in K rounds."""
 
@@ -56,15 +56,12 @@ class TokenCosts:
         return cls(sft, sft + weak, joint.rounds + 1 if recipe.selection.enabled else 0)
 
     def in_sft_rows(self, forward_tokens: float, mean_length: float) -> int:
-        """How many rows of SFT of average length cost as much."""
+        """Rows of SFT of average length that cost as much."""
         return max(round(forward_tokens / (self.sft * mean_length)), 1)
 
 
 def wmss_budget(context: Context, name: str, data: Stage, actives: list[Stage | None]) -> Stage:
-    """What WMSS computes, in rows of SFT of average length.
-
-    Phase 1 counts, unless M1 was given; scores reused from another run count too.
-    """
+    """The compute of WMSS in rows of SFT of average length: phase 1 unless M1 was given, all scans, all rounds."""
     recipe = context.recipe
     sft, joint, costs = recipe.sft, recipe.joint, TokenCosts.of(recipe)
     trains_first = context.given_strong is None
@@ -81,8 +78,7 @@ def wmss_budget(context: Context, name: str, data: Stage, actives: list[Stage | 
             draws_N = pq.read_table(active.path / ACTIVE, columns=["draws"])["draws"].to_numpy() if active else 1
             chosen = np.repeat(np.arange(rows), draws_N)
             shared = {"epochs": joint.epochs, "batch_size": joint.batch_size, "seed": recipe.seed}
-            epoch_rows = rows if matched else None
-            order = training_order(len(chosen), epoch_rows=epoch_rows, phase=round_number, **shared)
+            order = training_order(len(chosen), epoch_rows=rows if matched else None, phase=round_number, **shared)
             spent["rounds"] += costs.pair * int(length_N[chosen[order]].sum())
         worth = costs.in_sft_rows(sum(spent.values()), float(length_N.mean()))
         found = {"rows": worth, "steps": max(worth // sft.batch_size, 1), "forward_tokens": spent}

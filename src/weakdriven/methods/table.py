@@ -13,9 +13,8 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
-from weakdriven.methods.scaled_ce import ScaledLogits
 from weakdriven.methods.ssb.stage import ssb
-from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
 from weakdriven.methods.undial.loss import AdjustedLogits
 from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, wmss
@@ -35,20 +34,17 @@ def sft(context: Context, data: Stage) -> Model:
 
 
 def sft_restart(context: Context, data: Stage) -> Model:
-    """M1 trained further as WMSS does it, without a weak model and on all rows: what WMSS has to beat."""
+    """M1 trained further as in WMSS, without a weak model and on all rows: what WMSS has to beat."""
     return rounds(context, data, "sft_restart", lambda *_: None, plain(context))
 
 
 def sft_active(context: Context, data: Stage) -> Model:
-    """M1 trained on the very rows of WMSS, in their order and for as many steps, on its own logits alone."""
+    """M1 trained on the rows of WMSS, in their order and for matched steps, on its own logits alone."""
     return rounds(context, data, "sft_active", partial(set_of_wmss, context, data), plain(context))
 
 
 def sft_compute(context: Context, data: Stage) -> Model:
-    """SFT of the base, with one schedule, for as much compute as the whole of WMSS (`wmss_budget`).
-
-    Where M1 is given it starts from that, for what WMSS computes after it.
-    """
+    """SFT of the base at the compute of WMSS (`wmss_budget`), with one schedule; of M1 if that is given."""
     recipe = context.recipe
     actives = [set_of_wmss(context, data, round_number) for round_number in range(1, recipe.joint.rounds + 1)]
     budget = wmss_budget(context, "baselines/sft_compute-budget", data, actives)
@@ -78,30 +74,30 @@ def scaled_ce(context: Context, data: Stage) -> Model:
 def neftune(context: Context, data: Stage) -> Model:
     """SFT with noise on the embeddings (Jain et al., 2023)."""
     settings = context.recipe.neftune
-    words: dict[str, Any] = {"neftune": settings.model_dump(mode="json")}
-    if settings.length == "padded":  # the width of a micro-batch decides the noise
-        words["micro_batch_size"] = context.recipe.sft.micro_batch_size
-    noise = EmbeddingNoise(settings.alpha, length="padded" if settings.length == "padded" else "true")
-    return from_base(context, data, "neftune", NoisyEmbeddings(words, noise=noise))
+    decisive: dict[str, Any] = {"neftune": settings.model_dump(mode="json")}
+    if padded := settings.length == "padded":  # the padded length of a micro-batch decides the noise
+        decisive["micro_batch_size"] = context.recipe.sft.micro_batch_size
+    noise = EmbeddingNoise(settings.alpha, padded=padded)
+    return from_base(context, data, "neftune", NoisyEmbeddings(decisive, noise=noise))
 
 
 def undial(context: Context, data: Stage) -> Model:
     """M1 distilled into itself with true logits lowered (Dong et al., 2024); or the WMSS paper's noisy SFT."""
     recipe, settings = context.recipe, context.recipe.undial
-    words = {"undial": settings.variant()}
+    decisive = {"undial": settings.variant()}
     if settings.mode == "adjusted_logits":
-        variant = OtherLoss(words, loss=AdjustedLogits(settings.strength, settings.ce_weight))
+        variant = OtherLoss(decisive, loss=AdjustedLogits(settings.strength, settings.ce_weight))
         start, joint = first_strong(context, data), recipe.joint
         epochs = joint.rounds * joint.epochs
         options = {"epochs": epochs, "round_number": 1, "variant": variant, "teacher": start}
         return supervised_stage(context, "baselines/undial", start, TrainingSet(data), joint, **options)
     if settings.site == "embedding":
-        variant = NoisyEmbeddings(words, noise=EmbeddingNoise(settings.sigma, kind="gaussian"))
+        variant = NoisyEmbeddings(decisive, noise=EmbeddingNoise(settings.sigma, kind="gaussian"))
     elif settings.sigma == 0:  # the trainer of SFT, so that not a bit differs
-        variant = Variant(words)
+        variant = Variant(decisive)
     else:
         loss = NoisedLogits(settings.sigma, settings.site, settings.sign, seed=(recipe.seed, 0))
-        variant = OtherLoss(words, loss=loss)
+        variant = OtherLoss(decisive, loss=loss)
     return from_base(context, data, "undial", variant)
 
 
@@ -113,14 +109,15 @@ def wdjt_only(context: Context, data: Stage) -> Model:
 
 def wdds_only(context: Context, data: Stage) -> Model:
     """SFT on active sets that its own models choose; in one round the same as `sft_active`."""
-    return rounds(context, data, "wdds_only", own_choice(context, data, "wdds_only"), plain(context))
+    return rounds(context, data, "wdds_only", partial(own_set, context, data, "wdds_only"), plain(context))
 
 
 def wmss_frozen(context: Context, data: Stage) -> Model:
     """WMSS whose weak model only runs forward; on all rows where the recipe selects none."""
     frozen = {"enabled": True, "weak": "frozen", "weak_learning_rate": None}
     settings = context.recipe.joint.model_copy(update=frozen)
-    choose = own_choice(context, data, "wmss_frozen") if context.recipe.selection.enabled else lambda *_: None
+    own = partial(own_set, context, data, "wmss_frozen")
+    choose = own if context.recipe.selection.enabled else lambda *_: None
     return rounds(context, data, "wmss_frozen", choose, settings)
 
 
@@ -133,7 +130,7 @@ def from_base(context: Context, data: Stage, name: str, variant: Variant) -> Mod
 def rounds(
     context: Context, data: Stage, name: str, choose: Choose, settings: JointSettings, variant: Variant = PLAIN
 ) -> Model:
-    """M1 trained on in rounds; that of the last is the result."""
+    """M1 trained further in rounds; the result is the model of the last round."""
     models, last = [context.base, first_strong(context, data)], settings.rounds
     for round_number in range(1, last + 1):
         weak, strong = pair_of(context, models, round_number)
@@ -155,14 +152,10 @@ def set_of_wmss(context: Context, data: Stage, round_number: int, *_: Model) -> 
     return select(context, round_number, weak, strong, data)
 
 
-def own_choice(context: Context, data: Stage, name: str) -> Choose:
-    """Active sets by the entropies of the baseline's own models; the first is that of WMSS."""
-
-    def choose(round_number: int, weak: Model, strong: Model) -> Stage:
-        stage = f"baselines/{name}-active-{round_number}" if round_number > 1 else None
-        return select(context, round_number, weak, strong, data, stage)
-
-    return choose
+def own_set(context: Context, data: Stage, name: str, round_number: int, weak: Model, strong: Model) -> Stage:
+    """An active set by the entropies of the baseline's own models; the first is that of WMSS."""
+    stage = f"baselines/{name}-active-{round_number}" if round_number > 1 else None
+    return select(context, round_number, weak, strong, data, stage)
 
 
 BASELINES: dict[str, Callable[[Context, Stage], Model]] = {

@@ -1,4 +1,4 @@
-"""SFT with another loss on the same tokens: TRL's SFTTrainer, for scaled logits, UNDIAL, noised logits and SSB.
+"""SFT with another loss on the same tokens, for scaled logits, UNDIAL, noised logits and SSB: TRL's SFTTrainer.
 
 T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
 """
@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import SFTTrainer
 
-from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statistics
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.variant import Variant
@@ -31,14 +30,13 @@ class Tokens(NamedTuple):
     length_T: Tensor
     """Length of each token's sequence, without padding."""
     key_T: Tensor
-    """A number that no other token of the step has, whatever the size of the micro-batches."""
+    """Unique within the step, and independent of the size of the micro-batches."""
     step: int
     scale: float
     """One over the supervised tokens of the step."""
     teacher_TE: Tensor | None
     teacher_head: Head | None
     batch: dict[str, Any]
-    """All that the collator gave."""
 
 
 TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
@@ -46,11 +44,7 @@ TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
 
 
 class TokenLossTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means; in one process.
-
-    Args:
-        teacher: A frozen model, for a loss that needs one.
-    """
+    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and perhaps a frozen teacher."""
 
     def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -58,7 +52,6 @@ class TokenLossTrainer(SFTTrainer):
         self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
         refuse_other_logits(self.model, "model")  # pyright: ignore
         if teacher is not None:
-            refuse_other_vocabulary(head(self.model), head(teacher))  # pyright: ignore
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
         self._sums: dict[str, Tensor] = {}
         self._step_rows = (-1, 0)
@@ -84,7 +77,7 @@ class TokenLossTrainer(SFTTrainer):
         with self.accelerator.autocast():  # else only a call of the whole model would get it
             tokens = self._tokens(self.accelerator.unwrap_model(model), inputs, num_items_in_batch)
             loss, sums = self.token_loss(tokens)
-        # filled on the device: a copy of a number would have to be waited for
+        # filled on the device, because copying a number would synchronise
         sums |= {"tokens": torch.full((), float(len(tokens.target_T)), device=loss.device)}
         sums |= {"num_tokens": inputs["attention_mask"].sum()}
         self._sums = {name: value.detach() + self._sums.get(name, 0) for name, value in sums.items()}
@@ -119,15 +112,6 @@ class TokenLossTrainer(SFTTrainer):
         )
 
 
-def refuse_other_vocabulary(head: Head, teacher: Head) -> None:
-    rows, teacher_rows = len(head.weight_VD), len(teacher.weight_VD)
-    if rows != teacher_rows:
-        raise UserError(
-            f"The teacher has {teacher_rows} vocabulary rows, the model {rows}. "
-            "Use an earlier checkpoint of the same model as teacher, or a model that shares its tokenizer."
-        )
-
-
 @dataclass(frozen=True)
 class OtherLoss(Variant):
     """SFT with another loss."""
@@ -136,3 +120,18 @@ class OtherLoss(Variant):
 
     def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> TokenLossTrainer:
         return TokenLossTrainer(token_loss=self.loss, teacher=teacher, **arguments)
+
+
+@dataclass(frozen=True)
+class ScaledLogits:
+    """Cross-entropy of softmax(strong_weight * z): what mixing does to the strong logits, without a weak model."""
+
+    strong_weight: float
+    """Factor of the logits, more than 0; 1 is plain cross-entropy. Paper: lambda."""
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        head = tokens.head.times(self.strong_weight)
+        loss, sums = mixed_cross_entropy_with_statistics(
+            tokens.hidden_TD, head, None, head, tokens.target_T, strong_weight=1.0, scale=tokens.scale
+        )
+        return loss, {"scaled_loss": sums.mixed_loss, "scaled_probability": sums.mixed_probability}

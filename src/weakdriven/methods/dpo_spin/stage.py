@@ -19,7 +19,7 @@ from weakdriven.methods.rollouts.preference_pairs import (
     Asked,
     Pair,
     Tally,
-    dpo_pairs,
+    mixed_pairs,
     pair_rows,
     spin_pairs,
     with_rollouts,
@@ -37,9 +37,7 @@ from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"
-SCHEMA = pa.schema(
-    [("id", pa.string()), *((name, pa.list_(pa.int32())) for name in COLUMNS), ("truncated", pa.bool_())]
-)
+SCHEMA = pa.schema({"id": pa.string(), **dict.fromkeys(COLUMNS, pa.list_(pa.int32())), "truncated": pa.bool_()})
 BATCH = 1000
 """Pairs in memory at a time."""
 MakePairs = Callable[[Iterable[Asked], Tally], Iterator[Pair]]
@@ -50,7 +48,7 @@ def dpo(context: Context, data: Stage) -> Model:
     """M1's own completions, verified: the first right one of a prompt is preferred to the first wrong one."""
     settings, start = context.recipe.dpo, first_strong(context, data)
     rollouts = rollout_stage(context, "dpo", start, data, settings.rollouts)
-    pairs = pair_stage(context, "dpo", data, rollouts, dpo_pairs)
+    pairs = pair_stage(context, "dpo", data, rollouts, mixed_pairs)
     return preference(context, "dpo", start, [pairs], settings, round_number=1)
 
 
@@ -76,7 +74,7 @@ def own_pairs(context: Context, asked: Iterable[Asked], tally: Tally) -> Iterato
 
 
 def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: MakePairs) -> Stage:
-    """Rollouts -> pairs.jsonl, their tokens, and a funnel of what became of every prompt; no pair is an error."""
+    """Rollouts -> pairs.jsonl, their tokens, and a funnel of the prompts; no pair at all is an error."""
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting, counted = Tally(), Funnel(), Counter[str]()
@@ -101,11 +99,7 @@ def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: 
 def preference(
     context: Context, name: str, start: Model, pairs: list[Stage], settings: PreferenceSettings, *, round_number: int
 ) -> Model:
-    """Training of `start` on pairs, held to what it is now.
-
-    Args:
-        pairs: Those of the last iteration before its own, where both are trained on.
-    """
+    """Training of `start` on pairs, with itself as the reference; with `mix_previous` on those of two iterations."""
     stage = f"baselines/{name}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.errors import UserError
 from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
@@ -40,14 +39,11 @@ class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class PreferenceTrainer(DPOTrainer):
-    """TRL's DPOTrainer, whose reference is the model as it is given; no copy of it is kept.
+    """TRL's DPOTrainer, whose reference is the model before training; no copy of it is kept.
 
     Upstream tokenises prompt and completion together and ends every completion. Our pairs have the tokens of SFT, and a
     completion that was cut has no end. Upstream writes its cache of reference log-probabilities next to the data, all
-    at once; ours is a file that grows batch by batch.
-
-    Args:
-        reference: File for the reference log-probabilities; those that a killed run left there are used.
+    at once; ours, the file `reference`, grows batch by batch, and a killed run resumes from it.
     """
 
     def __init__(self, *args: Any, reference: Path, **kwargs: Any):
@@ -96,12 +92,7 @@ def train_preference(
     *,
     beta: float = 0.1,
 ) -> dict[str, Any]:
-    """Train in place against the model as it is now; returns counters.
-
-    Args:
-        dataset: Rows of `pair_rows`.
-        beta: How strongly the model is held to the reference.
-    """
+    """Train in place on rows of `pair_rows`, with the model as it is now as the reference; returns counters."""
     keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe, COLUMNS)
     optimizer = made.pop("optimizer_cls_and_kwargs")
@@ -112,9 +103,7 @@ def train_preference(
 
 
 def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
-    """What SFT trains with, and the loss of DPO: sums over completion tokens, mean over pairs."""
-    if not 0 < beta < float("inf"):
-        raise UserError(f"beta is {beta}; it must be a positive number, such as 0.1.")
+    """The arguments of SFT, with the loss of DPO: sums over completion tokens, mean over pairs."""
     return DPOConfig(
         **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
         activation_offloading=args.activation_offloading,

@@ -1,4 +1,4 @@
-"""Verified rollouts -> pairs of completions: for DPO, for SPIN, and the two traces that SSB's teacher is shown."""
+"""Verified rollouts -> pairs of completions: for DPO, for SPIN, and the two attempts in the hint of SSB's teacher."""
 
 import re
 from collections import Counter
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from weakdriven.build.distil import rendered
 from weakdriven.config.baselines import HINT_FIELDS
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
@@ -21,15 +22,13 @@ Asked = tuple[Example, list[Rollout]]
 """A prompt and what was sampled for it."""
 
 NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
-SAME_TEXT, SAME_AS_DATA, EMPTY = "both are the same text", "the sample is the data's completion", "empty and cut off"
-TOO_LONG, NO_ROOM, SAME_TOKENS = "hinted prompt too long", "prompt too long", "no different tokens"
 MIXED_ADVICE = (
     "A pair needs one right and one wrong rollout of a prompt: ask for more rollouts or at a higher temperature, or "
     "take problems that the model solves sometimes."
 )
 SPIN_ADVICE = (
-    "The model writes what the data says, so there is nothing to tell apart: start from an earlier checkpoint, sample "
-    "at a higher temperature, or take rows that it has not learned."
+    "The model generates the completions of the data, so there is nothing to learn: start from an earlier checkpoint, "
+    "sample at a higher temperature, or take rows that it has not learned."
 )
 LENGTH_ADVICE = "Raise data.max_length, which prompt and completion share."
 HINT_ADVICE = (
@@ -78,26 +77,22 @@ class Pair:
     chosen: Reply
     rejected: Reply
 
-    @property
-    def id(self) -> str:
-        return self.example.id
-
     def as_row(self) -> dict[str, Any]:
-        """For pairs.jsonl; the texts stand in rollouts.jsonl and in the data."""
-        sides = {"chosen": self.chosen, "rejected": self.rejected}
-        facts = ((name, fact, getattr(side, fact)) for name, side in sides.items() for fact in ("sample", "ended"))
-        return {"id": self.id, **{f"{name}_{fact}": value for name, fact, value in facts}}
+        """For pairs.jsonl; the texts are in rollouts.jsonl and in the data."""
+        chosen = {"chosen_sample": self.chosen.sample, "chosen_ended": self.chosen.ended}
+        rejected = {"rejected_sample": self.rejected.sample, "rejected_ended": self.rejected.ended}
+        return {"id": self.example.id, **chosen, **rejected}
 
 
 @dataclass
 class Tally:
-    """What came of prompts and their rollouts; whole once the pairs are exhausted."""
+    """What became of prompts and their rollouts; complete once the pairs are exhausted."""
 
     funnel: Funnel = field(default_factory=Funnel)
     """Of prompts; for SPIN, whose every sample may be a pair, of samples."""
     prompts: int = 0
     rollouts: Counter[str] = field(default_factory=Counter)
-    """All, cut at the token budget, and where they are judged, undecided and without an answer."""
+    """All, those cut at the token budget, and if they are judged, those undecided and those without an answer."""
 
     def add(self, tried: Sequence[Rollout], *, judged: bool) -> None:
         self.prompts += 1
@@ -109,11 +104,9 @@ class Tally:
 
 
 def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> Iterator[Asked]:
-    """Each prompt that was asked, with its rollouts in sampling order; one at a time, for the files may be large.
+    """Each sampled prompt with its rollouts in sampling order, one prompt at a time because the files may be large.
 
-    Args:
-        examples: Those that were asked and perhaps others, in the order in which they were asked.
-        rollouts: Those of a prompt stand together.
+    The examples are in the order of the rollouts; those without rollouts are skipped.
     """
     examples = iter(examples)
     for id, tried in groupby(rollouts, key=lambda one: one.row["id"]):
@@ -121,21 +114,12 @@ def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> I
         yield example, sorted(tried, key=lambda one: one.row["sample"])
 
 
-def dpo_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
-    """The first right and the first wrong rollout of each prompt, in sampling order; undecided ones are neither."""
-    return mixed_pairs(asked, tally, lambda wrong: wrong[0])
+def mixed_pairs(
+    asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollout]], Rollout] = lambda wrong: wrong[0]
+) -> Iterator[Pair]:
+    """The first right and one wrong rollout of each prompt that has both; undecided ones are neither.
 
-
-def trace_pairs(asked: Iterable[Asked], tally: Tally) -> Iterator[Pair]:
-    """For SSB: the first right rollout of each prompt, and the first with the most frequent wrong answer."""
-    return mixed_pairs(asked, tally, most_frequent)
-
-
-def mixed_pairs(asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollout]], Rollout]) -> Iterator[Pair]:
-    """A pair of each prompt that has right and wrong rollouts; none at all is an error.
-
-    Args:
-        pick: Takes the wrong ones, in sampling order.
+    `pick` chooses among the wrong ones, which are in sampling order: DPO the first, SSB the `most_frequent`.
     """
     funnel = tally.funnel
     for example, tried in asked:
@@ -149,7 +133,8 @@ def mixed_pairs(asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollo
         elif not right or not wrong:
             funnel.drop(NONE_RIGHT if wrong else NONE_WRONG if right else UNDECIDED, example.id, detail)
         elif (chosen := right[0]).row["text"] == (rejected := pick(wrong)).row["text"]:
-            funnel.drop(SAME_TEXT, example.id, f"samples {chosen.row['sample']} and {rejected.row['sample']}")
+            samples = f"samples {chosen.row['sample']} and {rejected.row['sample']}"
+            funnel.drop("both are the same text", example.id, samples)
         else:
             funnel.keep()
             yield Pair(example, reply(chosen), reply(rejected))
@@ -157,28 +142,23 @@ def mixed_pairs(asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollo
 
 
 def most_frequent(wrong: list[Rollout]) -> Rollout:
-    """The first rollout with the most frequent answer; of equally frequent ones the earliest, and likewise if none
-    gives an answer."""
+    """The first rollout with the most frequent answer, or the first of all if none has an answer."""
     answers = [one.fault.answer.strip() if one.fault and one.fault.answer else "" for one in wrong]
     times = Counter(filter(None, answers))
     return wrong[max(range(len(wrong)), key=lambda place: times[answers[place]])]  # the first of equals
 
 
 def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] = ()) -> Iterator[Pair]:
-    """The data's completion against each of the model's own samples; verdicts are not looked at.
-
-    Args:
-        end_tokens: What an engine or the data may have left at the end of a text.
-    """
+    """The data's completion against each of the model's own samples; `end_tokens` are stripped from both texts."""
     funnel = tally.funnel
     for example, tried in asked:
         tally.add(tried, judged=False)
         for own in map(reply, tried):
             own = replace(own, text=without_end(own.text, end_tokens))
             if own.text == without_end(example.completion, end_tokens):
-                funnel.drop(SAME_AS_DATA, example.id)
+                funnel.drop("the sample is the data's completion", example.id)
             elif not own.text and not own.ended:
-                funnel.drop(EMPTY, example.id)
+                funnel.drop("empty and cut off", example.id)
             else:
                 funnel.keep()
                 yield Pair(example, Reply(example.completion), own)
@@ -188,14 +168,14 @@ def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] =
 def pair_rows(
     pairs: Iterable[Pair], renderer: Renderer, funnel: Funnel, *, max_length: int
 ) -> Iterator[tuple[Pair, dict[str, Any]]]:
-    """Pairs as a preference trainer takes them; those that teach nothing at this length are dropped."""
+    """Pairs as a preference trainer takes them; those that differ only after `max_length` are dropped."""
     for pair in pairs:
         chosen, rejected = ((side.text, side.ended) for side in (pair.chosen, pair.rejected))
         row = tokenize_pair(pair.example, chosen, rejected, renderer, max_length)
         if len(row["prompt_ids"]) >= max_length:
-            funnel.drop(NO_ROOM, pair.id, f"{len(row['prompt_ids'])} tokens of {max_length}")
+            funnel.drop("prompt too long", pair.example.id, f"{len(row['prompt_ids'])} tokens of {max_length}")
         elif row["chosen_ids"] == row["rejected_ids"]:
-            funnel.drop(SAME_TOKENS, pair.id, "the completions differ only after max_length")
+            funnel.drop("no different tokens", pair.example.id, "the completions differ only after max_length")
         else:
             funnel.keep()
             yield pair, row
@@ -204,24 +184,18 @@ def pair_rows(
 
 def hinted_prompts(
     pairs: Iterable[Pair],
-    prompt_tokens: Callable[[Example], int],
+    renderer: Renderer,
     funnel: Funnel,
     *,
     domain: str,
     max_prompt_tokens: int,
     template: str | None = None,
 ) -> Iterator[tuple[Pair, Example]]:
-    """The problems as SSB's teacher is asked them; a hint that leaves no room is dropped and never cut.
-
-    Args:
-        prompt_tokens: Length of an example's rendered prompt.
-        domain: Of examples that name none.
-        template: Another wording of the hint (`ssb.hint`).
-    """
+    """The problems with hints for SSB's teacher; one whose prompt is too long is dropped and never cut."""
     for pair in pairs:
         example = hinted(pair, domain, template)
-        if (length := prompt_tokens(example)) > max_prompt_tokens:
-            funnel.drop(TOO_LONG, pair.id, f"{length} tokens of {max_prompt_tokens}")
+        if (length := len(rendered(renderer, domain, example)[0])) > max_prompt_tokens:
+            funnel.drop("hinted prompt too long", pair.example.id, f"{length} tokens of {max_prompt_tokens}")
         else:
             funnel.keep()
             yield pair, example
@@ -229,7 +203,7 @@ def hinted_prompts(
 
 
 def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
-    """The example with a right and a wrong trace in its last question, and nothing to learn yet."""
+    """The example with a right and a wrong attempt in its last question, and without its completion."""
     *before, question = pair.example.prompt
     words = {
         "problem": question["content"],
@@ -237,7 +211,7 @@ def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
         "wrong": pair.rejected.text.strip(),
         "ending": ENDINGS[pair.example.domain or domain],
     }
-    # only these, and each once: traces are full of braces
+    # only these fields, and each once: attempts are full of braces
     text = re.sub(rf"\{{({'|'.join(HINT_FIELDS)})\}}", lambda found: words[found[1]], template or HINTED)
     return replace(pair.example, prompt=[*before, question | {"content": text}], completion="")
 
@@ -258,11 +232,12 @@ def without_end(text: str, end_tokens: Sequence[str]) -> str:
 
 
 def refuse_none(funnel: Funnel, advice: str, what: str = "prompts") -> None:
-    """An error where nothing is kept, before anything is trained."""
+    """Raise an error if nothing is kept, before anything is trained."""
     if funnel.kept:
         return
-    dropped = funnel.to_json()["dropped"]
-    firsts = {reason: one["first"][0] for reason, one in dropped.items()}
-    told = {reason: ", ".join(filter(None, (repr(one["id"]), one.get("detail")))) for reason, one in firsts.items()}
-    reasons = [f"{reason}: {one['rows']} (first: {told[reason]})" for reason, one in dropped.items()]
+    reasons = []
+    for reason, one in funnel.to_json()["dropped"].items():
+        first = one["first"][0]
+        named = ", ".join(filter(None, (repr(first["id"]), first["detail"])))
+        reasons.append(f"{reason}: {one['rows']} (first: {named})")
     raise UserError(f"Nothing is left of {funnel.seen} {what}; {', '.join(reasons) or 'there are none'}. {advice}")

@@ -1,6 +1,7 @@
 """Rollouts as a stage of a run: what SPIN, DPO and SSB sample from a model before they train."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -39,8 +40,7 @@ from weakdriven.stages.workload import Workload
 
 logger = logging.getLogger(__name__)
 LABELS_VERSION = 1
-"""Raised when a completion may be labelled otherwise than before, so that finished runs know."""
-COUNTS = ("prompts", "samples", "tokens", "right", "wrong", "undecided", "cut")
+"""Raised when completions may get other labels than before, so that the stage runs again."""
 
 
 def rollout_stage(
@@ -55,23 +55,23 @@ def rollout_stage(
     round_number: int = 0,
     at_most: int | None = None,
 ) -> Stage:
-    """Completions of the examples of `prompts` by `model`, each with a label; a killed try asks for the rest only.
+    """Completions of the examples of `prompts` by `model`, each with a label; a killed stage resumes.
 
     Args:
-        prompts: A stage whose examples.jsonl holds what is asked, and the gold answers.
-        verified: Whether completions are compared with them; rows that have none are then left out.
-        max_prompt_tokens: Of prompts that are not part of what is learned, so that a completion may fill
-            `data.max_length` by itself.
-        round_number: Another one draws other random numbers for the same rows.
-        at_most: How many prompts there can be, for a plan; unset: as `settings` sample them.
+        prompts: A stage whose examples.jsonl holds the prompts and the gold answers.
+        verified: Whether completions are compared with these; rows without one are then left out.
+        max_prompt_tokens: Set if the prompts are not part of what is learned, so that a completion may take all of
+            `data.max_length`.
+        round_number: Each round draws other random numbers for the same rows.
+        at_most: Maximum number of prompts, for a plan; unset: as `settings` sample them.
     """
     recipe = context.recipe
     seed = request_seed(recipe.seed, "turn", round_number) if round_number else recipe.seed
-    # what decides a verdict beside the answers; how programs are run only where that is not as usual
-    ways = {"code_python": recipe.eval.code_python, "unsafe": recipe.eval.unsafe}
-    terms = {"labels": LABELS_VERSION} | {name: value for name, value in ways.items() if value}
-    judging: dict[str, Any] = terms if verified else {}
-    spread = recipe.eval.engine != "vllm"  # one server answers, and the first process asks it
+    judging: dict[str, Any] = {}  # what decides a verdict besides the answers
+    if verified:
+        running = recipe.eval.model_dump(include={"code_python", "unsafe"})
+        judging = {"labels": LABELS_VERSION} | {name: value for name, value in running.items() if value}
+    spread = recipe.eval.engine != "vllm"  # there is one server, to which the main process sends all requests
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(context, prompts, settings, verified=verified)
@@ -80,7 +80,7 @@ def rollout_stage(
         whole = None if max_prompt_tokens else context.recipe.data.max_length
         sampling = sampling_of(context, settings, lengths, whole)
         longest = max(lengths) + sampling.max_new_tokens
-        counters: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        counters = Counter(prompts=len(examples))
         total, unjudged = len(examples) * settings.samples, Fault(NOT_VERIFIED)
         try:
             for begin in range(0, len(examples), BLOCK):
@@ -105,11 +105,10 @@ def rollout_stage(
                 if is_main():
                     append_jsonl(out / ROLLOUTS, (rollout.row for rollout in found))
                     append_jsonl(out / LABELS, (as_label(rollout.row, rollout.fault) for rollout in found))
-                count(found, counters)
+                counters.update(counts(found))
         finally:
             context.engines.close()  # what comes next trains, and needs its memory
-        counters["prompts"] = len(examples)
-        return counters | {"unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
+        return {**counters, "unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
 
     decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed, **judging}
     decisive |= {"max_prompt_tokens": max_prompt_tokens} if max_prompt_tokens else {}
@@ -134,20 +133,16 @@ def rollout_stage(
 def chosen_prompts(
     context: Context, prompts: Stage, settings: RolloutSettings, *, verified: bool
 ) -> tuple[list[Example], int]:
-    """Those that can be verified, if they are to be, or a seeded draw of them in their order; and how many cannot.
-
-    Without the data's completions, which are long and not asked for.
-    """
-    rows = read_jsonl(prompts.path / EXAMPLES)
-    examples = [replace(Example(**row), completion="") for row in rows]
+    """The examples to sample for, and how many rows cannot be verified; without completions, which are long."""
+    examples = [replace(Example(**row), completion="") for row in read_jsonl(prompts.path / EXAMPLES)]
     total = len(examples)
     if verified:
         domain = context.recipe.data.domain
         examples = [ready for example in examples if (ready := verifiable(example, domain)) is not None]
     if not examples:
         raise UserError(
-            f"None of the {total} rows can be verified: they have neither a gold answer nor, for programs, tests. Use "
-            "rows with answers, such as those of weakdriven data build."
+            f"None of the {total} rows can be verified: they have neither a gold answer nor, for programs, tests. "
+            "Use rows with answers, such as those of weakdriven data build."
         )
     unverifiable = total - len(examples)
     if settings.subsample and settings.subsample < len(examples):
@@ -157,7 +152,7 @@ def chosen_prompts(
 
 
 def verifiable(example: Example, domain: str) -> Example | None:
-    """The example with what its verifier needs, or None where a completion could not be told right or wrong."""
+    """The example with what its verifier needs, or None if its completions cannot be verified."""
     if (example.domain or domain) != "code":
         return example if (example.gold or "").strip() else None
     try:
@@ -168,7 +163,7 @@ def verifiable(example: Example, domain: str) -> Example | None:
 
 
 def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int], whole: int | None) -> Sampling:
-    """How completions are drawn; their budget is what the shortest prompt leaves, unless the settings give one."""
+    """Sampling parameters; by default a completion may take what the shortest prompt leaves."""
     recipe = context.recipe
     budget = settings.max_new_tokens
     if budget is None:
@@ -191,21 +186,18 @@ def judged(
 ) -> list[Fault | None]:
     """The fault of each completion: its answer alone decides, in whatever form it is written.
 
-    One that was cut, or is longer than what may be learned, is wrong if its answer is wrong or missing. If the answer
-    is right it is neither: preferred it would teach not to end, rejected it would teach away from the answer.
+    A completion that was cut, or is too long to learn from, is wrong if its answer is wrong or missing. With a right
+    answer it is undecided: preferred it would teach not to end, rejected it would teach away from the answer.
     """
     settings, style = context.recipe.eval, context.recipe.data.style
-    candidates = []
-    for row in rows:
-        example = examples[row["id"]]
-        learned = replace(example, completion=written(row, style))
-        candidates.append(Candidate(learned, example.meta.get(UNIT_TESTS, {})))
+    learned = [replace(examples[row["id"]], completion=written(row, style)) for row in rows]
+    candidates = [Candidate(example, example.meta.get(UNIT_TESTS, {})) for example in learned]
     faults = verifier(Checks(unsafe=settings.unsafe, python=settings.code_python))(candidates)
     return [cut_fault(row, rooms[row["id"]], fault) for row, fault in zip(rows, faults, strict=True)]
 
 
 def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
-    """What is said of a completion beside the verdict on its answer."""
+    """The fault of a completion, given the fault of its answer."""
     if row["finish"] not in ("stop", "length"):
         return Fault(REFUSED, row["finish"])
     if fault is not None:
@@ -217,17 +209,18 @@ def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
     return None
 
 
-def count(found: list[Rollout], counters: dict[str, int]) -> None:
-    counters["samples"] += len(found)
-    counters["tokens"] += sum(rollout.row["tokens"] for rollout in found)
-    counters["right"] += sum(rollout.fault is None for rollout in found)
-    counters["wrong"] += sum(rollout.fault is not None and not rollout.undecided for rollout in found)
-    counters["undecided"] += sum(rollout.undecided for rollout in found)
-    counters["cut"] += sum(rollout.row["finish"] == "length" for rollout in found)
+def counts(found: list[Rollout]) -> dict[str, int]:
+    return {
+        "samples": len(found),
+        "tokens": sum(one.row["tokens"] for one in found),
+        "right": sum(one.fault is None for one in found),
+        "wrong": sum(one.fault is not None and not one.undecided for one in found),
+        "undecided": sum(one.undecided for one in found),
+        "cut": sum(one.row["finish"] == "length" for one in found),
+    }
 
 
 def read_rollouts(stage: Stage) -> Iterator[Rollout]:
-    """What a rollout stage has kept, in order."""
+    """The rollouts of a finished stage, in order."""
     rows, labels = (read_jsonl(stage.path / name) for name in (ROLLOUTS, LABELS))
-    for row, label in zip(rows, labels, strict=True):
-        yield Rollout(row, as_fault(label))
+    return (Rollout(row, as_fault(label)) for row, label in zip(rows, labels, strict=True))

@@ -3,19 +3,17 @@
 T = tokens, R = rows of a tile, K = stored logits of a token, D = width, V = vocabulary.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weakdriven.errors import UserError
 from weakdriven.losses.branch import Branch
-from weakdriven.losses.head import Head, as_head, refuse_shapes
+from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import NO_GRADIENT, capped
-from weakdriven.losses.tiled_loss import finite, overwrite, refuse_negative, tiled_loss
+from weakdriven.losses.tiled_loss import finite, overwrite, tiled_loss
 from weakdriven.losses.tiles import tile_rows
-
-Support = Literal["full", "topk"]
 
 
 class TopLogits(NamedTuple):
@@ -30,15 +28,9 @@ class TopLogits(NamedTuple):
     """Probability of these tokens at temperature 1."""
 
 
-class DistilStatistics(NamedTuple):
-    """Sums over tokens, for logging; they carry no gradient."""
-
-    kd_loss: Tensor
-    """KL divergence at the temperature, without its square."""
-    true_loss: Tensor
-    """Cross-entropy with the true token, at temperature 1."""
-    coverage: Tensor
-    """Sum of the stored tokens' probability in the teacher at the temperature."""
+LOGGED = ("kd_loss", "true_loss", "coverage")
+"""KL divergence at the temperature, without its square; cross-entropy with the true token at temperature 1; probability
+of the stored tokens in the teacher at the temperature."""
 
 
 def topk_distillation(
@@ -51,20 +43,17 @@ def topk_distillation(
     kd_weight: float = 0.5,
     ce_weight: float = 0.5,
     renormalize: bool = True,
-    support: Support = "full",
+    support: Literal["full", "topk"] = "full",
     scale: float | None = None,
-) -> tuple[Tensor, DistilStatistics]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE, the loss of SSB.
 
-    The gradient can be taken once.
+    The gradient can be taken once. `SsbSettings` explains the options.
 
     Args:
-        head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
         target_T: Supervised targets only: none is -100.
         teacher: The first three of `TopLogits`: ids (of each token all different), logits, and log-sum-exps at this
             same temperature.
-        renormalize: q is the softmax of the stored logits; False: their true probabilities, and the sum is over them.
-        support: `topk`: P is the softmax over the stored tokens alone.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
@@ -72,13 +61,7 @@ def topk_distillation(
     >>> round(topk_distillation(trained, torch.eye(4), torch.tensor([0]), top[:3])[0].item(), 6)
     0.931709
     """
-    refuse_negative(kd_weight=kd_weight, ce_weight=ce_weight)
-    _refuse_temperature(temperature)
-    if support not in get_args(Support):
-        raise UserError(f"support is {support!r}; expected one of {', '.join(get_args(Support))}.")
     head, whole_vocabulary = as_head(head_VD), support == "full"
-    refuse_shapes(hidden_TD, head, target_T)
-    _refuse_stored(*teacher, len(target_T), len(head.weight_VD))
     ids_TK, logits_TK, lse_T = teacher
     push = kd_weight * temperature  # temperature**2 of the loss, over the temperature that divides the logits
 
@@ -116,7 +99,7 @@ def topk_distillation(
         return torch.stack([loss_R, kl_R, ce_R, (stored_R1 - teacher_lse_R1).exp()[:, 0]], 1)
 
     loss, sums_4 = tiled_loss(hidden_TD, head, rows, columns=4, scale=scale)
-    return loss, DistilStatistics(*sums_4[1:].unbind())
+    return loss, dict(zip(LOGGED, sums_4[1:], strict=True))
 
 
 @torch.no_grad()
@@ -127,7 +110,6 @@ def top_logits(hidden_TD: Tensor, head_VD: Tensor | Head, *, k: int = 20, temper
     >>> top.ids_TK.tolist(), top.logits_TK.tolist(), round(top.coverage_T.item(), 6)
     ([[1, 0]], [[4.0, 1.0]], 0.976691)
     """
-    _refuse_temperature(temperature)
     head = as_head(head_VD)
     tokens, vocabulary = len(hidden_TD), len(head.weight_VD)
     if not 1 <= k <= vocabulary:
@@ -147,24 +129,3 @@ def top_logits(hidden_TD: Tensor, head_VD: Tensor | Head, *, k: int = 20, temper
             coverage_T[rows] = (logits_TK[rows].logsumexp(-1) - z_RV.logsumexp(-1)).exp().clamp_max_(1)
             lse_T[rows] = (z_RV / temperature).logsumexp(-1)
     return TopLogits(ids_TK, logits_TK, lse_T, coverage_T)
-
-
-def _refuse_temperature(temperature: float) -> None:
-    if not 0 < temperature < float("inf"):
-        raise UserError(f"temperature is {temperature}; it must be more than 0.")
-
-
-def _refuse_stored(ids_TK: Tensor, logits_TK: Tensor, lse_T: Tensor, tokens: int, vocabulary: int) -> None:
-    if ids_TK.dim() != 2 or ids_TK.shape != logits_TK.shape or not len(ids_TK) == len(lse_T) == tokens:
-        raise UserError(
-            f"There are {tokens} targets; the stored teacher has ids of shape {tuple(ids_TK.shape)}, logits of shape "
-            f"{tuple(logits_TK.shape)} and {len(lse_T)} log-sum-exps; expected (tokens, k), (tokens, k) and tokens."
-        )
-    if not ids_TK.numel():
-        return
-    least, most = (int(x) for x in ids_TK.aminmax())
-    if least < 0 or most >= vocabulary:
-        raise UserError(
-            f"The stored teacher names token {most if most >= vocabulary else least}, and the head has {vocabulary} "
-            "rows. Use a model with the teacher's tokenizer, or store the teacher's logits again."
-        )

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,16 @@ from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin.stage import PAIRS, batches, examples_of
-from weakdriven.methods.rollouts.preference_pairs import Tally, hinted_prompts, refuse_none, trace_pairs, with_rollouts
+from weakdriven.methods.rollouts.preference_pairs import (
+    Tally,
+    hinted_prompts,
+    mixed_pairs,
+    most_frequent,
+    refuse_none,
+    with_rollouts,
+)
 from weakdriven.methods.rollouts.stage import read_rollouts, rollout_stage
-from weakdriven.methods.ssb.loss import TopLogits, top_logits
+from weakdriven.methods.ssb.loss import top_logits
 from weakdriven.methods.ssb.trainer import STORED, stored, train_student
 from weakdriven.methods.wmss import first_strong
 from weakdriven.models.adapters import load_merged
@@ -39,20 +47,15 @@ from weakdriven.wmss.entropy import plan_batches
 
 TARGETS = "targets.arrow"
 BLOCK = 256
-"""Replies whose logits are written together; a killed try goes on after the last such part."""
+"""Replies whose logits are written together; a killed stage resumes after the last complete block."""
 REPLY_ADVICE = (
     "A reply counts if it is right although the student sees no hint: ask with other teacher settings, or take a model "
     "that follows instructions. What is too long for the student needs a larger data.max_length."
 )
 SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("labels", pa.list_(pa.int32())),
-        *zip(STORED, map(pa.list_, (pa.int32(), pa.uint16(), pa.float32())), strict=True),
-        ("coverage", pa.float32()),
-        ("coverage_at_temperature", pa.float32()),
-    ]
+    {"id": pa.string(), "input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int32())}
+    | dict(zip(STORED, map(pa.list_, (pa.int32(), pa.uint16(), pa.float32())), strict=True))
+    | {"coverage": pa.float32(), "coverage_at_temperature": pa.float32()}
 )
 Row = dict[str, Any]
 
@@ -61,17 +64,17 @@ def ssb(context: Context, data: Stage) -> Model:
     """Attempts of the start model -> hinted replies of the same weights -> their logits -> a student without hints."""
     settings = context.recipe.ssb
     start = context.base if settings.start == "base" else first_strong(context, data)
+    limit = hint_limit(context)
     attempts = rollout_stage(context, "ssb", start, data, settings.rollouts)
-    hints = hint_stage(context, data, attempts)
+    hints = hint_stage(context, data, attempts, limit)
     asked = RolloutSettings(samples=1, **settings.teacher.model_dump(exclude={"max_prompt_tokens"}))
-    limit, at_most = hint_limit(context), settings.rollouts.subsample
-    options = {"max_prompt_tokens": limit, "round_number": 1, "at_most": at_most}
-    replies = rollout_stage(context, "ssb-hinted", start, hints, asked, **options)  # pyright: ignore
+    options: dict[str, Any] = {"round_number": 1, "at_most": settings.rollouts.subsample}
+    replies = rollout_stage(context, "ssb-hinted", start, hints, asked, max_prompt_tokens=limit, **options)
     return student(context, start, target_stage(context, start, data, hints, replies))
 
 
 def hint_limit(context: Context) -> int:
-    """Most tokens of a hinted prompt, so that the model has positions left for a reply."""
+    """Maximum tokens of a hinted prompt, so that the model has positions left for a reply."""
     recipe, teacher = context.recipe, context.recipe.ssb.teacher
     room = positions(context.base.folder, trust_remote_code=recipe.trust_remote_code)
     if room is None:
@@ -85,34 +88,29 @@ def hint_limit(context: Context) -> int:
     return min(teacher.max_prompt_tokens, room - reply)
 
 
-def hint_stage(context: Context, data: Stage, attempts: Stage) -> Stage:
+def hint_stage(context: Context, data: Stage, attempts: Stage, limit: int) -> Stage:
     """The problems with a right and a wrong attempt in the question, for the teacher."""
-    domain, limit, template = context.recipe.data.domain, hint_limit(context), context.recipe.ssb.hint
+    template = context.recipe.ssb.hint
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting = Tally(), Funnel()
-        hints = hinted_prompts(
-            trace_pairs(with_rollouts(examples_of(data), read_rollouts(attempts)), tally),
-            lambda example: len(rendered(context.renderer, domain, example)[0]),
-            fitting,
-            domain=domain,
-            max_prompt_tokens=limit,
-            template=template,
-        )
+        asked = with_rollouts(examples_of(data), read_rollouts(attempts))
+        options: dict[str, Any] = {"domain": context.recipe.data.domain, "template": template}
+        pairs = mixed_pairs(asked, tally, most_frequent)
+        hints = hinted_prompts(pairs, context.renderer, fitting, max_prompt_tokens=limit, **options)
         for batch in batches(hints, BLOCK):
             append_jsonl(out / EXAMPLES, (example.as_row() for _, example in batch))
             append_jsonl(out / PAIRS, (pair.as_row() for pair, _ in batch))
         write_json(out / FUNNEL, {**tally.funnel.then(fitting).to_json(), "rollouts": tally.rollouts})
-        too_long = sum(fitting.dropped.values())
-        counted = {"prompts": tally.prompts, "mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": too_long}
-        return {**counted, **tally.rollouts}
+        counted = {"mixed": tally.funnel.kept, "hints": fitting.kept, "too_long": sum(fitting.dropped.values())}
+        return {"prompts": tally.prompts, **counted, **tally.rollouts}
 
     settings = {"max_prompt_tokens": limit} | ({"hint": template} if template else {})
     return context.run.stage("hints/ssb", compute, settings=settings, inputs={"data": data, "attempts": attempts})
 
 
 def target_stage(context: Context, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
-    """The right replies as the student is to learn them, each with the largest logits that the hinted model had."""
+    """The right replies after the plain prompt, each with the largest logits of the hinted model."""
     recipe, settings = context.recipe, context.recipe.ssb
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def target_stage(context: Context, start: Model, data: Stage, hints: Stage, repl
         for number, block in enumerate(batches(reply_rows(context, data, hints, replies, funnel), BLOCK)):
             part = work / f"{number:05d}.arrow"
             if not part.exists():
-                network = context.loader.load(start, train=False, scan=True) if network is None else network
+                network = network or context.loader.load(start, train=False, scan=True)
                 written = pa.RecordBatch.from_pylist(with_logits(network, block, context), SCHEMA)
                 write_rows(part.with_suffix(".part"), [written])
                 part.with_suffix(".part").rename(part)
@@ -130,7 +128,8 @@ def target_stage(context: Context, start: Model, data: Stage, hints: Stage, repl
         del network
         gc.collect()
         write_json(out / FUNNEL, funnel.to_json())
-        write_rows(out / TARGETS, read_rows(sorted(work.glob("*.arrow"))))
+        parts = (pa.ipc.open_stream(part.read_bytes()) for part in sorted(work.glob("*.arrow")))
+        write_rows(out / TARGETS, chain.from_iterable(parts))
         whole = load_tokens(out / TARGETS).select_columns(["coverage", "coverage_at_temperature"])
         coverage = {name: float(np.mean(whole[name])) for name in whole.column_names}
         return {"replies": funnel.seen, "right": right, "kept": funnel.kept, "tokens": tokens, **coverage}
@@ -155,8 +154,8 @@ def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funn
             continue
         example = next(one for one in plain if one.id == id)
         prompt, hint = (rendered(context.renderer, recipe.data.domain, one)[0] for one in (example, hinted))
-        reply: Any = tokenizer(rollout.row["text"] + context.renderer.end_of_turn, add_special_tokens=False)
-        reply = list(reply["input_ids"])
+        text = rollout.row["text"] + context.renderer.end_of_turn
+        reply: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
         if (length := len(prompt) + len(reply)) > recipe.data.max_length:
             funnel.drop("reply too long", id, f"{length} tokens of {recipe.data.max_length}")
             continue
@@ -168,8 +167,8 @@ def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funn
 
 @torch.no_grad()
 def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
-    """The rows with what the model stores of its logits where it reads the hint; in their order."""
-    settings, done = context.recipe.ssb, list[Row | None]([None] * len(rows))
+    """The rows with the largest logits of the model that reads the hint."""
+    settings, done = context.recipe.ssb, dict[int, Row]()
     network.eval()
     lengths_N = np.array([len(row["hinted"]) for row in rows])
     for numbers in plan_batches(lengths_N, context.recipe.selection.batch_tokens):
@@ -179,22 +178,17 @@ def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
         inputs = {"input_ids": torch.tensor(ids, device=network.device), "use_cache": False}
         for number, hidden_LD in zip(numbers.tolist(), hidden_states(network, inputs), strict=True):
             row, end = rows[number], int(lengths_N[number]) - 1  # the token before each of the reply predicts it
-            top = top_logits(
-                hidden_LD[end - row["reply"] : end], head(network), k=settings.top_k, temperature=settings.temperature
-            )
-            kept = {name: row[name] for name in ("id", "input_ids", "labels")}
-            done[number] = kept | stored(top) | coverage(top, settings.temperature)
-    return [row for row in done if row is not None]
-
-
-def coverage(top: TopLogits, temperature: float) -> dict[str, float]:
-    """Mean probability of the stored tokens, at temperature 1 and at that of the comparison."""
-    tempered_T = ((top.logits_TK / temperature).logsumexp(-1) - top.lse_T).exp()
-    return {"coverage": float(top.coverage_T.mean()), "coverage_at_temperature": float(tempered_T.mean())}
+            reply_TD = hidden_LD[end - row["reply"] : end]
+            top = top_logits(reply_TD, head(network), k=settings.top_k, temperature=settings.temperature)
+            tempered_T = ((top.logits_TK / settings.temperature).logsumexp(-1) - top.lse_T).exp()
+            # mean probability of the stored tokens, at temperature 1 and at that of the loss
+            coverage = {"coverage": float(top.coverage_T.mean()), "coverage_at_temperature": float(tempered_T.mean())}
+            done[number] = row | stored(top) | coverage
+    return [done[number] for number in range(len(rows))]
 
 
 def student(context: Context, start: Model, targets: Stage) -> Model:
-    """An adapter over the start model that learns the replies; an ordinary model comes of it unless `lora` is set."""
+    """An adapter over the start model that learns the replies; merged into the model unless `lora` is set."""
     recipe, settings, name = context.recipe, context.recipe.ssb, "baselines/ssb"
     size = settings.model_dump(include={"rank", "alpha"})
     lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
@@ -233,9 +227,3 @@ def write_rows(path: Path, batches: Any) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for batch in batches:
             writer.write_batch(batch)
-
-
-def read_rows(paths: list[Path]) -> Iterator[pa.RecordBatch]:
-    for path in paths:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            yield from reader

@@ -1,4 +1,4 @@
-"""SSB's student: SFT on rows that bring the largest logits that a teacher had for each of their tokens.
+"""SSB's student: SFT on rows with the teacher's largest logits for each token.
 
 T = supervised tokens of a batch, K = stored logits of a token, N = T * K.
 """
@@ -23,13 +23,12 @@ from weakdriven.models.recompute import keep
 from weakdriven.training.phase import Phase, fit
 
 STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
-"""Of each row: token ids (int32) and logits (the bits of bfloat16) of all its reply tokens in one list, and the
-log-sum-exp of each token."""
+"""Columns of a row: ids (int32) and logits (bits of bfloat16) of all its reply tokens in one list, and log-sum-exps."""
 
 
 def as_bits(logits: Tensor) -> np.ndarray:
     """bfloat16, which neither numpy nor Arrow has, as uint16."""
-    return logits.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+    return logits.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
 
 
 def from_bits(bits: np.ndarray) -> Tensor:
@@ -37,23 +36,22 @@ def from_bits(bits: np.ndarray) -> Tensor:
     >>> from_bits(as_bits(torch.tensor([1.5, -2.0]))).tolist()
     [1.5, -2.0]
     """
-    return torch.from_numpy(np.array(bits, np.uint16).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(bits, np.uint16)).view(torch.bfloat16)
 
 
 def stored(top: TopLogits) -> dict[str, np.ndarray]:
-    """One reply's logits, as a row holds them."""
+    """One reply's logits, as the columns of its row."""
     ids, logits = top.ids_TK.flatten().cpu().numpy().astype(np.int32), as_bits(top.logits_TK.flatten())
     return dict(zip(STORED, (ids, logits, top.lse_T.float().cpu().numpy()), strict=True))
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows side by side, padded on the right; the stored logits of all their tokens one below the other."""
+    """Pads rows on the right and concatenates the stored logits of their tokens."""
 
     pad: int
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-
         def padded(parts: list[np.ndarray], filler: int) -> Tensor:
             return pad_sequence([torch.tensor(np.asarray(part, np.int64)) for part in parts], True, filler)
 
@@ -70,19 +68,15 @@ class Collator:
 
 @dataclass(frozen=True)
 class StoredLogits:
-    """SSB's loss, on the logits that a batch brings along."""
+    """SSB's loss, on the stored logits of a batch."""
 
     settings: SsbSettings
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        names = {"temperature", "kd_weight", "ce_weight", "renormalize"}
-        options = self.settings.model_dump(include=names)
+        options = self.settings.model_dump(include={"temperature", "kd_weight", "ce_weight", "renormalize"})
         options["support"] = self.settings.student_support
-        ids_TK, logits_TK, lse_T = (tokens.batch[name] for name in STORED)
-        loss, sums = topk_distillation(
-            tokens.hidden_TD, tokens.head, tokens.target_T, (ids_TK, logits_TK, lse_T), scale=tokens.scale, **options
-        )
-        return loss, sums._asdict()
+        teacher: Any = tuple(tokens.batch[name] for name in STORED)
+        return topk_distillation(tokens.hidden_TD, tokens.head, tokens.target_T, teacher, scale=tokens.scale, **options)
 
 
 def train_student(

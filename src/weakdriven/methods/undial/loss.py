@@ -4,30 +4,19 @@ T = tokens, R = rows of a tile, D / E = trained / teacher width, V = vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from weakdriven.losses.branch import Branch
-from weakdriven.losses.head import Head, as_head, refuse_shapes
+from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import capped
-from weakdriven.losses.tiled_loss import log_softmax_, overwrite, refuse_negative, tiled_loss
-from weakdriven.methods.token_loss import Tokens, refuse_other_vocabulary
+from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
+from weakdriven.methods.token_loss import Tokens
 
-
-class AdjustedStatistics(NamedTuple):
-    """Sums over tokens, for logging; they carry no gradient."""
-
-    soft_loss: Tensor
-    """Cross-entropy with the adjusted teacher."""
-    true_loss: Tensor
-    """Cross-entropy with the true token."""
-    teacher_probability: Tensor
-    """Sum of the teacher's P(y)."""
-    adjusted_probability: Tensor
-    """Sum of q(y)."""
+LOGGED = ("soft_loss", "true_loss", "teacher_probability", "adjusted_probability")
+"""Cross-entropy with the adjusted teacher and with the true token; P(y) of the teacher, and q(y)."""
 
 
 def adjusted_logit_loss_reference(
@@ -47,17 +36,14 @@ def adjusted_logit_loss(
     strength: float = 1.0,
     ce_weight: float = 0.0,
     scale: float | None = None,
-) -> tuple[Tensor, AdjustedStatistics]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (Dong et al., 2024).
 
     The loss of a token is -sum_k q_k log P(k) - ce_weight * log P(y). The teacher gets no gradient. Logits of both are
     held for one tile of tokens at a time. The gradient can be taken once.
 
     Args:
-        head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
         target_T: Supervised targets only: none is -100.
-        strength: How far the teacher's logit of the true token is lowered, 0 or more.
-        ce_weight: Weight of the cross-entropy with the true token, added to the loss.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
@@ -65,11 +51,7 @@ def adjusted_logit_loss(
     >>> round(loss.item(), 6)
     0.824214
     """
-    refuse_negative(strength=strength, ce_weight=ce_weight)
     head, teacher = as_head(head_VD), as_head(teacher_head_VE)
-    refuse_shapes(hidden_TD, head, target_T)
-    refuse_shapes(teacher_TE, teacher, target_T, "The teacher's hidden states")
-    refuse_other_vocabulary(head, teacher)
     bias_V = None if teacher.bias_V is None else teacher.bias_V.detach()
     branch = Branch(teacher_TE.detach(), teacher.weight_VD.detach(), bias_V, [False] * 3)
 
@@ -90,7 +72,7 @@ def adjusted_logit_loss(
         return torch.stack(results, 1)
 
     loss, sums_5 = tiled_loss(hidden_TD, head, rows, columns=5, scale=scale)
-    return loss, AdjustedStatistics(*sums_5[1:].unbind())
+    return loss, dict(zip(LOGGED, sums_5[1:], strict=True))
 
 
 @dataclass(frozen=True)
@@ -103,5 +85,4 @@ class AdjustedLogits:
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         assert tokens.teacher_TE is not None and tokens.teacher_head is not None
         models = tokens.hidden_TD, tokens.head, tokens.teacher_TE, tokens.teacher_head
-        loss, sums = adjusted_logit_loss(*models, tokens.target_T, scale=tokens.scale, **vars(self))
-        return loss, sums._asdict()
+        return adjusted_logit_loss(*models, tokens.target_T, scale=tokens.scale, **vars(self))

@@ -8,31 +8,20 @@ T = tokens, R = rows of a tile, D = width, V = vocabulary, or places in a row.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weakdriven.errors import UserError
-from weakdriven.losses.head import Head, as_head, refuse_shapes
+from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import capped
-from weakdriven.losses.tiled_loss import log_softmax_, overwrite, refuse_negative, tiled_loss
+from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
 from weakdriven.methods.token_loss import Tokens
 
-Site = Literal["target_logit", "logits"]
-Sign = Literal["signed", "abs"]
 NOISE_ROWS = 16
 """Rows whose noise is held at a time: making it takes four times the memory of float32 logits."""
 WORD = 2**32 - 1
-
-
-class NoiseStatistics(NamedTuple):
-    """Sums over tokens, for logging; they carry no gradient."""
-
-    noised_loss: Tensor
-    clean_loss: Tensor
-    """Cross-entropy of the same logits without noise."""
 
 
 def noised_cross_entropy(
@@ -42,21 +31,19 @@ def noised_cross_entropy(
     length_T: Tensor,
     *,
     sigma: float = 1.0,
-    site: Site = "target_logit",
-    sign: Sign = "signed",
+    site: Literal["target_logit", "logits"] = "target_logit",
+    sign: Literal["signed", "abs"] = "signed",
     seed: int = 0,
     key_T: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Tensor, NoiseStatistics]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (the paper's description of UNDIAL).
 
-    The gradient can be taken once.
+    The gradient can be taken once. `UndialSettings` explains sigma, site and sign.
 
     Args:
         target_T: Supervised targets only: none is -100.
         length_T: Length of each token's sequence, without padding.
-        site: `logits`: noise on every logit, each of its own.
-        sign: `abs`: the noise only ever lowers a logit, a true penalty.
         seed: Give each step another one, or each token another key.
         key_T: An integer that no other token with this seed has; None: its place among those given here.
         scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
@@ -65,18 +52,8 @@ def noised_cross_entropy(
     >>> round(noised_cross_entropy(logits, torch.eye(4), first, torch.tensor([4]), sigma=0)[0].item(), 5)
     0.07217
     """
-    refuse_negative(sigma=sigma)
-    for name, value, known in (("site", site, get_args(Site)), ("sign", sign, get_args(Sign))):
-        if value not in known:
-            raise UserError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
     head = as_head(head_VD)
-    refuse_shapes(hidden_TD, head, target_T)
     keys_T = torch.arange(len(target_T), device=target_T.device) if key_T is None else key_T
-    if len(length_T) != len(target_T) or len(keys_T) != len(target_T):
-        raise UserError(
-            f"There are {len(target_T)} targets, {len(length_T)} lengths and {len(keys_T)} keys; expected one of each "
-            "for every token."
-        )
     deviation_T = sigma / length_T.float().sqrt()
 
     def noise(begin: int, end: int, places: int) -> Tensor:
@@ -102,7 +79,7 @@ def noised_cross_entropy(
         return torch.stack(results, 1)
 
     loss, sums_2 = tiled_loss(hidden_TD, head, rows, columns=2, scale=scale)
-    return loss, NoiseStatistics(*sums_2.unbind())
+    return loss, {"noised_loss": sums_2[0], "clean_loss": sums_2[1]}
 
 
 @dataclass(frozen=True)
@@ -110,16 +87,15 @@ class NoisedLogits:
     """The loss in training: each step has noise of its own."""
 
     sigma: float
-    site: Site
-    sign: Sign
+    site: Literal["target_logit", "logits"]
+    sign: Literal["signed", "abs"]
     seed: tuple[int, ...]
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
         given = tokens.hidden_TD, tokens.head, tokens.target_T, tokens.length_T
         options = {**vars(self), "seed": int(drawn[0] >> 1), "key_T": tokens.key_T, "scale": tokens.scale}
-        loss, sums = noised_cross_entropy(*given, **options)
-        return loss, sums._asdict()
+        return noised_cross_entropy(*given, **options)
 
 
 def standard_normal(seed: int, key_R: Tensor, places: int) -> Tensor:
