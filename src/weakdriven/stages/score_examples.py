@@ -17,10 +17,10 @@ from weakdriven.errors import UserError
 from weakdriven.runs.directory import SCORES, Progress
 from weakdriven.wmss.entropy import column, plan_batches, scan
 from weakdriven.wmss.score_files import (
+    PartWriter,
     ScoreFacts,
     find_scores,
     merge_parts,
-    part_writer,
     read_parts,
     read_scores,
     wait_for,
@@ -64,7 +64,7 @@ def score_examples(
     left = [rows for batch in mine if len(rows := batch[~done_N[batch]])]
     total = sum(map(len, mine))
     finished = total - sum(map(len, left))
-    with part_writer(parts) as writer:
+    with PartWriter(parts) as writer:
         for scores in scan(load(), dataset, left) if left else ():
             writer.add(scores)
             finished += len(scores)

@@ -122,13 +122,10 @@ def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]
 
 def _prepared(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[_Batch]:
     model.eval()
-    packed, vocabulary = can_pack(model), len(head(model).weight_VD)
-    if "dynamic" in _rotary_kinds(model):
-        batches = _within(model, dataset, batches)
     if "longrope" in _rotary_kinds(model):
         batches = (part for numbers in batches for part in _by_length(dataset, numbers))
     for numbers in batches:
-        yield _assemble(dataset, numbers, packed=packed, vocabulary=vocabulary)
+        yield _assemble(model, dataset, numbers)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -146,25 +143,13 @@ def _rotary_kinds(model: PreTrainedModel) -> set[str]:
     return {one.get("rope_type", "") for one in (rope, *rope.values()) if isinstance(one, dict)}
 
 
-def _within(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Raise an error for rows beyond the context: there a dynamic rotary embedding depends on earlier rows."""
-    limit = causal_lm(model).config.get_text_config().max_position_embeddings
-    for numbers in batches:
-        if (longest := row_lengths(dataset.select(numbers)).max()) > limit:
-            raise UserError(
-                f"A row has {longest} tokens, and the model's dynamic rotary embedding gives scores that depend on "
-                f"other rows beyond {limit}; set data.max_length to {limit}."
-            )
-        yield numbers
-
-
 def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
     """Groups of equal length: `longrope` changes the frequencies of all rows of a batch if one is long."""
     length_B = row_lengths(dataset.select(numbers))
     return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
 
 
-def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary: int) -> _Batch:
+def _assemble(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> _Batch:
     """One long row of all examples if they can be packed, else one padded row each.
 
     Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch uses its
@@ -172,38 +157,39 @@ def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary
     """
     rows = [dataset[int(number)] for number in numbers]
     names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
-    for row, name in zip(rows, names, strict=True):
-        tokens, labels = len(row["input_ids"]), len(row["labels"])
-        if not tokens or tokens != labels:
+    lengths = [len(row["input_ids"]) for row in rows]
+    vocabulary = len(head(model).weight_VD)
+    for row, name, length in zip(rows, names, lengths, strict=True):
+        if not length or length != len(row["labels"]):
             raise UserError(
-                f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at "
-                "least one token."
+                f"Row {name!r} has {length} input_ids and {len(row['labels'])} labels; expected one label for each "
+                "token, and at least one token."
             )
         if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
             raise UserError(
                 f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
             )
-    width = max(len(row["input_ids"]) for row in rows)
-    if packed:
-        starts = np.cumsum([0] + [len(row["input_ids"]) for row in rows])
-        size = int(starts[-1])
-    else:
-        starts = width * np.arange(len(rows) + 1)
-        size = width * len(rows)
-    ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    limit = causal_lm(model).config.get_text_config().max_position_embeddings
+    if "dynamic" in _rotary_kinds(model) and max(lengths) > limit:
+        raise UserError(
+            f"A row has {max(lengths)} tokens, and the model's dynamic rotary embedding gives scores that depend on "
+            f"other rows beyond {limit}; set data.max_length to {limit}."
+        )
+    packed = can_pack(model)
+    shape = (1, sum(lengths)) if packed else (len(rows), max(lengths))
+    starts = np.cumsum([0, *lengths[:-1]]) if packed else max(lengths) * np.arange(len(rows))
+    ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     predictors, targets = [], []
-    for row, start in zip(rows, starts[:-1], strict=True):
-        length = len(row["input_ids"])
-        ids[start : start + length] = row["input_ids"]
-        positions[start : start + length] = np.arange(length)
+    for row, start, length in zip(rows, starts, lengths, strict=True):
+        ids.flat[start : start + length] = row["input_ids"]
+        positions.flat[start : start + length] = np.arange(length)
         labels = np.asarray(row["labels"])[1:]  # row t - 1 of the logits predicts token t
         places = np.flatnonzero(labels != IGNORE)
         predictors.append(start + places)
         targets.append(labels[places].astype(np.int64))
-    shape = (1, size) if packed else (len(rows), width)
-    inputs = {"input_ids": torch.from_numpy(ids).view(shape)}
+    inputs = {"input_ids": torch.from_numpy(ids)}
     if packed:
-        inputs["position_ids"] = torch.from_numpy(positions).view(shape)
+        inputs["position_ids"] = torch.from_numpy(positions)
     predictor_T, target_T = (torch.from_numpy(np.concatenate(parts)) for parts in (predictors, targets))
     truncated = [row.get("truncated", False) for row in rows]
     counts = np.array([len(part) for part in targets])
@@ -237,25 +223,18 @@ def _collect(batch: _Batch, copying: tuple[Tensor, torch.cuda.Event | None]) -> 
     if event:
         event.synchronize()
     entropy_T, nll_T = host_2T.double().numpy()
-    begin_B = np.cumsum(batch.count_B) - batch.count_B
-    some_B = batch.count_B > 0
-    ids = batch.ids
-    columns: dict[str, Any] = {"row": batch.numbers, "id": ids, "tokens": batch.count_B.astype(np.int32)}
-    for name, value_T in zip(MEANS, (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
-        mean_B = np.zeros(len(ids))
-        if some_B.any():
-            mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / batch.count_B[some_B]
-        columns[name] = mean_B
-    if len(bad := np.flatnonzero(~np.isfinite(columns["entropy"] + columns["nll"]))):
-        named = ", ".join(repr(ids[i]) for i in bad[:5])
+    count_B, some_B = batch.count_B, batch.count_B > 0
+    begin_B = np.cumsum(count_B) - count_B
+    means = {name: np.zeros(len(count_B)) for name in MEANS}
+    for mean_B, value_T in zip(means.values(), (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
+        mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / count_B[some_B]
+    if len(bad := np.flatnonzero(~np.isfinite(means["entropy"] + means["nll"]))):
+        named = ", ".join(repr(batch.ids[i]) for i in bad[:5])
         raise UserError(
-            f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(ids)} examples in a batch"
-            f" (ids {named}{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: "
+            f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(count_B)} examples in a "
+            f"batch (ids {named}{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: "
             "fp32 or another checkpoint, or take those examples out."
         )
-    columns["truncated"] = batch.truncated
-    arrays = [
-        pa.array(columns[field.name], field.type, mask=~some_B if field.name in MEANS else None)
-        for field in PART_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA)
+    columns = [batch.numbers, batch.ids, count_B.astype(np.int32)]
+    columns += [pa.array(mean_B, mask=~some_B) for mean_B in means.values()]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in (*columns, batch.truncated)], schema=PART_SCHEMA)

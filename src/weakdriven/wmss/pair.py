@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mean_logit import MeanRow, mean_row, summed_mean_logit
+from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
 from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation
@@ -22,6 +22,8 @@ from weakdriven.models.sharded import checkpoint_weights, whole
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
 """Next to a saved pair: how it was mixed at that step, and the rest of its training state."""
+MeanRow = tuple[Tensor, Tensor]
+"""Mean of a head's rows and of its bias, times the head's scale: what the mean logit is computed from."""
 
 
 class PairOutput(NamedTuple):
@@ -86,7 +88,7 @@ class WeakStrongPair(nn.Module):
 
     def measure_mean_logits(self, on: bool) -> None:
         """Whether the next forward passes return mean logits; call it again after each optimizer step."""
-        self._mean_rows = (_whole_row(self.strong), _whole_row(self.weak)) if on else (None, None)
+        self._mean_rows = (mean_row(head(self.strong)), mean_row(head(self.weak))) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -168,10 +170,27 @@ class WeakStrongPair(nn.Module):
             model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
 
 
-def _whole_row(model: Any) -> MeanRow | None:
-    """Of the whole head; between two forward passes each process may hold a part of it."""
-    row = mean_row(head(model))
-    return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
+@torch.no_grad()
+def mean_row(head: Head) -> MeanRow | None:
+    """One pass over the head, padded rows included, in float32 or better; None if it caps its logits."""
+    if head.cap is not None:
+        return None
+    wide, factor = torch.promote_types(head.weight_VD.dtype, torch.float32), head.scale / len(head.weight_VD)
+    weight_D = head.weight_VD.sum(0, dtype=wide) * factor
+    bias = weight_D.new_zeros(()) if head.bias_V is None else head.bias_V.sum(dtype=wide) * factor
+    return whole(weight_D), whole(bias)  # between two forward passes each process may hold a part of the head
+
+
+@torch.no_grad()
+def summed_mean_logit(hidden_TD: Tensor, row: MeanRow) -> Tensor:
+    """Sum over tokens of the mean logit over the vocabulary, without the logits.
+
+    >>> row = mean_row(Head(torch.eye(2), scale=0.5))
+    >>> summed_mean_logit(torch.tensor([[2.0, 4.0], [0.0, 2.0]]), row).item()
+    2.0
+    """
+    weight_D, bias = row  # no matrix product, which autocast would round
+    return (hidden_TD.sum(0, dtype=weight_D.dtype) * weight_D).sum() + len(hidden_TD) * bias
 
 
 def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
