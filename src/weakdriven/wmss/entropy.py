@@ -76,23 +76,12 @@ def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int
     return pa.Table.from_batches(parts, PART_SCHEMA).sort_by("row").drop_columns("row")
 
 
-class _Batch(NamedTuple):
-    """Rows as the model takes them, and where their supervised tokens are."""
-
-    numbers: np.ndarray
-    ids: list[str]
-    truncated: list[bool]
-    inputs: dict[str, Tensor]
-    predictor_T: Tensor
-    """Place, in the flattened batch, of the hidden state that predicts each supervised token."""
-    target_T: Tensor
-    count_B: np.ndarray
-
-
 class States(NamedTuple):
     """Hidden states that predict the supervised tokens of a batch, row after row."""
 
     numbers: np.ndarray
+    ids: list[str]
+    truncated: list[bool]
     count_B: np.ndarray
     """Supervised tokens of each row."""
     hidden_TD: Tensor
@@ -102,30 +91,24 @@ class States(NamedTuple):
 @torch.no_grad()
 def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[States]:
     """Hidden states and true tokens of each batch of row numbers, where the model is."""
-    for batch in _prepared(model, dataset, batches):
-        yield States(batch.numbers, batch.count_B, *_states(model, batch))
+    model.eval()
+    if "longrope" in _rotary_kinds(model):
+        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
+    for numbers in batches:
+        yield _states(model, dataset, numbers)
 
 
 @torch.no_grad()
 def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
     waiting = None
-    for batch in _prepared(model, dataset, batches):
-        hidden_TD, target_T = _states(model, batch)
-        launched = batch, _to_host(token_scores(hidden_TD, head(model), target_T))
+    for *rows, hidden_TD, target_T in supervised_states(model, dataset, batches):
+        launched = rows, _to_host(token_scores(hidden_TD, head(model), target_T))
         if waiting:  # read one batch late, so that the device never waits
             yield _collect(*waiting)
         waiting = launched
     if waiting:
         yield _collect(*waiting)
-
-
-def _prepared(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[_Batch]:
-    model.eval()
-    if "longrope" in _rotary_kinds(model):
-        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
-    for numbers in batches:
-        yield _assemble(model, dataset, numbers)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -149,8 +132,8 @@ def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
     return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
 
 
-def _assemble(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> _Batch:
-    """One long row of all examples if they can be packed, else one padded row each.
+def _states(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> States:
+    """One forward pass over one long row of all examples if they can be packed, else over one padded row each.
 
     Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch uses its
     fused causal kernel.
@@ -158,23 +141,8 @@ def _assemble(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> 
     rows = [dataset[int(number)] for number in numbers]
     names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
     lengths = [len(row["input_ids"]) for row in rows]
-    vocabulary = len(head(model).weight_VD)
-    for row, name, length in zip(rows, names, lengths, strict=True):
-        if not length or length != len(row["labels"]):
-            raise UserError(
-                f"Row {name!r} has {length} input_ids and {len(row['labels'])} labels; expected one label for each "
-                "token, and at least one token."
-            )
-        if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
-            raise UserError(
-                f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
-            )
-    limit = causal_lm(model).config.get_text_config().max_position_embeddings
-    if "dynamic" in _rotary_kinds(model) and max(lengths) > limit:
-        raise UserError(
-            f"A row has {max(lengths)} tokens, and the model's dynamic rotary embedding gives scores that depend on "
-            f"other rows beyond {limit}; set data.max_length to {limit}."
-        )
+    for row, name in zip(rows, names, strict=True):
+        _refuse_row(model, row, name)
     packed = can_pack(model)
     shape = (1, sum(lengths)) if packed else (len(rows), max(lengths))
     starts = np.cumsum([0, *lengths[:-1]]) if packed else max(lengths) * np.arange(len(rows))
@@ -187,22 +155,37 @@ def _assemble(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> 
         places = np.flatnonzero(labels != IGNORE)
         predictors.append(start + places)
         targets.append(labels[places].astype(np.int64))
-    inputs = {"input_ids": torch.from_numpy(ids)}
-    if packed:
-        inputs["position_ids"] = torch.from_numpy(positions)
-    predictor_T, target_T = (torch.from_numpy(np.concatenate(parts)) for parts in (predictors, targets))
-    truncated = [row.get("truncated", False) for row in rows]
-    counts = np.array([len(part) for part in targets])
-    return _Batch(numbers, names, truncated, inputs, predictor_T, target_T, counts)
 
-
-def _states(model: PreTrainedModel, batch: _Batch) -> tuple[Tensor, Tensor]:
-    def to_device(x: Tensor) -> Tensor:
+    def to_device(parts: list[np.ndarray]) -> Tensor:
+        x = torch.from_numpy(np.concatenate(parts))
         return x.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else x
 
-    inputs = {name: to_device(x) for name, x in batch.inputs.items()}
-    hidden_TD = hidden_states(model, {**inputs, "use_cache": False}).flatten(0, 1)
-    return hidden_TD[to_device(batch.predictor_T)], to_device(batch.target_T)
+    inputs: dict[str, Any] = {"input_ids": to_device([ids]), "use_cache": False}
+    if packed:
+        inputs["position_ids"] = to_device([positions])
+    hidden_TD = hidden_states(model, inputs).flatten(0, 1)[to_device(predictors)]
+    truncated = [row.get("truncated", False) for row in rows]
+    return States(numbers, names, truncated, np.array([len(part) for part in targets]), hidden_TD, to_device(targets))
+
+
+def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
+    tokens, labels, vocabulary = len(row["input_ids"]), len(row["labels"]), len(head(model).weight_VD)
+    if not tokens or tokens != labels:
+        raise UserError(
+            f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at "
+            "least one token."
+        )
+    if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
+        raise UserError(
+            f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
+        )
+    if "dynamic" in _rotary_kinds(model):
+        limit = causal_lm(model).config.get_text_config().max_position_embeddings
+        if tokens > limit:
+            raise UserError(
+                f"Row {name!r} has {tokens} tokens, and the model's dynamic rotary embedding gives scores that depend "
+                f"on other rows beyond {limit}; set data.max_length to {limit}."
+            )
 
 
 def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
@@ -217,24 +200,24 @@ def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
     return host_2T, event
 
 
-def _collect(batch: _Batch, copying: tuple[Tensor, torch.cuda.Event | None]) -> pa.RecordBatch:
-    """Means over each example's supervised tokens, in float64."""
+def _collect(rows: list[Any], copying: tuple[Tensor, torch.cuda.Event | None]) -> pa.RecordBatch:
+    """Means over each example's supervised tokens, in float64; `rows` are the first four of `States`."""
+    numbers, ids, truncated, count_B = rows
     host_2T, event = copying
     if event:
         event.synchronize()
     entropy_T, nll_T = host_2T.double().numpy()
-    count_B, some_B = batch.count_B, batch.count_B > 0
-    begin_B = np.cumsum(count_B) - count_B
+    some_B, begin_B = count_B > 0, np.cumsum(count_B) - count_B
     means = {name: np.zeros(len(count_B)) for name in MEANS}
     for mean_B, value_T in zip(means.values(), (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
         mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / count_B[some_B]
     if len(bad := np.flatnonzero(~np.isfinite(means["entropy"] + means["nll"]))):
-        named = ", ".join(repr(batch.ids[i]) for i in bad[:5])
+        named = ", ".join(repr(ids[i]) for i in bad[:5])
         raise UserError(
             f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(count_B)} examples in a "
-            f"batch (ids {named}{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: "
-            "fp32 or another checkpoint, or take those examples out."
+            f"batch (first: {named}); its weights are damaged or overflow: try precision: fp32 or another checkpoint, "
+            "or take those examples out."
         )
-    columns = [batch.numbers, batch.ids, count_B.astype(np.int32)]
+    columns = [numbers, ids, count_B.astype(np.int32)]
     columns += [pa.array(mean_B, mask=~some_B) for mean_B in means.values()]
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in (*columns, batch.truncated)], schema=PART_SCHEMA)
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in (*columns, truncated)], schema=PART_SCHEMA)

@@ -139,20 +139,19 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
                 "model. Pass the one it returned, or none."
             )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        mixed: Any = 0.0
-        for place, (model, share) in enumerate(self._branches()):
-            inputs = {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        mixed: Any = None
+        caches = [None, None] if past_key_values is None else past_key_values.branches
+        for (model, share), cache in zip(self._branches(), caches, strict=False):
+            inputs = {"position_ids": position_ids, "logits_to_keep": logits_to_keep, "past_key_values": cache}
             known = inspect.signature(model.forward).parameters
             inputs = {name: value for name, value in inputs.items() if name in known}
-            if past_key_values is not None:
-                inputs["past_key_values"] = past_key_values.branches[place]
             logits = model(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **inputs, **kwargs
             ).logits
             if "logits_to_keep" not in inputs:
                 logits = logits[:, keep]
             own = share * logits[..., : self.config.vocab_size].float()
-            mixed = own if place == 0 else mixed + own.to(mixed.device)
+            mixed = own if mixed is None else mixed + own.to(mixed.device)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=mixed, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

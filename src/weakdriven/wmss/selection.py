@@ -25,7 +25,6 @@ def selection_weights(
     weak_entropy_N: ArrayLike,
     strong_entropy_N: ArrayLike,
     *,
-    rows: ArrayLike | None = None,
     consolidation: float = 0.1,
     difficulty: float = 0.8,
     repair: float = 0.1,
@@ -36,10 +35,7 @@ def selection_weights(
     `paper` is the printed equation. `official` is what the authors' code computes: the first weight multiplies the
     weak entropy, the second the fall, and each term is divided by its own sum over the data.
 
-    Args:
-        rows: Only these examples, as columns of the result; sums over the data are still those of all N.
-
-    >>> selection_weights([1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0], rows=[0, 1]).round(6).tolist()
+    >>> selection_weights([1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0])[:, :2].round(6).tolist()
     [[0.06, 0.0], [0.32, 0.48], [0.0, 0.01]]
     """
     weights = {"consolidation": consolidation, "difficulty": difficulty, "repair": repair}
@@ -65,7 +61,7 @@ def selection_weights(
         term_N *= weight
         if formula == "official" and total > 0:
             term_N /= total
-    return terms_3N if rows is None else terms_3N[:, np.asarray(rows)]
+    return terms_3N
 
 
 def selection_probabilities(
