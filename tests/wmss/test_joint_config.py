@@ -31,8 +31,8 @@ def config(**options):
         ({"strong_weight": 0, "weak_trainable": False}, "no weight learns"),
         ({"loss_implementation": "liger"}, "must be one of auto, reference, chunked, triton"),
         ({"loss_type": "dft"}, "loss_type is 'dft'; it must be 'nll'"),
-        ({"metric_for_best_model": "eval_mean_token_accuracy"}, "not measured here; use one of loss, mixed_loss, "),
-        ({"metric_for_best_model": "eval_one_entropy"}, "'eval_one_entropy', which is TRL's"),
+        ({"metric_for_best_model": "eval_mean_token_accuracy"}, "not measured here; use strong_loss"),
+        ({"metric_for_best_model": "eval_one_entropy"}, "'eval_one_entropy', which is not measured"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1; it must be 0"),
     ],
 )

@@ -41,15 +41,15 @@ def mix_rows(
     if weak is not None and (statistics or strong_anchor):
         strong_lse_R = strong.logsumexp(-1)
         result_R9[:, 1] = strong_lse_R - strong.gather(1, place_R1)[:, 0]
-    if weak is not None and strong_lse_R is not None and statistics:
-        weak_lse_R = weak.logsumexp(-1)
-        result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
-        # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
-        difference = weak - strong
-        result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
-        del difference
-        result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
-        result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
+        if statistics:
+            weak_lse_R = weak.logsumexp(-1)
+            result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
+            # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
+            difference = weak - strong
+            result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
+            del difference
+            result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
+            result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
     if weak is None:
         mixed = strong
     else:  # over the strong logits where nobody reads them again

@@ -41,16 +41,10 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
         raise UserError("activation_offloading moves activations off the GPU, and there is none here; turn it off.")
     for name in NEEDS_LOGITS:
         if options.get(name) is not None:
-            raise UserError(
-                f"{name} is set, but WDJTTrainer never builds the logits that it would read; leave it out. Losses, "
-                "probabilities and entropies of both models are logged anyway."
-            )
+            raise UserError(f"{name} is set, but WDJTTrainer never builds the logits that it reads; leave it out.")
     processor = options.get("processing_class")
     if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
-        raise UserError(
-            f"processing_class is {type(processor).__name__}; WDJTTrainer trains text-only causal LMs: give a "
-            "tokenizer."
-        )
+        raise UserError(f"processing_class is {type(processor).__name__}; text-only models need a tokenizer.")
 
 
 def refuse_sharding(trainer: Any) -> None:
@@ -94,7 +88,7 @@ def load_branches(
         base, lora = _load(strong_base, options, "strong"), peft_config or strong_adapter
         if isinstance(weak_model, str) and _same(strong_base, weak_base) and lora and keeps_base(lora):
             shared_base = twin(base)
-        strong = _adapted(base, model, trainable=True) if strong_adapter else base
+        strong = PeftModel.from_pretrained(base, model, is_trainable=True) if strong_adapter else base
     elif not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
         logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
     _refuse_model(strong, "strong")
@@ -107,7 +101,8 @@ def load_branches(
         if "quantization_config" not in options:
             options.setdefault("device_map", None)  # to main memory first, so that no second base fills the device
         weak = shared_base or _load(weak_base, options, "weak")
-        weak = _adapted(weak, weak_model, trainable=args.weak_trainable) if weak_adapter else weak
+        if weak_adapter:
+            weak = PeftModel.from_pretrained(weak, weak_model, is_trainable=args.weak_trainable)
     _refuse_model(weak, "weak")
     refuse_shared_layers(strong, weak)
     return strong, weak
@@ -117,8 +112,7 @@ def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTo
     """The tokenizer of a model; an adapter may have one of its own, or its base's."""
     base = causal_lm(strong).config._name_or_path
     source = model if isinstance(model, str) else base
-    load: Any = args.model_init_kwargs if isinstance(model, str) else None
-    revision = (load or {}).get("revision")
+    revision = (args.model_init_kwargs or {}).get("revision") if isinstance(model, str) else None  # pyright: ignore
     for place in (source, base):
         if (found := _tokenizer(place, revision=revision, trust_remote_code=args.trust_remote_code)) is not None:
             return found
@@ -141,19 +135,15 @@ def _base_of(source: Any) -> tuple[Any, PeftConfig | None]:
         is_adapter = isinstance(source, str) and find_adapter_config_file(source)
     except OSError:  # neither here nor on the Hub: loading it reports that
         return source, None
-    adapter = PeftConfig.from_pretrained(source) if is_adapter else None
-    return (adapter.base_model_name_or_path if adapter else source), adapter
+    if not is_adapter:
+        return source, None
+    refuse_pickles(Path(source))
+    adapter = PeftConfig.from_pretrained(source)
+    return adapter.base_model_name_or_path, adapter
 
 
 def _same(one: str, other: str) -> bool:
-    if Path(one).is_dir() and Path(other).is_dir():
-        return os.path.samefile(one, other)
-    return one == other
-
-
-def _adapted(base: PreTrainedModel, folder: str, *, trainable: bool) -> PeftModel:
-    refuse_pickles(Path(folder))
-    return PeftModel.from_pretrained(base, folder, is_trainable=trainable)
+    return one == other or (Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other))
 
 
 def _refuse_model(model: Any, name: str) -> None:

@@ -12,39 +12,27 @@ from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.losses.tiles import Implementation
 
 Schedule = Literal["linear", "cosine"]
-METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]
-METRICS.remove("margin_tokens")
-"""Names of what evaluation returns, each with the prefix `eval_`."""
+ENTROPIES = tuple(name for name in MixStatistics._fields if name.endswith("entropy"))
+
+
+def _option(default: Any, words: str) -> Any:
+    return field(default=default, metadata={"help": words})
 
 
 @dataclass
 class WDJTConfig(SFTConfig):
     """Settings of `WDJTTrainer`; everything that SFTConfig knows may be given too."""
 
-    strong_weight: float = field(
-        default=0.5, metadata={"help": "Share of the strong model's logits in the mixture, in [0, 1]. Paper: lambda."}
+    strong_weight: float = _option(0.5, "Share of the strong model's logits in the mixture, in [0, 1]. Paper: lambda.")
+    strong_weight_end: float | None = _option(
+        None, "strong_weight at the end of training, such as 1.0; unset: constant."
     )
-    strong_weight_end: float | None = field(
-        default=None, metadata={"help": "What strong_weight moves to over training, such as 1.0; unset: it stays."}
-    )
-    strong_weight_schedule: Schedule = field(
-        default="linear", metadata={"help": "How strong_weight moves to strong_weight_end: linear or cosine."}
-    )
-    strong_anchor: float = field(
-        default=0.0, metadata={"help": "Weight of the strong model's own cross-entropy, added to the mixed one."}
-    )
-    weak_trainable: bool = field(
-        default=True, metadata={"help": "Train the weak model too; if not, it only runs forward and stays as it is."}
-    )
-    weak_learning_rate: float | None = field(
-        default=None, metadata={"help": "Peak learning rate of the weak model; unset: learning_rate."}
-    )
-    merge_adapter: bool = field(
-        default=False, metadata={"help": "save_model writes the strong model with its adapter merged into it."}
-    )
-    loss_implementation: Implementation = field(
-        default="auto", metadata={"help": "Of the mixed loss: auto, triton, chunked or reference."}
-    )
+    strong_weight_schedule: Schedule = _option("linear", "How strong_weight moves: linear or cosine.")  # noqa: RUF009
+    strong_anchor: float = _option(0.0, "Weight of the strong model's own cross-entropy, added to the mixed one.")
+    weak_trainable: bool = _option(True, "Train the weak model too; if not, it only runs forward and stays as it is.")
+    weak_learning_rate: float | None = _option(None, "Peak learning rate of the weak model; unset: learning_rate.")
+    merge_adapter: bool = _option(False, "save_model writes the strong model with its adapter merged into it.")
+    loss_implementation: Implementation = _option("auto", "auto, triton, chunked or reference.")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         metric_given = self.metric_for_best_model is not None
@@ -67,10 +55,9 @@ class WDJTConfig(SFTConfig):
         if not self.strong_runs and not self.weak_trainable:
             raise UserError("strong_weight is 0 and weak_trainable is False, so no weight learns; change one.")
         best = self.metric_for_best_model or ""
-        if best.endswith("mean_token_accuracy") or (best.endswith("entropy") and not best.endswith(tuple(METRICS))):
+        if best.endswith("mean_token_accuracy") or (best.endswith("entropy") and not best.endswith(ENTROPIES)):
             raise UserError(
-                f"metric_for_best_model is {best!r}, which is TRL's and not measured here; use one of "
-                f"{', '.join(METRICS)}."
+                f"metric_for_best_model is {best!r}, which is not measured here; use strong_loss, for example."
             )
         # eval_loss is that of the mixture, which a schedule changes at each step; the strong model is what is kept
         if self.load_best_model_at_end and not metric_given and (self.strong_weight or self.strong_anchor):

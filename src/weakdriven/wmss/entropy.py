@@ -68,10 +68,7 @@ def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int
         batch_tokens: Padded tokens in one forward pass.
     """
     if missing := {"input_ids", "labels"} - set(dataset.column_names):
-        raise UserError(
-            f"The dataset has the columns {', '.join(dataset.column_names)}; scoring needs {' and '.join(missing)}: "
-            "tokenise it first."
-        )
+        raise UserError(f"The dataset has no {' and no '.join(missing)}, which scoring needs; tokenise it first.")
     parts = list(scan(model, dataset, plan_batches(row_lengths(dataset), batch_tokens)))
     return pa.Table.from_batches(parts, PART_SCHEMA).sort_by("row").drop_columns("row")
 
@@ -188,19 +185,17 @@ def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
             )
 
 
-def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
+def _to_host(scores: TokenScores) -> tuple[Tensor, Any]:
     """Start copying to the host; the copy is complete once the event has passed."""
     both_2T = torch.stack(scores)
     if not both_2T.is_cuda:
         return both_2T, None
     host_2T = torch.empty_like(both_2T, device="cpu", pin_memory=True)
     host_2T.copy_(both_2T, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host_2T, event
+    return host_2T, torch.cuda.current_stream().record_event()
 
 
-def _collect(rows: list[Any], copying: tuple[Tensor, torch.cuda.Event | None]) -> pa.RecordBatch:
+def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
     """Means over each example's supervised tokens, in float64; `rows` are the first four of `States`."""
     numbers, ids, truncated, count_B = rows
     host_2T, event = copying

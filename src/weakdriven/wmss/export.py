@@ -73,9 +73,8 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
         del mixture, strong, weak  # two copies of a pair may not fit
         refuse_other_answer(part, ids, expected)
         os.replace(part, mix.out)
-    except BaseException:
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise
     return mix
 
 

@@ -40,12 +40,7 @@ def mean_logits(sums: list[float]) -> dict[str, float]:
 
 
 def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:
-    """Raise an error on a loss or gradient that is not finite, before the optimizer moves.
-
-    Args:
-        losses: Cross-entropy of `mixed` and of each model that ran.
-        norms: Gradient norm of each model that has gradients.
-    """
+    """Raise an error on a cross-entropy or gradient norm that is not finite, before the optimizer moves."""
     for what, values in (("cross-entropy", losses), ("gradient norm", norms)):
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad := [name for name in bad if name != "mixed"] or bad:
@@ -64,7 +59,6 @@ class GapWatch:
     """
 
     WINDOW, WINDOWS, LEAST = 20, 4, 0.05
-
     WARNING = (
         "The strong model alone falls behind the mixture: its cross-entropy is {gap:.3f} above the mixed one and "
         "rising, so it learns to rely on the weak model, which is discarded. Let the mixture end in the "
@@ -94,7 +88,7 @@ class GapWatch:
         self.means.append(mean(self.current))
         noise = 5 * stdev(self.current) / math.sqrt(self.WINDOW)
         self.current = []
-        means = list(self.means)
-        rising = len(means) == self.WINDOWS and all(a < b for a, b in pairwise(means))
-        self.reported = rising and means[-1] > self.LEAST and means[-1] - means[0] > noise
+        first, last = self.means[0], self.means[-1]
+        rising = len(self.means) == self.WINDOWS and all(a < b for a, b in pairwise(self.means))
+        self.reported = rising and last > self.LEAST and last - first > noise
         return self.reported

@@ -61,10 +61,6 @@ class MixtureCache(Cache):
         super().__init__(layers=[layer for branch in branches for layer in branch.layers])
         self.branches = branches
 
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
 
 class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
     """Its logits are `strong_weight * strong + (1 - strong_weight) * weak`, as in joint training.
@@ -102,12 +98,8 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
             vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
         """
         refuse_different_heads(strong, weak, vocabulary)
-        config = MixtureConfig(
-            strong_config=deepcopy(strong.config),
-            weak_config=deepcopy(weak.config),
-            strong_weight=strong_weight,
-            dtype=strong.dtype,
-        )
+        configs: dict[str, Any] = {"strong_config": deepcopy(strong.config), "weak_config": deepcopy(weak.config)}
+        config = MixtureConfig(**configs, strong_weight=strong_weight, dtype=strong.dtype)
         mixture = cls(config, strong, weak)
         mixture.generation_config = deepcopy(strong.generation_config) or GenerationConfig()
         mixture.generation_config.cache_implementation = None  # Gemma's may name one for a single model

@@ -110,9 +110,7 @@ class WeakStrongPair(nn.Module):
         Sequences packed into one row are separated by `position_ids` that restart, with no `attention_mask`.
         """
         if labels is None:
-            raise UserError(
-                "WeakStrongPair got no labels; the mixed loss needs the true tokens (-100: not supervised)."
-            )
+            raise UserError("WeakStrongPair got no labels; it needs the true tokens (-100: not supervised).")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **kwargs}
         if position_ids is not None:
             inputs["position_ids"] = position_ids
@@ -127,13 +125,12 @@ class WeakStrongPair(nn.Module):
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
             weak_TE = supervised(self.weak) if self.weak_runs else None
         target_T = target.flatten().index_select(0, place)
-        loss, *rest = self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
-        return PairOutput(loss, torch.tensor(len(place), device=target.device), *rest)
+        return self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
 
     @torch.compiler.disable
     def _mixed_loss(
         self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
-    ) -> tuple[Tensor, MixStatistics, tuple[Tensor, Tensor]]:
+    ) -> PairOutput:
         scale = 1 / max(float(len(target_T) if items is None else items), 1.0)
         options: dict[str, Any] = {"strong_weight": self.strong_weight, "strong_anchor": self.strong_anchor}
         options |= {"scale": scale, "implementation": self.implementation}
@@ -145,7 +142,7 @@ class WeakStrongPair(nn.Module):
             unknown if row is None or hidden is None else summed_mean_logit(hidden, row)
             for hidden, row in zip((strong_TD, weak_TE), self._mean_rows, strict=True)
         )
-        return loss, statistics, (strong, weak)
+        return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
 
     @property
     def config(self) -> Any:
@@ -204,8 +201,8 @@ def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: 
 def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
     if {id(module) for module in strong.modules()} & {id(module) for module in weak.modules()}:
         raise UserError(
-            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path, "
-            "or load it a second time. The trainer shares equal frozen tensors in memory by itself."
+            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path "
+            "or load it a second time. Equal frozen tensors are held in memory once all the same."
         )
 
 

@@ -45,10 +45,7 @@ def selection_weights(
     if not any(weights.values()):
         raise UserError("consolidation, difficulty and repair are all 0, so nothing could be drawn; raise one of them.")
     if formula not in FORMULAS:
-        raise UserError(
-            f"formula is {formula!r}, expected 'paper' (the printed equation) or 'official' (the authors' code); "
-            "choose one of the two."
-        )
+        raise UserError(f"formula is {formula!r}, expected 'paper' (as printed) or 'official' (the authors' code).")
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
     terms_3N = np.empty((3, len(weak_N)))
     fall_N, level_N, rise_N = (terms_3N[row] for row in ((0, 1, 2) if formula == "paper" else (1, 0, 2)))
@@ -134,10 +131,7 @@ def selection_counters(
 
     Above a million examples the rank correlation of the two formulas is that of a million random rows, the same ones
     each time; its standard error is then about 0.001.
-
-    Args:
-        active: Sorted, as `draw_active` gives them.
-        weights: `consolidation`, `difficulty` and `repair`.
+    The active rows are sorted, as `draw_active` gives them; the weights are `consolidation`, `difficulty` and `repair`.
     """
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
     p, count = probabilities_N, draws(len(probabilities_N), multiplier)
@@ -217,10 +211,7 @@ def _entropies(weak: ArrayLike, strong: ArrayLike) -> tuple[np.ndarray, np.ndarr
 
 def _column(name: str, values: ArrayLike, least: float = 0.0) -> np.ndarray:
     """Finite float64 numbers, one per example; those from `least` to 0 become 0."""
-    try:
-        column_N = np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"The {name} are not a column of numbers ({error}); pass one number per example.") from error
+    column_N = np.asarray(values, np.float64)
     if column_N.ndim != 1 or not len(column_N):
         raise UserError(f"The {name} have shape {column_N.shape}; pass one number per example, and at least one.")
     finite_N = np.isfinite(column_N)
