@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loss_cases import CUDA
-from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
+from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, Mixing, mix_rows
 from weakdriven.losses.triton import mixed_ce as kernel
 
 DEVICES = [
@@ -24,14 +24,14 @@ def tile(rows, vocabulary, dtype, seed, *, spare=0):
     return *wide, torch.randint(vocabulary, (rows,), generator=draw)
 
 
-def both(device, strong, weak, target, *, vocabulary, **options):
+def both(device, strong, weak, target, *, vocabulary, statistics, gradients, **mixing):
     """What each leaves in its tiles, and its rows of results."""
-    found = []
+    found, options = [], {"statistics": statistics, "gradients": gradients}
     for fill in (mix_rows, kernel.mix_rows):
         place = "cpu" if fill is mix_rows else device
         wide = [None if x is None else x.clone().to(place) for x in (strong, weak)]
         views = [None if x is None else x[:, :vocabulary] for x in wide]
-        results = fill(*views, target.to(place), **options)
+        results = fill(*views, target.to(place), Mixing(**mixing), **options)
         found.append(([None if x is None else x.cpu().float() for x in wide], results.cpu()))
     return found
 
@@ -61,7 +61,7 @@ def test_every_option_gives_the_results_and_gradients_of_the_torch_rows(device, 
         return data.draw(st.sampled_from(choices))
 
     gradients = draw(NO_GRADIENT, SHARED, SEPARATE)
-    caps = (draw(0.0, 3.0, 30.0), draw(0.0, 3.0, 30.0)) if gradients != SHARED else (0.0, 0.0)
+    caps = (0.0, 3.0, 30.0) if gradients != SHARED else (0.0,)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "BLOCK", draw(16, 32))  # so that rows of any length take several blocks
         assert_same(
@@ -74,14 +74,16 @@ def test_every_option_gives_the_results_and_gradients_of_the_torch_rows(device, 
             spare=draw(0, 5),
             strong_weight=data.draw(st.floats(0.01, 0.99)),
             strong_anchor=draw(0.0, 0.7) if gradients != SHARED else 0.0,
-            scales=(draw(1.0, 0.125, 1.7), draw(1.0, 0.125, 1.7)),
-            caps=caps,
+            strong_scale=draw(1.0, 0.125, 1.7),
+            weak_scale=draw(1.0, 0.125, 1.7),
+            strong_cap=draw(*caps),
+            weak_cap=draw(*caps),
             statistics=draw(True, False),
             gradients=gradients,
         )
 
 
-PLAIN = {"strong_weight": 0.42, "strong_anchor": 0.0, "scales": (1.0, 1.0), "caps": (0.0, 0.0)}
+PLAIN = {"strong_weight": 0.42}
 
 
 @pytest.mark.parametrize("gradients", [SHARED, SEPARATE])

@@ -252,5 +252,5 @@ def test_a_dataset_of_ones_own_is_scored_in_its_order(dataset):
 
 
 def test_a_dataset_without_labels_is_refused(dataset):
-    with pytest.raises(UserError, match=r"columns id, input_ids, truncated; scoring needs labels: tokenise"):
+    with pytest.raises(UserError, match="has no labels, which scoring needs; tokenise it"):
         score_dataset(model(), dataset.remove_columns("labels"))

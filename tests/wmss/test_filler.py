@@ -1,10 +1,12 @@
 """Rows that accelerate puts in twice are taken out of an evaluation."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.wmss.filler import LENGTHS, WithLengths, ignore_filler
+from weakdriven.wmss.trainer import LENGTHS, ignore_filler, with_lengths
 
 
 @pytest.mark.parametrize("left, process, own", [(5, 0, 3), (5, 1, 2), (2, 0, 2), (2, 1, 0), (3, 1, 0)])
@@ -17,8 +19,6 @@ def test_rows_apart_and_rows_joined_keep_the_same_tokens(left, process, own):
     assert (joined != IGNORE).sum() == lengths[:own].sum()
 
 
-def test_a_collator_is_wrapped_once():
-    collate = WithLengths(WithLengths(lambda rows: {"rows": len(rows)}))
-    found = collate([{"input_ids": [1, 2]}, {"input_ids": [1]}])
+def test_a_batch_carries_the_lengths_of_its_rows():
+    found = partial(with_lengths, lambda rows: {"rows": len(rows)})([{"input_ids": [1, 2]}, {"input_ids": [1]}])
     assert found["rows"] == 2 and found[LENGTHS].tolist() == [2, 1]
-    assert not isinstance(collate.collate, WithLengths)

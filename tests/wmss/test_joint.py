@@ -316,7 +316,7 @@ def test_a_gradient_that_is_not_finite_names_its_branch_before_the_optimizer_mov
     weight.register_hook(lambda gradient: gradient * math.inf if trainer.state.global_step == 2 else gradient)
     kept = {}
     trainer.add_callback(Watch(lambda model: kept.update(both(trainer))))
-    with pytest.raises(UserError, match=rf"at step 3: the gradient norm of the {branch} model is nan"):
+    with pytest.raises(UserError, match=rf"at step 3: the {branch} model's gradient norm is nan"):
         fit(trainer)
     assert_equal(both(trainer), kept)
 

@@ -49,7 +49,7 @@ def test_rows_without_a_supervised_token_are_refused(tmp_path):
     masked = token_rows(4).map(lambda row: {"labels": [-100] * len(row["labels"])})
     with pytest.raises(UserError, match=r"No token of the 4 training rows is supervised: every label is -100"):
         make(tmp_path, data=masked, max_length=None)
-    with pytest.raises(UserError, match="empty once rows without supervised tokens are dropped"):
+    with pytest.raises(UserError, match=r"No token of the 0 training rows is supervised"):
         make(tmp_path, data=masked, max_length=16)
 
 
@@ -65,7 +65,7 @@ def headless():
 @pytest.mark.parametrize(
     "build, message",
     [
-        (seq2seq, "T5ForConditionalGeneration, an encoder-decoder"),
+        (seq2seq, "T5ForConditionalGeneration is an encoder-decoder model"),
         (headless, "no plain output head"),
         (lambda: torch.nn.Linear(2, 2), "is Linear; expected a path, a PreTrainedModel or PeftModel"),
     ],
@@ -127,7 +127,7 @@ def frozen():
         (frozen, {}, "No weight of the"),
         (lambda: experts(1), {}, "mixture of experts"),
         (lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and this is the only process"),
+        (lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set for a single process"),
     ],
     ids=["frozen", "experts", "heads", "fsdp"],
 )

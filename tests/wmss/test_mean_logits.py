@@ -8,10 +8,9 @@ from helpers import tiny_model
 from joint_cases import logs, make
 from weakdriven.diagnose.logits import logit_statistics
 from weakdriven.losses.head import Head
-from weakdriven.losses.mean_logit import mean_row, summed_mean_logit
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.head import causal_lm, head, hidden_states
-from weakdriven.wmss.pair import targets
+from weakdriven.wmss.pair import mean_row, summed_mean_logit, targets
 
 NAMES = ("strong_mean_logit", "weak_mean_logit")
 
@@ -111,7 +110,7 @@ def test_rows_that_pad_the_head_count_and_sums_are_wide(dtype):
     hidden_TD = torch.randn(7, 8, generator=draw).to(dtype)
     one = Head(weight_VD, bias_V=torch.full((5000,), 0.25, dtype=dtype), scale=2.0)
     row = mean_row(one)
-    assert row is not None and row.weight_D.dtype == torch.float32
+    assert row is not None and row[0].dtype == torch.float32
     want = 2 * (hidden_TD.double() @ weight_VD.double().T + 0.25).mean(-1).sum()
     assert summed_mean_logit(hidden_TD, row).item() == pytest.approx(want.item(), abs=1e-5)
     assert mean_row(one._replace(cap=30.0)) is None

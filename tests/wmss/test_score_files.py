@@ -16,10 +16,11 @@ from weakdriven.wmss import score_files as home
 from weakdriven.wmss.score_files import (
     PART_SCHEMA,
     SCHEMA,
+    PartWriter,
     ScoreFacts,
     find_scores,
     merge_parts,
-    part_writer,
+    read_entropies,
     read_facts,
     read_parts,
     read_scores,
@@ -47,9 +48,10 @@ def ids(count: int) -> pa.ChunkedArray:
 
 
 def write_parts(folder: Path, *batches: pa.RecordBatch) -> None:
-    with part_writer(folder, every_seconds=0) as parts:
+    with PartWriter(folder) as parts:
         for one in batches:
             parts.add(one)
+            parts.flush()
 
 
 def names(folder: Path) -> list[str]:
@@ -85,7 +87,7 @@ def test_batches_wait_until_it_is_time_to_write_them_together(tmp_path, monkeypa
     clock = iter([0.0, 10.0, 29.0, 31.0, 31.5, 40.0, 50.0])
     monkeypatch.setattr(home.time, "monotonic", lambda: next(clock))
     seen = []
-    with part_writer(tmp_path) as parts:
+    with PartWriter(tmp_path) as parts:
         for one in (batch(0), batch(1), batch(2), batch(4)):
             parts.add(one)
             seen.append(names(tmp_path))
@@ -94,7 +96,7 @@ def test_batches_wait_until_it_is_time_to_write_them_together(tmp_path, monkeypa
 
 
 def test_a_scan_that_fails_keeps_what_it_had_scored(tmp_path):
-    with pytest.raises(RuntimeError, match="killed"), part_writer(tmp_path, every_seconds=1e9) as parts:
+    with pytest.raises(RuntimeError, match="killed"), PartWriter(tmp_path) as parts:
         parts.add(batch(0, 1))
         raise RuntimeError("killed")
     assert read_parts(tmp_path)["row"].to_pylist() == [0, 1]
@@ -106,7 +108,7 @@ def test_a_kill_while_a_part_is_written_leaves_no_part_that_counts(tmp_path, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(home.pq, "write_table", torn)
-    with pytest.raises(KeyboardInterrupt), part_writer(tmp_path, every_seconds=0) as parts:
+    with pytest.raises(KeyboardInterrupt), PartWriter(tmp_path) as parts:
         parts.add(batch(0))
     monkeypatch.undo()
     assert names(tmp_path) == ["rows-0000000000.parquet.part"] and not len(read_parts(tmp_path))
@@ -124,13 +126,6 @@ def test_a_part_that_cannot_be_read_is_removed_so_that_its_rows_are_scored_again
     torn.write_bytes(found[damage])
     assert read_parts(tmp_path)["row"].to_pylist() == [2]
     assert names(tmp_path) == ["rows-0000000002.parquet"]
-
-
-def test_parts_of_an_older_version_that_bear_no_hash_still_count(tmp_path):
-    write_parts(tmp_path, batch(0, 1))
-    (part,) = tmp_path.iterdir()
-    part.rename(tmp_path / "rows-0000000000.parquet")
-    assert read_parts(tmp_path)["row"].to_pylist() == [0, 1]
 
 
 def test_a_folder_without_parts_holds_no_rows(tmp_path):
@@ -162,6 +157,13 @@ def test_a_merge_that_would_lose_or_double_an_example_is_refused(batches, rows, 
     write_parts(tmp_path, *batches)
     with pytest.raises(UserError, match=rf"{tmp_path}: .*({words}).*remove that folder and run again"):
         merge_parts(tmp_path, ids(rows))
+
+
+def test_entropies_are_read_in_the_order_of_the_data_or_not_at_all(score_file):
+    assert read_entropies(score_file, ids(3)).tolist() == [0.25, 1.25, 2.25]
+    for other in (ids(2), pa.chunked_array([["id-1", "id-0", "id-2"]])):
+        with pytest.raises(UserError, match=f"{score_file} holds scores of other data; remove its folder"):
+            read_entropies(score_file, other)
 
 
 def test_a_score_file_keeps_its_numbers_and_its_facts(score_file, tmp_path):
@@ -205,42 +207,47 @@ def test_a_table_without_facts_has_scores_but_no_facts(score_file):
         read_facts(score_file)
 
 
+def found_in(place) -> list[Path]:
+    return [path for path, _ in score_files([str(place)])]
+
+
 def test_a_place_is_a_score_file_its_folder_or_a_run(score_file):
     run = score_file.parents[2]
     for place in (score_file, score_file.parent, run):
-        assert score_files(str(place)) == [score_file]
+        assert found_in(place) == [score_file]
     other = run / "entropy/sft/scores.parquet"
     other.parent.mkdir()
     other.write_bytes(score_file.read_bytes())
-    assert score_files(str(run)) == [score_file, other]
+    assert found_in(run) == [score_file, other]
 
 
 def test_a_place_in_the_home_folder_can_be_named(score_file, monkeypatch):
     monkeypatch.setenv("HOME", str(score_file.parents[3]))
-    assert score_files("~/run") == [score_file]
+    assert found_in("~/run") == [score_file]
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make",
     [
-        (lambda place: None, "does not exist"),
-        (lambda place: place.mkdir(), "holds no score files"),
-        (lambda place: (place.mkdir(), (place / "run.json").write_text("{}")), "is a run without score files"),
+        lambda place: None,
+        lambda place: place.mkdir(),
+        lambda place: (place.mkdir(), (place / "run.json").write_text("{}")),
     ],
     ids=["missing", "empty folder", "young run"],
 )
-def test_a_place_without_scores_is_refused(make, words, tmp_path):
+def test_a_place_without_scores_is_refused(make, tmp_path):
     make(tmp_path / "place")
-    with pytest.raises(UserError, match=rf"selection.reuse: {tmp_path}/place {words}; give a run directory"):
-        score_files(str(tmp_path / "place"))
+    words = rf"selection.reuse: there are no score files in {tmp_path}/place; give a run directory"
+    with pytest.raises(UserError, match=words):
+        found_in(tmp_path / "place")
 
 
 def test_scores_of_other_tokens_are_refused_with_both_values_and_a_way_out(score_file):
     place = [str(score_file)]
     refuse_other_tokens(place, tokenizer="t", max_length=256)
-    with pytest.raises(UserError, match=r"another tokenizer or chat template; remove it from selection.reuse, or use"):
+    with pytest.raises(UserError, match=r"another tokenizer or chat template; change that, or remove it"):
         refuse_other_tokens(place, tokenizer="u", max_length=256)
-    with pytest.raises(UserError, match=r"max_length=256, and this recipe has 128; set that max_length, or remove"):
+    with pytest.raises(UserError, match=r"max_length=256, and this recipe has 128; change that, or remove"):
         refuse_other_tokens(place, tokenizer="t", max_length=128)
 
 

@@ -96,16 +96,6 @@ def test_both_formulas_equal_a_plain_loop_with_zeros_and_ties(entropies, parts, 
     assert got.sum() == pytest.approx(1)
 
 
-@given(ENTROPIES, WEIGHTS, st.sampled_from(["paper", "official"]), st.data())
-def test_the_weights_of_some_rows_are_theirs_among_all(entropies, parts, formula, data):
-    given_parts = dict(zip(PARTS, parts, strict=True))
-    rows = data.draw(st.lists(st.integers(0, entropies.shape[1] - 1), min_size=1, max_size=5))
-    everything = selection_weights(*entropies, formula=formula, **given_parts)
-    some = selection_weights(*entropies, rows=rows, formula=formula, **given_parts)
-    assert everything.shape == (3, entropies.shape[1])
-    assert np.array_equal(some, everything[:, rows])
-
-
 def test_entropies_are_not_changed_in_place():
     weak, strong = WEAK.copy(), STRONG.copy()
     p = selection_probabilities(weak, strong, formula="official")
@@ -162,14 +152,13 @@ def test_non_finite_entropies_are_counted_and_the_first_rows_named():
     "weak, strong, message",
     [
         ([0.1], [0.1, 0.2], "1 weak and 2 strong entropies"),
-        ([], [], "weak entropies are empty"),
-        ([0.1], [], "strong entropies are empty"),
+        ([], [], r"weak entropies have shape \(0,\)"),
+        ([0.1], [], r"strong entropies have shape \(0,\)"),
         ([[0.1, 0.2]], [0.1, 0.2], r"weak entropies have shape \(1, 2\)"),
         (0.1, [0.1], r"weak entropies have shape \(\)"),
-        (["a"], [0.1], "weak entropies are not a column of numbers"),
         ([0.1, 0.2, 0.3], [0.1, -0.5, -0.2], r"strong entropies are negative in 2 of 3 rows \(first: 1, 2\).*-0.5"),
     ],
-    ids=["lengths", "empty", "one-empty", "table", "number", "words", "negative"],
+    ids=["lengths", "empty", "one-empty", "table", "number", "negative"],
 )
 def test_columns_that_are_not_entropies_are_an_error(weak, strong, message):
     with pytest.raises(UserError, match=message):
@@ -278,7 +267,7 @@ def test_dedup_of_the_published_draws_keeps_each_row_once(monkeypatch):
         ([0.5, 0.5 + 1e-6], "sum to 1.000001, expected 1"),
         ([1.5, -0.5], r"negative in 1 of 2 rows \(first: 1\), as low as -0.5"),
         ([math.nan, 1.0], r"not finite in 1 of 2 rows \(first: 0\)"),
-        ([], "probabilities are empty"),
+        ([], r"probabilities have shape \(0,\)"),
         ([[0.5, 0.5]], r"shape \(1, 2\)"),
     ],
     ids=["sum", "nearly", "negative", "nan", "empty", "table"],

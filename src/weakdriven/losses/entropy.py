@@ -4,18 +4,16 @@ T = tokens, R = rows of a tile, D = width, V = vocabulary. The rows are those of
 one pass over the logits gives log-sum-exp and entropy together.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weakdriven.losses.branch import Branch
 from weakdriven.losses.head import Head, as_head, refuse_shapes
-from weakdriven.losses.mix_rows import NO_GRADIENT
+from weakdriven.losses.mix_rows import NO_GRADIENT, Mixing
+from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
-
-NLL, ENTROPY = 0, 6
-"""Columns of what `mix_rows` gives."""
 
 
 class TokenScores(NamedTuple):
@@ -69,12 +67,12 @@ def token_scores(
     tile_RV = hidden_TD.new_empty(min(rows, len(hidden_TD)), vocabulary)
     branch = Branch(hidden_TD, head.weight_VD, head.bias_V, [False] * 3)
     result_T9 = torch.empty(len(hidden_TD), 9, dtype=branch.wide, device=hidden_TD.device)
-    options: dict[str, Any] = {"strong_weight": 1.0, "strong_anchor": 0.0, "statistics": True}
-    options |= {"scales": (head.scale, 1.0), "caps": (head.cap or 0.0, 0.0), "gradients": NO_GRADIENT}
+    mixing = Mixing(strong_scale=head.scale, strong_cap=head.cap or 0.0)
     with torch.autocast(hidden_TD.device.type, enabled=False):
         for begin in range(0, len(hidden_TD), rows):
             end = min(begin + rows, len(hidden_TD))
             logits_RV, target_R = branch.logits(begin, end, tile_RV), target_T[begin:end].contiguous()
-            result_T9[begin:end] = fill(logits_RV, None, target_R, **options)
+            result_T9[begin:end] = fill(logits_RV, None, target_R, mixing, statistics=True, gradients=NO_GRADIENT)
+    found = MixStatistics(*result_T9.unbind(1))
     # a certain prediction may come out a rounding error below zero
-    return TokenScores(result_T9[:, ENTROPY].clamp_min(0), result_T9[:, NLL])
+    return TokenScores(found.mixed_entropy.clamp_min(0), found.mixed_loss)

@@ -3,23 +3,27 @@
 R = rows of a tile, V = vocabulary.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 NO_GRADIENT, SHARED, SEPARATE = 0, 1, 2
 
 
+class Mixing(NamedTuple):
+    """How the logits of two models are scaled, capped (0: not at all) and mixed, in the kernel's order."""
+
+    strong_weight: float = 1.0
+    strong_anchor: float = 0.0
+    strong_scale: float = 1.0
+    strong_cap: float = 0.0
+    weak_scale: float = 1.0
+    weak_cap: float = 0.0
+
+
 def mix_rows(
-    strong_RV: Tensor,
-    weak_RV: Tensor | None,
-    target_R: Tensor,
-    *,
-    strong_weight: float,
-    strong_anchor: float,
-    scales: tuple[float, float],
-    caps: tuple[float, float],
-    statistics: bool,
-    gradients: int,
+    strong_RV: Tensor, weak_RV: Tensor | None, target_R: Tensor, mixing: Mixing, *, statistics: bool, gradients: int
 ) -> Tensor:
     """Loss and statistics of each row, in the order of `MixStatistics`; NaN where not asked for.
 
@@ -28,23 +32,24 @@ def mix_rows(
             whole loss by the raw strong logits.
         weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
     """
+    strong_weight, strong_anchor, strong_scale, strong_cap, weak_scale, weak_cap = mixing
     place_R1 = target_R[:, None]
-    strong = capped(strong_RV, scales[0], caps[0])
-    weak = None if weak_RV is None else capped(weak_RV, scales[1], caps[1])
+    strong = capped(strong_RV, strong_scale, strong_cap)
+    weak = None if weak_RV is None else capped(weak_RV, weak_scale, weak_cap)
     result_R9 = torch.full((len(target_R), 9), torch.nan, dtype=strong.dtype, device=strong.device)
     strong_lse_R = None
     if weak is not None and (statistics or strong_anchor):
         strong_lse_R = strong.logsumexp(-1)
         result_R9[:, 1] = strong_lse_R - strong.gather(1, place_R1)[:, 0]
-    if weak is not None and strong_lse_R is not None and statistics:
-        weak_lse_R = weak.logsumexp(-1)
-        result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
-        # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
-        difference = weak - strong
-        result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
-        del difference
-        result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
-        result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
+        if statistics:
+            weak_lse_R = weak.logsumexp(-1)
+            result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
+            # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
+            difference = weak - strong
+            result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
+            del difference
+            result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
+            result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
     if weak is None:
         mixed = strong
     else:  # over the strong logits where nobody reads them again
@@ -71,12 +76,12 @@ def mix_rows(
             strong_RV.copy_(residual)
         return result_R9
     if weak is not None and weak_RV is not None:
-        weak_RV.copy_(by_raw(residual, weak, (1 - strong_weight) * scales[1], caps[1]))
+        weak_RV.copy_(by_raw(residual, weak, (1 - strong_weight) * weak_scale, weak_cap))
     residual.mul_(strong_weight)
     if strong_anchor and strong_lse_R is not None:
         alone = (strong - strong_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
         residual.add_(alone, alpha=strong_anchor)
-    strong_RV.copy_(by_raw(residual, strong, scales[0], caps[0]))
+    strong_RV.copy_(by_raw(residual, strong, strong_scale, strong_cap))
     return result_R9
 
 

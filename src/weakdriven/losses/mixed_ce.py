@@ -7,6 +7,7 @@ element-wise pass (torch or Triton), and used up by two more products per branch
 which is as few as there can be. Nothing of size (T, V) exists.
 """
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,25 +17,11 @@ from torch.nn import functional as F
 from weakdriven.errors import UserError
 from weakdriven.losses.branch import Branch, late_scale, scaled_once
 from weakdriven.losses.head import Head, as_head, first_rows
-from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, mix_rows
+from weakdriven.losses.mix_rows import NO_GRADIENT, SEPARATE, SHARED, Mixing, mix_rows
 from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
 
 IGNORE = -100
-
-
-class Mixing(NamedTuple):
-    """The numbers of one call, in the list that the operator takes."""
-
-    strong_weight: float
-    strong_anchor: float
-    scale: float
-    """Factor of the loss."""
-    strong_scale: float
-    weak_scale: float
-    strong_cap: float
-    """0: none."""
-    weak_cap: float
 
 
 class MixStatistics(NamedTuple):
@@ -136,8 +123,10 @@ def mixed_cross_entropy_with_statistics(
     if not strong_runs:  # the weak branch is all there is
         same: dict[str, Any] = {"scale": scale, "implementation": implementation, "statistics": statistics}
         loss, alone = mixed_cross_entropy_with_statistics(weak_TE, weak, None, weak, target_T, strong_weight=1, **same)
+        of_weak = {"weak_loss": alone.strong_loss, "weak_entropy": alone.strong_entropy}
         nan = torch.full_like(alone.mixed_loss, torch.nan)
-        return loss, MixStatistics(*alone[:1], nan, *alone[1:2], *alone[3:4], nan, nan, *alone[6:7], nan, *alone[7:8])
+        of_strong = dict.fromkeys(("strong_loss", "strong_probability", "margin_tokens", "strong_entropy"), nan)
+        return loss, alone._replace(**of_weak, **of_strong)
     lengths = [None if x is None else len(x) for x in (strong_TD, weak_TE if weak_runs else target_T, target_T)]
     if strong_TD is None or len(set(lengths)) > 1:
         raise UserError(
@@ -148,18 +137,13 @@ def mixed_cross_entropy_with_statistics(
         wide = torch.promote_types(strong_TD.dtype, weak_TE.dtype)
         strong_TD, weak_TE = strong_TD.to(wide), weak_TE.to(wide)
     if implementation == "reference":
-        return _reference(
-            strong_TD, strong, weak_TE if weak_runs else None, weak, target_T, strong_weight, strong_anchor, scale
-        )
+        weak_TV = weak.logits(weak_TE) if weak_TE is not None and weak_runs else None
+        return _reference(strong.logits(strong_TD), weak_TV, target_T, Mixing(strong_weight, strong_anchor), scale)
+    mixing = Mixing(strong_weight, strong_anchor, strong.scale, strong.cap or 0.0, weak.scale, weak.cap or 0.0)
     tensors = [strong_TD, strong.weight_VD, strong.bias_V]
     tensors += [weak_TE, weak.weight_VD, weak.bias_V] if weak_runs else [None, None, None]
-    loss, statistics_9, *_ = _mixed_ce(
-        *tensors,
-        target_T,
-        [strong_weight, strong_anchor, scale, strong.scale, weak.scale, strong.cap or 0.0, weak.cap or 0.0],
-        [statistics, triton],
-        [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors],
-    )
+    needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
+    loss, statistics_9, *_ = _mixed_ce(*tensors, target_T, [*mixing], scale, statistics, triton, needs)
     return loss, MixStatistics(*statistics_9.unbind())
 
 
@@ -173,7 +157,9 @@ def _mixed_ce(
     weak_bias_V: Tensor | None,
     target_T: Tensor,
     numbers: list[float],
-    flags: list[bool],
+    scale: float,
+    statistics: bool,
+    triton: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, statistics, and the gradient of each of the first six tensors (empty where none is needed).
@@ -183,24 +169,20 @@ def _mixed_ce(
 
     Args:
         numbers: A `Mixing`.
-        flags: Whether statistics are wanted, and whether Triton computes the rows.
         needs: Which of the first six tensors need a gradient.
     """
-    statistics, triton = flags
     target_T, mixing = target_T.contiguous(), Mixing(*numbers)
-    strong_weight, strong_anchor, scale, *_ = mixing
-    scales, caps = (mixing.strong_scale, mixing.weak_scale), (mixing.strong_cap, mixing.weak_cap)
+    strong_weight, strong_anchor, strong_scale, strong_cap, weak_scale, weak_cap = mixing
     strong = Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
     weak = None
     if weak_TE is not None and weak_head_VE is not None:
         weak = Branch(weak_TE, weak_head_VE, weak_bias_V, needs[3:])
     gradients, factors = NO_GRADIENT, (1.0, 1.0)
-    if any(needs) and (strong_anchor or any(caps)):
+    if any(needs) and (strong_anchor or strong_cap or weak_cap):
         gradients = SEPARATE
     elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
-        gradients, factors = SHARED, (strong_weight * scales[0], (1 - strong_weight) * scales[1])
-    fill, options = row_function(triton), dict[str, Any](strong_weight=strong_weight, strong_anchor=strong_anchor)
-    options |= {"scales": scales, "caps": caps, "statistics": statistics, "gradients": gradients}
+        gradients, factors = SHARED, (strong_weight * strong_scale, (1 - strong_weight) * weak_scale)
+    fill = partial(row_function(triton), mixing=mixing, statistics=statistics, gradients=gradients)
     chunk, tile = tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
     chunk = min(chunk, max(len(target_T), 1))
     tile = min(tile, chunk)
@@ -216,7 +198,7 @@ def _mixed_ce(
                 if weak:
                     weak_logits = weak.logits(first, last, weak_RV)
                 strong_RV = strong_logits[first - begin : last - begin]
-                results.append(fill(strong_RV, weak_logits, target_T[first:last], **options))
+                results.append(fill(strong_RV, weak_logits, target_T[first:last]))
             if gradients:
                 strong.take(strong_logits, begin, end, scale, factors[0])
             if gradients and weak and weak_logits is not None:
@@ -240,37 +222,28 @@ def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden_TD, numbers, ctx.needs = inputs[0], inputs[7], inputs[-1]
-    ctx.late = late_scale(Mixing(*numbers).scale, hidden_TD)
+    hidden_TD, scale, ctx.needs = inputs[0], inputs[8], inputs[-1]
+    ctx.late = late_scale(scale, hidden_TD)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
     ctx.save_for_backward(*output[2:])
 
 
 def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
-    return *scaled_once(ctx, scale), *(None,) * 4
+    return *scaled_once(ctx, scale), *(None,) * 6
 
 
 _mixed_ce.register_autograd(_scale, setup_context=_keep)
 
 
 def _reference(
-    strong_TD: Tensor,
-    strong: Head,
-    weak_TE: Tensor | None,
-    weak: Head,
-    target_T: Tensor,
-    weight: float,
-    anchor: float,
-    scale: float,
+    strong_TV: Tensor, weak_TV: Tensor | None, target_T: Tensor, mixing: Mixing, scale: float
 ) -> tuple[Tensor, MixStatistics]:
-    strong_TV = strong.logits(strong_TD)
-    weak_TV = strong_TV if weak_TE is None else weak.logits(weak_TE)
-    loss = mixed_cross_entropy_reference(strong_TV, weak_TV, target_T, strong_weight=weight)
-    if anchor:
-        loss = loss + anchor * F.cross_entropy(strong_TV, target_T, reduction="sum")
+    """As the operator, from logits that are scaled and capped already."""
+    mixed_with_TV = strong_TV if weak_TV is None else weak_TV
+    loss = mixed_cross_entropy_reference(strong_TV, mixed_with_TV, target_T, strong_weight=mixing.strong_weight)
+    if mixing.strong_anchor:
+        loss = loss + mixing.strong_anchor * F.cross_entropy(strong_TV, target_T, reduction="sum")
     with torch.no_grad():
-        options: dict[str, Any] = {"strong_weight": weight, "strong_anchor": anchor, "gradients": NO_GRADIENT}
-        options |= {"scales": (1.0, 1.0), "caps": (0.0, 0.0), "statistics": True}
-        columns = mix_rows(strong_TV, None if weak_TE is None else weak_TV, target_T, **options)
+        columns = mix_rows(strong_TV, weak_TV, target_T, mixing, statistics=True, gradients=NO_GRADIENT)
     return scale * loss, MixStatistics(*columns.sum(0).unbind())

@@ -25,11 +25,11 @@ def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool
     if implementation not in get_args(Implementation):
         raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(get_args(Implementation))}.")
     on_cuda = hidden_TD is not None and hidden_TD.is_cuda
-    if implementation == "triton" and not on_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError("implementation='triton' needs tensors on a CUDA device; use 'auto' or 'chunked' elsewhere.")
     has_triton = importlib.util.find_spec("triton") is not None
-    if implementation == "triton" and not has_triton:
-        raise UserError("implementation='triton' needs triton; pip install triton, or use 'chunked'.")
+    if implementation == "triton" and not (has_triton and (on_cuda or os.environ.get("TRITON_INTERPRET") == "1")):
+        raise UserError(
+            "implementation='triton' needs tensors on a CUDA device and the package triton; use 'auto' or 'chunked'."
+        )
     narrow = hidden_TD is not None and hidden_TD.dtype != torch.float64  # the kernel computes in float32
     return implementation == "triton" or (implementation == "auto" and on_cuda and narrow and has_triton)
 

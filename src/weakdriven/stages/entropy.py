@@ -21,10 +21,10 @@ from weakdriven.stages.workload import Workload
 from weakdriven.wmss.entropy import MEANS, column, plan_batches, scan
 from weakdriven.wmss.score_files import (
     VERSION,
+    PartWriter,
     ScoreFacts,
     find_scores,
     merge_parts,
-    part_writer,
     read_parts,
     read_scores,
     wait_for,
@@ -95,7 +95,7 @@ def scan_examples(
     left = [rows for batch in mine if len(rows := batch[~done_N[batch]])]
     total = sum(map(len, mine))
     finished = total - sum(map(len, left))
-    with part_writer(parts) as writer:
+    with PartWriter(parts) as writer:
         for scores in scan(context.loader.load(model, train=False, scan=True), dataset, left) if left else ():
             writer.add(scores)
             finished += len(scores)

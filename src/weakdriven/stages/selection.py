@@ -16,8 +16,8 @@ from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import other_weak
 from weakdriven.stages.workload import Workload
 from weakdriven.wmss.entropy import column
-from weakdriven.wmss.score_files import VERSION, read_scores
-from weakdriven.wmss.selection import align_scores, draw_active, selection_counters, selection_probabilities
+from weakdriven.wmss.score_files import VERSION, read_entropies
+from weakdriven.wmss.selection import draw_active, selection_counters, selection_probabilities
 
 
 def selection_stage(context: Context, name: str, round_number: int, data: Stage, weak: Model, strong: Model) -> Stage:
@@ -28,9 +28,7 @@ def selection_stage(context: Context, name: str, round_number: int, data: Stage,
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         ids = column(load_tokens(data.path / TOKENS), "id")
-        tables = [read_scores(stage.path / SCORES, ["id", "entropy"]) for stage in (weak_scores, strong_scores)]
-        weak_column, strong_column = ((table["id"], table["entropy"]) for table in tables)
-        weak_N, strong_N = align_scores(weak_column, strong_column, ids)
+        weak_N, strong_N = (read_entropies(stage.path / SCORES, ids) for stage in (weak_scores, strong_scores))
         probabilities_N = selection_probabilities(weak_N, strong_N, **weights)
         active = draw_active(probabilities_N, seed=seed, multiplier=settings.multiplier, dedup=settings.dedup)
         draws_N = np.bincount(active, minlength=len(ids)).astype(np.int32)

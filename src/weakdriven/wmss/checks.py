@@ -34,25 +34,17 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
         refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
     if args.fsdp and args.world_size == 1:
-        raise UserError(
-            "fsdp is set, and this is the only process; start the script with `accelerate launch`, or leave fsdp out."
-        )
+        raise UserError("fsdp is set for a single process; use `accelerate launch`, or leave fsdp out.")
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():
         raise UserError("activation_offloading moves activations off the GPU, and there is none here; turn it off.")
     for name in NEEDS_LOGITS:
         if options.get(name) is not None:
-            raise UserError(
-                f"{name} is set, but WDJTTrainer never builds the logits that it would read; leave it out. Losses, "
-                "probabilities and entropies of both models are logged anyway."
-            )
+            raise UserError(f"{name} is set, but WDJTTrainer never builds the logits that it reads; leave it out.")
     processor = options.get("processing_class")
     if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
-        raise UserError(
-            f"processing_class is {type(processor).__name__}; WDJTTrainer trains text-only causal LMs: give a "
-            "tokenizer."
-        )
+        raise UserError(f"processing_class is {type(processor).__name__}; text-only models need a tokenizer.")
 
 
 def refuse_sharding(trainer: Any) -> None:
@@ -64,8 +56,7 @@ def refuse_sharding(trainer: Any) -> None:
         if getattr(parallel, f"{kind}_enabled"):
             raise UserError(
                 f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits rows or weights "
-                "within a layer over processes, and the mixed loss reads whole ones; leave it at 1. FSDP2 shards "
-                "memory over processes that each have rows of their own."
+                "within a layer, and the mixed loss reads whole ones; leave it at 1 and use FSDP2 to save memory."
             )
     refuse_sharded_adapters(trainer.is_fsdp_enabled, isinstance(trainer.model, PeftModel))
 
@@ -91,21 +82,16 @@ def load_branches(
         options["quantization_config"] = quantization_config
     if args.distributed_state and args.distributed_state.distributed_type == "MULTI_GPU":
         options["device_map"] = None
-    if not isinstance(model, str):
-        _refuse_model(model, "strong")
-        if not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
-            logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
-    strong: Any = model
-    shared_base = None
+    strong, weak, shared_base = model, weak_model, None
+    (strong_base, strong_adapter), (weak_base, weak_adapter) = _base_of(model), _base_of(weak_model)
     if isinstance(model, str):
-        base = _load(_base_of(model), options, "strong")
-        adapter = PeftConfig.from_pretrained(model) if _base_of(model) != model else None
-        lora = peft_config or adapter
-        if isinstance(weak_model, str) and _same(_base_of(model), _base_of(weak_model)) and lora and keeps_base(lora):
+        base, lora = _load(strong_base, options, "strong"), peft_config or strong_adapter
+        if isinstance(weak_model, str) and _same(strong_base, weak_base) and lora and keeps_base(lora):
             shared_base = twin(base)
-        strong = base if adapter is None else _adapted(base, model, trainable=True)
-        _refuse_model(strong, "strong")
-    weak: Any = weak_model
+        strong = PeftModel.from_pretrained(base, model, is_trainable=True) if strong_adapter else base
+    elif not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
+        logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
+    _refuse_model(strong, "strong")
     if isinstance(weak_model, str):
         inner: Any = causal_lm(strong)
         options.setdefault("dtype", inner.dtype)
@@ -114,9 +100,9 @@ def load_branches(
             options.setdefault("quantization_config", quantized)
         if "quantization_config" not in options:
             options.setdefault("device_map", None)  # to main memory first, so that no second base fills the device
-        base = shared_base or _load(_base_of(weak_model), options, "weak")
-        adapter = _base_of(weak_model) != weak_model
-        weak = _adapted(base, weak_model, trainable=args.weak_trainable) if adapter else base
+        weak = shared_base or _load(weak_base, options, "weak")
+        if weak_adapter:
+            weak = PeftModel.from_pretrained(weak, weak_model, is_trainable=args.weak_trainable)
     _refuse_model(weak, "weak")
     refuse_shared_layers(strong, weak)
     return strong, weak
@@ -126,10 +112,9 @@ def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTo
     """The tokenizer of a model; an adapter may have one of its own, or its base's."""
     base = causal_lm(strong).config._name_or_path
     source = model if isinstance(model, str) else base
-    load: Any = args.model_init_kwargs if isinstance(model, str) else None
+    revision = (args.model_init_kwargs or {}).get("revision") if isinstance(model, str) else None  # pyright: ignore
     for place in (source, base):
-        options = {"revision": (load or {}).get("revision"), "trust_remote_code": args.trust_remote_code}
-        if (found := _tokenizer(place, **options)) is not None:
+        if (found := _tokenizer(place, revision=revision, trust_remote_code=args.trust_remote_code)) is not None:
             return found
     raise UserError(f"There is no tokenizer next to {source or 'the strong model'}; give one as processing_class.")
 
@@ -144,24 +129,21 @@ def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
         raise UserError(f"The {name} model {source} cannot be loaded ({error}).") from error
 
 
-def _base_of(source: str) -> str:
-    """The base of an adapter's folder or Hub id; a model is its own base."""
+def _base_of(source: Any) -> tuple[Any, PeftConfig | None]:
+    """The base of an adapter's folder or Hub id, and the adapter's configuration; any other model and None."""
     try:
-        found = find_adapter_config_file(source)
-    except OSError:  # neither here nor on the Hub: loading it will say so
-        return source
-    return str(PeftConfig.from_pretrained(source).base_model_name_or_path) if found else source
+        is_adapter = isinstance(source, str) and find_adapter_config_file(source)
+    except OSError:  # neither here nor on the Hub: loading it reports that
+        return source, None
+    if not is_adapter:
+        return source, None
+    refuse_pickles(Path(source))
+    adapter = PeftConfig.from_pretrained(source)
+    return adapter.base_model_name_or_path, adapter
 
 
 def _same(one: str, other: str) -> bool:
-    if Path(one).is_dir() and Path(other).is_dir():
-        return os.path.samefile(one, other)
-    return one == other
-
-
-def _adapted(base: PreTrainedModel, folder: str, *, trainable: bool) -> PeftModel:
-    refuse_pickles(Path(folder))
-    return PeftModel.from_pretrained(base, folder, is_trainable=trainable)
+    return one == other or (Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other))
 
 
 def _refuse_model(model: Any, name: str) -> None:
@@ -169,17 +151,13 @@ def _refuse_model(model: Any, name: str) -> None:
         raise UserError(f"The {name} model is {type(model).__name__}; expected a path, a PreTrainedModel or PeftModel.")
     if (adapter := adapter_config(model, name)) is not None:
         refuse_adapter(adapter, name)
-    inner, config = causal_lm(model), causal_lm(model).config
-    if getattr(config, "is_encoder_decoder", False):
-        raise UserError(
-            f"The {name} model is {type(inner).__name__}, an encoder-decoder; weak-driven training needs a causal LM."
-        )
-    if hasattr(config, "vision_config"):
+    inner = causal_lm(model)
+    if hasattr(inner.config, "vision_config"):
         raise UserError(
             f"The {name} model is {type(inner).__name__}, of a vision-language family; this version trains text-only "
             "causal LMs. Save its language model as a checkpoint of its own first."
         )
-    head(model)
+    head(model)  # raises an error if there is no head that the mixed loss can read
 
 
 def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> None:
@@ -236,18 +214,13 @@ def refuse_no_targets(dataset: Any) -> None:
     """Raise an error for a dataset without supervised tokens; the search ends at the first one."""
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
         return
-    if len(dataset) == 0:
+    rows: Any = dataset.select_columns(["labels"]) if "labels" in dataset.column_names else None
+    if len(dataset) == 0 or (rows and not any(label != IGNORE for row in rows for label in row["labels"][1:])):
         raise UserError(
-            "The training dataset is empty once rows without supervised tokens are dropped; raise max_length, or look "
-            "at the prompts and completions."
+            f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE} (rows without "
+            "supervised tokens are dropped first). Check why the labels leave all tokens out (completion_only_loss, "
+            "assistant_only_loss, max_length)."
         )
-    if "labels" in dataset.column_names:
-        rows: Any = dataset.select_columns(["labels"])
-        if not any(label != IGNORE for row in rows for label in row["labels"][1:]):
-            raise UserError(
-                f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE}. Check why "
-                "the labels leave all tokens out (completion_only_loss, assistant_only_loss, max_length)."
-            )
 
 
 def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak: Any) -> int | None:

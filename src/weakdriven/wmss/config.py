@@ -12,79 +12,52 @@ from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.losses.tiles import Implementation
 
 Schedule = Literal["linear", "cosine"]
-METRICS = ["loss", *MixStatistics._fields, "margin_share", "strong_gap"]
-METRICS.remove("margin_tokens")
-"""Names of what evaluation returns, each with the prefix `eval_`."""
+ENTROPIES = tuple(name for name in MixStatistics._fields if name.endswith("entropy"))
+
+
+def _option(default: Any, words: str) -> Any:
+    return field(default=default, metadata={"help": words})
 
 
 @dataclass
 class WDJTConfig(SFTConfig):
     """Settings of `WDJTTrainer`; everything that SFTConfig knows may be given too."""
 
-    strong_weight: float = field(
-        default=0.5, metadata={"help": "Share of the strong model's logits in the mixture, in [0, 1]. Paper: lambda."}
+    strong_weight: float = _option(0.5, "Share of the strong model's logits in the mixture, in [0, 1]. Paper: lambda.")
+    strong_weight_end: float | None = _option(
+        None, "strong_weight at the end of training, such as 1.0; unset: constant."
     )
-    strong_weight_end: float | None = field(
-        default=None, metadata={"help": "What strong_weight moves to over training, such as 1.0; unset: it stays."}
-    )
-    strong_weight_schedule: Schedule = field(
-        default="linear", metadata={"help": "How strong_weight moves to strong_weight_end: linear or cosine."}
-    )
-    strong_anchor: float = field(
-        default=0.0, metadata={"help": "Weight of the strong model's own cross-entropy, added to the mixed one."}
-    )
-    weak_trainable: bool = field(
-        default=True, metadata={"help": "Train the weak model too; if not, it only runs forward and stays as it is."}
-    )
-    weak_learning_rate: float | None = field(
-        default=None, metadata={"help": "Peak learning rate of the weak model; unset: learning_rate."}
-    )
-    merge_adapter: bool = field(
-        default=False, metadata={"help": "save_model writes the strong model with its adapter merged into it."}
-    )
-    loss_implementation: Implementation = field(
-        default="auto", metadata={"help": "Of the mixed loss: auto, triton, chunked or reference."}
-    )
+    strong_weight_schedule: Schedule = _option("linear", "How strong_weight moves: linear or cosine.")  # noqa: RUF009
+    strong_anchor: float = _option(0.0, "Weight of the strong model's own cross-entropy, added to the mixed one.")
+    weak_trainable: bool = _option(True, "Train the weak model too; if not, it only runs forward and stays as it is.")
+    weak_learning_rate: float | None = _option(None, "Peak learning rate of the weak model; unset: learning_rate.")
+    merge_adapter: bool = _option(False, "save_model writes the strong model with its adapter merged into it.")
+    loss_implementation: Implementation = _option("auto", "auto, triton, chunked or reference.")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         metric_given = self.metric_for_best_model is not None
         super().__post_init__()
-        for name in ("strong_weight", "strong_weight_end"):
-            value = getattr(self, name)
-            if not (value is None and name == "strong_weight_end") and not _within(value, 0, 1):
-                raise UserError(f"{name} is {value!r}; it must be a number from 0 to 1.")
-        if not _within(self.strong_anchor, 0, math.inf):
-            raise UserError(f"strong_anchor is {self.strong_anchor!r}; it must be 0 (off) or a positive number.")
-        if self.weak_learning_rate is not None and not (
-            _within(self.weak_learning_rate, 0, math.inf) and self.weak_learning_rate > 0
+        rate, end, known = self.weak_learning_rate, self.strong_weight_end, get_args(Implementation)
+        for name, good, wanted in (
+            ("strong_weight", _within(self.strong_weight, 0, 1), "a number from 0 to 1"),
+            ("strong_weight_end", end is None or _within(end, 0, 1), "a number from 0 to 1, or None to keep it"),
+            ("strong_weight_schedule", self.strong_weight_schedule in get_args(Schedule), "linear or cosine"),
+            ("strong_anchor", _within(self.strong_anchor, 0, math.inf), "0 (off) or a positive number"),
+            ("weak_learning_rate", rate is None or (_within(rate, 0, math.inf) and rate > 0), "positive, or None"),
+            ("loss_implementation", self.loss_implementation in known, f"one of {', '.join(known)}"),
+            ("loss_type", self.loss_type == "nll", "'nll': the loss of WDJTTrainer is the mixed cross-entropy"),
+            ("label_smoothing_factor", not self.label_smoothing_factor, "0: the mixed loss takes no smoothed labels"),
         ):
-            raise UserError(
-                f"weak_learning_rate is {self.weak_learning_rate!r}; it must be a positive number, or None for the "
-                "strong model's. weak_trainable=False keeps the weak model as it is."
-            )
-        if self.weak_learning_rate is not None and not self.weak_trainable:
-            raise UserError(
-                "weak_learning_rate is set, but weak_trainable is False, so nothing learns at it; drop one."
-            )
+            if not good:
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
+        if rate is not None and not self.weak_trainable:
+            raise UserError("weak_learning_rate is set, but weak_trainable is False; drop one of the two.")
         if not self.strong_runs and not self.weak_trainable:
             raise UserError("strong_weight is 0 and weak_trainable is False, so no weight learns; change one.")
-        for name, known in (("strong_weight_schedule", Schedule), ("loss_implementation", Implementation)):
-            if getattr(self, name) not in get_args(known):
-                raise UserError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(get_args(known))}.")
-        if self.loss_type != "nll":
-            raise UserError(
-                f"loss_type is {self.loss_type!r}; WDJTTrainer's loss is the mixed cross-entropy: use 'nll'."
-            )
-        if self.label_smoothing_factor:
-            raise UserError(
-                f"label_smoothing_factor is {self.label_smoothing_factor}; the mixed cross-entropy takes no smoothed "
-                "labels: set it to 0."
-            )
         best = self.metric_for_best_model or ""
-        if best.endswith("mean_token_accuracy") or (best.endswith("entropy") and not best.endswith(tuple(METRICS))):
+        if best.endswith("mean_token_accuracy") or (best.endswith("entropy") and not best.endswith(ENTROPIES)):
             raise UserError(
-                f"metric_for_best_model is {best!r}, which is TRL's and not measured here; use one of "
-                f"{', '.join(METRICS)}."
+                f"metric_for_best_model is {best!r}, which is not measured here; use strong_loss, for example."
             )
         # eval_loss is that of the mixture, which a schedule changes at each step; the strong model is what is kept
         if self.load_best_model_at_end and not metric_given and (self.strong_weight or self.strong_anchor):

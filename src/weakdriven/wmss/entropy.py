@@ -68,31 +68,17 @@ def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int
         batch_tokens: Padded tokens in one forward pass.
     """
     if missing := {"input_ids", "labels"} - set(dataset.column_names):
-        raise UserError(
-            f"The dataset has the columns {', '.join(dataset.column_names)}; scoring needs {' and '.join(missing)}: "
-            "tokenise it first."
-        )
+        raise UserError(f"The dataset has no {' and no '.join(missing)}, which scoring needs; tokenise it first.")
     parts = list(scan(model, dataset, plan_batches(row_lengths(dataset), batch_tokens)))
     return pa.Table.from_batches(parts, PART_SCHEMA).sort_by("row").drop_columns("row")
-
-
-class _Batch(NamedTuple):
-    """Rows as the model takes them, and where their supervised tokens are."""
-
-    numbers: np.ndarray
-    ids: list[str]
-    truncated: list[bool]
-    inputs: dict[str, Tensor]
-    predictor_T: Tensor
-    """Place, in the flattened batch, of the hidden state that predicts each supervised token."""
-    target_T: Tensor
-    count_B: np.ndarray
 
 
 class States(NamedTuple):
     """Hidden states that predict the supervised tokens of a batch, row after row."""
 
     numbers: np.ndarray
+    ids: list[str]
+    truncated: list[bool]
     count_B: np.ndarray
     """Supervised tokens of each row."""
     hidden_TD: Tensor
@@ -102,33 +88,24 @@ class States(NamedTuple):
 @torch.no_grad()
 def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[States]:
     """Hidden states and true tokens of each batch of row numbers, where the model is."""
-    for batch in _prepared(model, dataset, batches):
-        yield States(batch.numbers, batch.count_B, *_states(model, batch))
+    model.eval()
+    if "longrope" in _rotary_kinds(model):
+        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
+    for numbers in batches:
+        yield _states(model, dataset, numbers)
 
 
 @torch.no_grad()
 def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
     waiting = None
-    for batch in _prepared(model, dataset, batches):
-        hidden_TD, target_T = _states(model, batch)
-        launched = batch, _to_host(token_scores(hidden_TD, head(model), target_T))
+    for *rows, hidden_TD, target_T in supervised_states(model, dataset, batches):
+        launched = rows, _to_host(token_scores(hidden_TD, head(model), target_T))
         if waiting:  # read one batch late, so that the device never waits
             yield _collect(*waiting)
         waiting = launched
     if waiting:
         yield _collect(*waiting)
-
-
-def _prepared(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[_Batch]:
-    model.eval()
-    packed, vocabulary = can_pack(model), len(head(model).weight_VD)
-    if "dynamic" in _rotary_kinds(model):
-        batches = _within(model, dataset, batches)
-    if "longrope" in _rotary_kinds(model):
-        batches = (part for numbers in batches for part in _by_length(dataset, numbers))
-    for numbers in batches:
-        yield _assemble(dataset, numbers, packed=packed, vocabulary=vocabulary)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -146,116 +123,96 @@ def _rotary_kinds(model: PreTrainedModel) -> set[str]:
     return {one.get("rope_type", "") for one in (rope, *rope.values()) if isinstance(one, dict)}
 
 
-def _within(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Raise an error for rows beyond the context: there a dynamic rotary embedding depends on earlier rows."""
-    limit = causal_lm(model).config.get_text_config().max_position_embeddings
-    for numbers in batches:
-        if (longest := row_lengths(dataset.select(numbers)).max()) > limit:
-            raise UserError(
-                f"A row has {longest} tokens, and the model's dynamic rotary embedding gives scores that depend on "
-                f"other rows beyond {limit}; set data.max_length to {limit}."
-            )
-        yield numbers
-
-
 def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
     """Groups of equal length: `longrope` changes the frequencies of all rows of a batch if one is long."""
     length_B = row_lengths(dataset.select(numbers))
     return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
 
 
-def _assemble(dataset: Dataset, numbers: np.ndarray, *, packed: bool, vocabulary: int) -> _Batch:
-    """One long row of all examples if they can be packed, else one padded row each.
+def _states(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> States:
+    """One forward pass over one long row of all examples if they can be packed, else over one padded row each.
 
     Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch uses its
     fused causal kernel.
     """
     rows = [dataset[int(number)] for number in numbers]
     names = [str(row.get("id", number)) for row, number in zip(rows, numbers, strict=True)]
+    lengths = [len(row["input_ids"]) for row in rows]
     for row, name in zip(rows, names, strict=True):
-        tokens, labels = len(row["input_ids"]), len(row["labels"])
-        if not tokens or tokens != labels:
-            raise UserError(
-                f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at "
-                "least one token."
-            )
-        if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
-            raise UserError(
-                f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
-            )
-    width = max(len(row["input_ids"]) for row in rows)
-    if packed:
-        starts = np.cumsum([0] + [len(row["input_ids"]) for row in rows])
-        size = int(starts[-1])
-    else:
-        starts = width * np.arange(len(rows) + 1)
-        size = width * len(rows)
-    ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        _refuse_row(model, row, name)
+    packed = can_pack(model)
+    shape = (1, sum(lengths)) if packed else (len(rows), max(lengths))
+    starts = np.cumsum([0, *lengths[:-1]]) if packed else max(lengths) * np.arange(len(rows))
+    ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     predictors, targets = [], []
-    for row, start in zip(rows, starts[:-1], strict=True):
-        length = len(row["input_ids"])
-        ids[start : start + length] = row["input_ids"]
-        positions[start : start + length] = np.arange(length)
+    for row, start, length in zip(rows, starts, lengths, strict=True):
+        ids.flat[start : start + length] = row["input_ids"]
+        positions.flat[start : start + length] = np.arange(length)
         labels = np.asarray(row["labels"])[1:]  # row t - 1 of the logits predicts token t
         places = np.flatnonzero(labels != IGNORE)
         predictors.append(start + places)
         targets.append(labels[places].astype(np.int64))
-    shape = (1, size) if packed else (len(rows), width)
-    inputs = {"input_ids": torch.from_numpy(ids).view(shape)}
-    if packed:
-        inputs["position_ids"] = torch.from_numpy(positions).view(shape)
-    predictor_T, target_T = (torch.from_numpy(np.concatenate(parts)) for parts in (predictors, targets))
-    truncated = [row.get("truncated", False) for row in rows]
-    counts = np.array([len(part) for part in targets])
-    return _Batch(numbers, names, truncated, inputs, predictor_T, target_T, counts)
 
-
-def _states(model: PreTrainedModel, batch: _Batch) -> tuple[Tensor, Tensor]:
-    def to_device(x: Tensor) -> Tensor:
+    def to_device(parts: list[np.ndarray]) -> Tensor:
+        x = torch.from_numpy(np.concatenate(parts))
         return x.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else x
 
-    inputs = {name: to_device(x) for name, x in batch.inputs.items()}
-    hidden_TD = hidden_states(model, {**inputs, "use_cache": False}).flatten(0, 1)
-    return hidden_TD[to_device(batch.predictor_T)], to_device(batch.target_T)
+    inputs: dict[str, Any] = {"input_ids": to_device([ids]), "use_cache": False}
+    if packed:
+        inputs["position_ids"] = to_device([positions])
+    hidden_TD = hidden_states(model, inputs).flatten(0, 1)[to_device(predictors)]
+    truncated = [row.get("truncated", False) for row in rows]
+    return States(numbers, names, truncated, np.array([len(part) for part in targets]), hidden_TD, to_device(targets))
 
 
-def _to_host(scores: TokenScores) -> tuple[Tensor, torch.cuda.Event | None]:
+def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
+    tokens, labels, vocabulary = len(row["input_ids"]), len(row["labels"]), len(head(model).weight_VD)
+    if not tokens or tokens != labels:
+        raise UserError(
+            f"Row {name!r} has {tokens} input_ids and {labels} labels; expected one label for each token, and at "
+            "least one token."
+        )
+    if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
+        raise UserError(
+            f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
+        )
+    if "dynamic" in _rotary_kinds(model):
+        limit = causal_lm(model).config.get_text_config().max_position_embeddings
+        if tokens > limit:
+            raise UserError(
+                f"Row {name!r} has {tokens} tokens, and the model's dynamic rotary embedding gives scores that depend "
+                f"on other rows beyond {limit}; set data.max_length to {limit}."
+            )
+
+
+def _to_host(scores: TokenScores) -> tuple[Tensor, Any]:
     """Start copying to the host; the copy is complete once the event has passed."""
     both_2T = torch.stack(scores)
     if not both_2T.is_cuda:
         return both_2T, None
     host_2T = torch.empty_like(both_2T, device="cpu", pin_memory=True)
     host_2T.copy_(both_2T, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host_2T, event
+    return host_2T, torch.cuda.current_stream().record_event()
 
 
-def _collect(batch: _Batch, copying: tuple[Tensor, torch.cuda.Event | None]) -> pa.RecordBatch:
-    """Means over each example's supervised tokens, in float64."""
+def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
+    """Means over each example's supervised tokens, in float64; `rows` are the first four of `States`."""
+    numbers, ids, truncated, count_B = rows
     host_2T, event = copying
     if event:
         event.synchronize()
     entropy_T, nll_T = host_2T.double().numpy()
-    begin_B = np.cumsum(batch.count_B) - batch.count_B
-    some_B = batch.count_B > 0
-    ids = batch.ids
-    columns: dict[str, Any] = {"row": batch.numbers, "id": ids, "tokens": batch.count_B.astype(np.int32)}
-    for name, value_T in zip(MEANS, (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
-        mean_B = np.zeros(len(ids))
-        if some_B.any():
-            mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / batch.count_B[some_B]
-        columns[name] = mean_B
-    if len(bad := np.flatnonzero(~np.isfinite(columns["entropy"] + columns["nll"]))):
+    some_B, begin_B = count_B > 0, np.cumsum(count_B) - count_B
+    means = {name: np.zeros(len(count_B)) for name in MEANS}
+    for mean_B, value_T in zip(means.values(), (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
+        mean_B[some_B] = np.add.reduceat(value_T, begin_B[some_B]) / count_B[some_B]
+    if len(bad := np.flatnonzero(~np.isfinite(means["entropy"] + means["nll"]))):
         named = ", ".join(repr(ids[i]) for i in bad[:5])
         raise UserError(
-            f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(ids)} examples in a batch"
-            f" (ids {named}{', ...' if len(bad) > 5 else ''}); its weights are damaged or overflow: try precision: "
-            "fp32 or another checkpoint, or take those examples out."
+            f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(count_B)} examples in a "
+            f"batch (first: {named}); its weights are damaged or overflow: try precision: fp32 or another checkpoint, "
+            "or take those examples out."
         )
-    columns["truncated"] = batch.truncated
-    arrays = [
-        pa.array(columns[field.name], field.type, mask=~some_B if field.name in MEANS else None)
-        for field in PART_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA)
+    columns = [numbers, ids, count_B.astype(np.int32)]
+    columns += [pa.array(mean_B, mask=~some_B) for mean_B in means.values()]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in (*columns, truncated)], schema=PART_SCHEMA)

@@ -1,6 +1,5 @@
 """Trained pairs -> folders that others can use: find the two models, save their mixture, check what was saved."""
 
-import json
 import os
 import re
 import shutil
@@ -12,17 +11,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.folder import ModelFolder, open_model
 from weakdriven.models.gemma3.wrap import refuse_used
 from weakdriven.models.load import check_model, load_tokenizer, refuse_different_vocabularies, vocabulary_size
 from weakdriven.models.trust import SAFE
-from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, RUN_FILE
-from weakdriven.runs.files import PART
+from weakdriven.runs.directory import PLAN_FILE, RUN_FILE, finished_key
+from weakdriven.runs.files import PART, read_json
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.wmss.mixture import MixtureForCausalLM
-from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER
+from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER, read_pair
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,8 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
         del mixture, strong, weak  # two copies of a pair may not fit
         refuse_other_answer(part, ids, expected)
         os.replace(part, mix.out)
-    except BaseException:
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise
     return mix
 
 
@@ -114,32 +111,18 @@ def find_pair(source: Path) -> tuple[Path, Path | None]:
         source, out = source / "strong", source / "mixture"
     if (source / WEAK_FOLDER).is_dir():
         return source, out
-    settings = read_json(source / MANIFEST).get("settings", {})
-    if not settings:
-        raise UserError(
-            f"{source} has no folder {WEAK_FOLDER}; a training checkpoint of a pair holds its weak model there. "
-            "Give STRONG, WEAK and OUT to mix two folders."
-        )
-    if "strong_weight" not in settings:
-        raise UserError(
-            f"{source} was trained without a weak model (joint.enabled or strong_weight 1): nothing to mix."
-        )
-    hint = ""
-    if settings.get("weak") == "frozen":
-        hint = " The weak model was frozen, so you can also give STRONG, the model it started as, and OUT."
     raise UserError(
-        f"{source} did not keep its weak model. Set joint.save_weak: true in the recipe and run it again; "
-        f"the round is then trained anew.{hint}"
+        f"{source} has no folder {WEAK_FOLDER} with its weak model. Checkpoints of a pair have one; a round has "
+        "one if the recipe says joint.save_weak: true (a change trains the round anew). To mix two other models, give "
+        "STRONG, WEAK and OUT."
     )
 
 
 def last_round(run: Path) -> int:
     """The last finished round of the run's current recipe."""
-    done = []
-    for stage, key in read_json(run / PLAN_FILE).items():
-        number = re.fullmatch(r"round-(\d+)/strong", stage)
-        if number and read_json(run / stage / MANIFEST).get("key") == key:
-            done.append(int(number[1]))
+    plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else {}
+    rounds = {stage: re.fullmatch(r"round-(\d+)/strong", stage) for stage in plan}
+    done = [int(found[1]) for stage, found in rounds.items() if found and finished_key(run / stage) == plan[stage]]
     if not done:
         raise UserError(f"{run} has no finished round of joint training; run its recipe to the end first.")
     return max(done)
@@ -147,17 +130,14 @@ def last_round(run: Path) -> int:
 
 def trained_weight(strong: Path) -> tuple[float, str]:
     """The share of the strong logits at the end of training or at a checkpoint, and where that is written."""
-    pair = read_json(strong / PAIR_FILE)
-    if "strong_weight" in pair:
+    if pair := read_pair(strong):
         return pair["strong_weight"], str(strong / PAIR_FILE)
-    settings, origin = read_json(strong / MANIFEST).get("settings", {}), str(strong / MANIFEST)
+    manifest = strong / MANIFEST
+    settings = read_json(manifest).get("settings", {}) if manifest.is_file() else {}
     if "strong_weight" not in settings:
-        run = next((folder for folder in strong.resolve().parents if (folder / RUN_FILE).is_file()), None)
-        if run is None or not (run / RECIPE_FILE).is_file():
-            return 0.5, "the default"
-        settings, origin = load_recipe(str(run / RECIPE_FILE)).joint.model_dump(), str(run / RECIPE_FILE)
+        return 0.5, "the default"
     end = settings.get("strong_weight_end")
-    return (settings["strong_weight"] if end is None else end), origin
+    return (settings["strong_weight"] if end is None else end), str(manifest)
 
 
 @torch.no_grad()
@@ -178,12 +158,3 @@ def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor)
             f"The saved mixture's logits differ from those of its two models by up to {difference:.3g}, so it was "
             "removed. Check the disk and try again; if it stays, please report it with the two configurations."
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The values in a file; empty if it is missing or cannot be read."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

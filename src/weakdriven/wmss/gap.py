@@ -40,44 +40,34 @@ def mean_logits(sums: list[float]) -> dict[str, float]:
 
 
 def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:
-    """Raise an error on a loss or gradient that is not finite, before the optimizer moves.
-
-    Args:
-        losses: Cross-entropy of `mixed` and of each model that ran.
-        norms: Gradient norm of each model that has gradients.
-    """
-    bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
-    bad = [name for name in bad if name != "mixed"] or bad
-    if bad:
-        subjects = {name: name if name == "mixed" else f"{name} model's" for name in bad}
-        found = " and ".join(f"the {subject} cross-entropy is {losses[name]}" for name, subject in subjects.items())
-        rest = ", ".join(f"{name}: {loss:.4g}" for name, loss in losses.items() if math.isfinite(loss))
-    else:
-        bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
-        found = " and ".join(f"the gradient norm of the {name} model is {norms[name]}" for name in bad)
-        rest = ", ".join(f"{name}: {norm:.4g}" for name, norm in norms.items() if math.isfinite(norm))
-    if bad:
-        other = f" ({rest})" if rest else ""
-        raise UserError(f"Training diverged at step {step}: {found}{other}. The weights are as before it. {REMEDY}")
+    """Raise an error on a cross-entropy or gradient norm that is not finite, before the optimizer moves."""
+    for what, values in (("cross-entropy", losses), ("gradient norm", norms)):
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad := [name for name in bad if name != "mixed"] or bad:
+            owners = {name: name if name == "mixed" else f"{name} model's" for name in bad}
+            found = " and ".join(f"the {owner} {what} is {values[name]}" for name, owner in owners.items())
+            rest = ", ".join(f"{name}: {value:.4g}" for name, value in values.items() if math.isfinite(value))
+            other = f" ({rest})" if rest else ""
+            raise UserError(f"Training diverged at step {step}: {found}{other}. The weights are as before it. {REMEDY}")
 
 
 class GapWatch:
     """Reports once that the strong model alone falls further and further behind the mixture.
 
     The gap is strong-alone minus mixed cross-entropy. It is averaged over windows of steps. It grows if each of the
-    last windows is above the one before, and the last is above `least` and above the first by more than noise.
+    last windows is above the one before, and the last is above `LEAST` and above the first by more than noise.
     """
 
+    WINDOW, WINDOWS, LEAST = 20, 4, 0.05
     WARNING = (
         "The strong model alone falls behind the mixture: its cross-entropy is {gap:.3f} above the mixed one and "
         "rising, so it learns to rely on the weak model, which is discarded. Let the mixture end in the "
         "strong model (strong_weight_end=1.0), or add its own loss (strong_anchor=0.5)."
     )
 
-    def __init__(self, *, window: int = 20, rises: int = 3, least: float = 0.05):
-        self.window, self.least = window, least
+    def __init__(self):
         self.current: list[float] = []
-        self.means: deque[float] = deque(maxlen=rises + 1)
+        self.means: deque[float] = deque(maxlen=self.WINDOWS)
         self.reported = False
 
     def state(self) -> dict[str, Any]:
@@ -93,12 +83,12 @@ class GapWatch:
         if self.reported:
             return False
         self.current.append(gap)
-        if len(self.current) < self.window:
+        if len(self.current) < self.WINDOW:
             return False
         self.means.append(mean(self.current))
-        noise = 5 * stdev(self.current) / math.sqrt(self.window)
+        noise = 5 * stdev(self.current) / math.sqrt(self.WINDOW)
         self.current = []
-        means = list(self.means)
-        rising = len(means) == self.means.maxlen and all(a < b for a, b in pairwise(means))
-        self.reported = rising and means[-1] > self.least and means[-1] - means[0] > noise
+        first, last = self.means[0], self.means[-1]
+        rising = len(self.means) == self.WINDOWS and all(a < b for a, b in pairwise(self.means))
+        self.reported = rising and last > self.LEAST and last - first > noise
         return self.reported

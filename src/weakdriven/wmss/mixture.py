@@ -61,10 +61,6 @@ class MixtureCache(Cache):
         super().__init__(layers=[layer for branch in branches for layer in branch.layers])
         self.branches = branches
 
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
 
 class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
     """Its logits are `strong_weight * strong + (1 - strong_weight) * weak`, as in joint training.
@@ -102,12 +98,8 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
             vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
         """
         refuse_different_heads(strong, weak, vocabulary)
-        config = MixtureConfig(
-            strong_config=deepcopy(strong.config),
-            weak_config=deepcopy(weak.config),
-            strong_weight=strong_weight,
-            dtype=strong.dtype,
-        )
+        configs: dict[str, Any] = {"strong_config": deepcopy(strong.config), "weak_config": deepcopy(weak.config)}
+        config = MixtureConfig(**configs, strong_weight=strong_weight, dtype=strong.dtype)
         mixture = cls(config, strong, weak)
         mixture.generation_config = deepcopy(strong.generation_config) or GenerationConfig()
         mixture.generation_config.cache_implementation = None  # Gemma's may name one for a single model
@@ -139,20 +131,19 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
                 "model. Pass the one it returned, or none."
             )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        mixed: Any = 0.0
-        for place, (model, share) in enumerate(self._branches()):
-            inputs = {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        mixed: Any = None
+        caches = [None, None] if past_key_values is None else past_key_values.branches
+        for (model, share), cache in zip(self._branches(), caches, strict=False):
+            inputs = {"position_ids": position_ids, "logits_to_keep": logits_to_keep, "past_key_values": cache}
             known = inspect.signature(model.forward).parameters
             inputs = {name: value for name, value in inputs.items() if name in known}
-            if past_key_values is not None:
-                inputs["past_key_values"] = past_key_values.branches[place]
             logits = model(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **inputs, **kwargs
             ).logits
             if "logits_to_keep" not in inputs:
                 logits = logits[:, keep]
             own = share * logits[..., : self.config.vocab_size].float()
-            mixed = own if place == 0 else mixed + own.to(mixed.device)
+            mixed = own if mixed is None else mixed + own.to(mixed.device)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=mixed, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

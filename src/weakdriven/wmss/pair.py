@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.losses.mean_logit import MeanRow, mean_row, summed_mean_logit
+from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
 from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation
@@ -22,6 +22,8 @@ from weakdriven.models.sharded import checkpoint_weights, whole
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
 """Next to a saved pair: how it was mixed at that step, and the rest of its training state."""
+MeanRow = tuple[Tensor, Tensor]
+"""Mean of a head's rows and of its bias, times the head's scale: what the mean logit is computed from."""
 
 
 class PairOutput(NamedTuple):
@@ -86,7 +88,7 @@ class WeakStrongPair(nn.Module):
 
     def measure_mean_logits(self, on: bool) -> None:
         """Whether the next forward passes return mean logits; call it again after each optimizer step."""
-        self._mean_rows = (_whole_row(self.strong), _whole_row(self.weak)) if on else (None, None)
+        self._mean_rows = (mean_row(head(self.strong)), mean_row(head(self.weak))) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
         super().train(mode)
@@ -108,9 +110,7 @@ class WeakStrongPair(nn.Module):
         Sequences packed into one row are separated by `position_ids` that restart, with no `attention_mask`.
         """
         if labels is None:
-            raise UserError(
-                "WeakStrongPair got no labels; the mixed loss needs the true tokens (-100: not supervised)."
-            )
+            raise UserError("WeakStrongPair got no labels; it needs the true tokens (-100: not supervised).")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **kwargs}
         if position_ids is not None:
             inputs["position_ids"] = position_ids
@@ -125,13 +125,12 @@ class WeakStrongPair(nn.Module):
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
             weak_TE = supervised(self.weak) if self.weak_runs else None
         target_T = target.flatten().index_select(0, place)
-        loss, *rest = self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
-        return PairOutput(loss, torch.tensor(len(place), device=target.device), *rest)
+        return self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
 
     @torch.compiler.disable
     def _mixed_loss(
         self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
-    ) -> tuple[Tensor, MixStatistics, tuple[Tensor, Tensor]]:
+    ) -> PairOutput:
         scale = 1 / max(float(len(target_T) if items is None else items), 1.0)
         options: dict[str, Any] = {"strong_weight": self.strong_weight, "strong_anchor": self.strong_anchor}
         options |= {"scale": scale, "implementation": self.implementation}
@@ -143,7 +142,7 @@ class WeakStrongPair(nn.Module):
             unknown if row is None or hidden is None else summed_mean_logit(hidden, row)
             for hidden, row in zip((strong_TD, weak_TE), self._mean_rows, strict=True)
         )
-        return loss, statistics, (strong, weak)
+        return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
 
     @property
     def config(self) -> Any:
@@ -168,10 +167,27 @@ class WeakStrongPair(nn.Module):
             model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
 
 
-def _whole_row(model: Any) -> MeanRow | None:
-    """Of the whole head; between two forward passes each process may hold a part of it."""
-    row = mean_row(head(model))
-    return None if row is None else MeanRow(whole(row.weight_D), whole(row.bias))
+@torch.no_grad()
+def mean_row(head: Head) -> MeanRow | None:
+    """One pass over the head, padded rows included, in float32 or better; None if it caps its logits."""
+    if head.cap is not None:
+        return None
+    wide, factor = torch.promote_types(head.weight_VD.dtype, torch.float32), head.scale / len(head.weight_VD)
+    weight_D = head.weight_VD.sum(0, dtype=wide) * factor
+    bias = weight_D.new_zeros(()) if head.bias_V is None else head.bias_V.sum(dtype=wide) * factor
+    return whole(weight_D), whole(bias)  # between two forward passes each process may hold a part of the head
+
+
+@torch.no_grad()
+def summed_mean_logit(hidden_TD: Tensor, row: MeanRow) -> Tensor:
+    """Sum over tokens of the mean logit over the vocabulary, without the logits.
+
+    >>> row = mean_row(Head(torch.eye(2), scale=0.5))
+    >>> summed_mean_logit(torch.tensor([[2.0, 4.0], [0.0, 2.0]]), row).item()
+    2.0
+    """
+    weight_D, bias = row  # no matrix product, which autocast would round
+    return (hidden_TD.sum(0, dtype=weight_D.dtype) * weight_D).sum() + len(hidden_TD) * bias
 
 
 def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
@@ -185,8 +201,8 @@ def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: 
 def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
     if {id(module) for module in strong.modules()} & {id(module) for module in weak.modules()}:
         raise UserError(
-            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path, "
-            "or load it a second time. The trainer shares equal frozen tensors in memory by itself."
+            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path "
+            "or load it a second time. Equal frozen tensors are held in memory once all the same."
         )
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import RUN_FILE, SCORES
+from weakdriven.runs.directory import SCORES
 from weakdriven.runs.files import PART, file_digest, sync
 from weakdriven.wmss.entropy import PART_SCHEMA, SCHEMA
 
@@ -46,29 +45,25 @@ class ScoreFacts:
     version: int = VERSION
 
 
-@contextmanager
-def part_writer(folder: Path, *, every_seconds: float | None = None) -> Iterator["Parts"]:
-    """Target of a scan; what was added last is written even if the scan fails."""
-    parts = Parts(folder, FLUSH_SECONDS if every_seconds is None else every_seconds)
-    try:
-        yield parts
-    finally:
-        parts.flush()
+class PartWriter:
+    """Writes one process's batches at intervals as small Parquet files; the last ones even if the scan fails."""
 
-
-class Parts:
-    """Batches of one process, written at intervals as small Parquet files."""
-
-    def __init__(self, folder: Path, every_seconds: float):
+    def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.every = folder, every_seconds
+        self.folder = folder
         self.waiting: list[pa.RecordBatch] = []
         self.flushed = time.monotonic()
         self.written: list[str] = []
 
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
     def add(self, batch: pa.RecordBatch) -> None:
         self.waiting.append(batch)
-        if time.monotonic() - self.flushed >= self.every:
+        if time.monotonic() - self.flushed >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -96,9 +91,8 @@ def read_parts(folder: Path) -> pa.Table:
     """All parts written so far; a part whose hash does not match its name is removed, so its rows are scored again."""
     tables = []
     for path in sorted(folder.glob("rows-*.parquet")):
-        named = path.stem.split("-")[2:]  # those of older versions are named after their first row alone
         try:
-            if named and named != [file_digest(path)[:HASHED]]:
+            if not path.stem.endswith(file_digest(path)[:HASHED]):
                 raise OSError(f"{path} has changed since it was written")
             tables.append(pq.read_table(path, schema=PART_SCHEMA))
         except (OSError, pa.ArrowException):
@@ -110,7 +104,7 @@ def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
     """Every example once, in the order of the data; a score that is missing, double or of another row is an error."""
     parts = read_parts(folder)
     row_N = parts["row"].to_numpy()
-    count_N = np.bincount(row_N, minlength=len(ids)) if len(row_N) else np.zeros(len(ids), int)
+    count_N = np.bincount(row_N, minlength=len(ids))
     if len(wrong := np.flatnonzero(count_N[: len(ids)] != 1)):
         raise UserError(
             f"{folder}: {len(wrong)} of {len(ids)} examples were not scored exactly once (first: row {wrong[0]}, "
@@ -134,8 +128,16 @@ def read_scores(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise UserError(f"{path} cannot be read as a score file ({why}); remove its folder and score again.") from error
 
 
+def read_entropies(path: Path, ids: pa.ChunkedArray) -> np.ndarray:
+    """Mean entropy of each example, in the order of the data."""
+    table = read_scores(path, ["id", "entropy"])
+    if not table["id"].equals(ids):
+        raise UserError(f"{path} holds scores of other data; remove its folder and run again.")
+    return table["entropy"].to_numpy()
+
+
 def read_facts(path: Path) -> ScoreFacts:
-    """Of a file that a recipe points to; it may be any file."""
+    """Facts of a file that a recipe points to, which may be any file."""
     try:
         facts = json.loads(pq.read_schema(path).metadata[METADATA])
         if facts.get("version") == VERSION:
@@ -146,49 +148,44 @@ def read_facts(path: Path) -> ScoreFacts:
     raise UserError(f"selection.reuse: {path} is {found}; remove it from selection.reuse.")
 
 
-def score_files(place: str) -> list[Path]:
-    """The score files at a place that a recipe points to: one file, a folder with one, or a run directory."""
-    path = Path(place).expanduser()
-    if path.is_file():
-        return [path]
-    found = [path / SCORES] if (path / SCORES).is_file() else sorted(path.glob(f"entropy/*/{SCORES}"))
-    if not found:
-        what = "is a run without score files" if (path / RUN_FILE).is_file() else "holds no score files"
-        what = what if path.exists() else "does not exist"
-        raise UserError(f"selection.reuse: {place} {what}; give a run directory, or a {SCORES} of one.")
-    return found
+def score_files(places: list[str]) -> Iterator[tuple[Path, ScoreFacts]]:
+    """The score files that a recipe points to: files, folders with one, or run directories."""
+    for place in places:
+        path = Path(place).expanduser()
+        found = [path] if path.is_file() else [*path.glob(SCORES), *sorted(path.glob(f"entropy/*/{SCORES}"))]
+        if not found:
+            raise UserError(
+                f"selection.reuse: there are no score files in {place}; give a run directory, or a {SCORES} of one."
+            )
+        for file in found:
+            yield file, read_facts(file)
 
 
 def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -> None:
     """Raise an error for scores of other tokens, which cannot be used, before anything is computed."""
-    for path in (path for place in places for path in score_files(place)):
-        facts = read_facts(path)
-        if facts.tokenizer != tokenizer:
+    for path, facts in score_files(places):
+        if facts.tokenizer != tokenizer or facts.max_length != max_length:
+            other = "another tokenizer or chat template"
+            if facts.tokenizer == tokenizer:
+                other = f"data.max_length={facts.max_length}, and this recipe has {max_length}"
             raise UserError(
-                f"selection.reuse: {path} was computed with another tokenizer or chat template; remove it from "
-                "selection.reuse, or use the model and chat_template that it belongs to."
-            )
-        if facts.max_length != max_length:
-            raise UserError(
-                f"selection.reuse: {path} was computed with data.max_length={facts.max_length}, and this recipe has "
-                f"{max_length}; set that max_length, or remove it from selection.reuse."
+                f"selection.reuse: {path} was computed with {other}; change that, or remove it from selection.reuse."
             )
 
 
 def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
     """The score file with these facts, or None; scores of the same model on other rows are an error."""
     others = []
-    for path in (path for place in places for path in score_files(place)):
-        found = read_facts(path)
+    for path, found in score_files(places):
         if found == facts:
             return path
         if found.model == facts.model:
-            others += [path]
+            others.append((path, found))
     if others:
-        found = read_facts(others[0])
+        path, found = others[0]
         what = "rows" if found.rows != facts.rows else f"precision ({found.precision}, not {facts.precision})"
         raise UserError(
-            f"selection.reuse: {others[0]} holds scores of the same model with other {what}; use what it belongs to "
-            "or remove it from selection.reuse."
+            f"selection.reuse: {path} holds scores of the same model with other {what}; use what it belongs to or "
+            "remove it from selection.reuse."
         )
     return None

@@ -4,6 +4,8 @@ import copy
 import inspect
 import logging
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trl.models.selective_activation_checkpointing import enable_selective_activ
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.config.recipe import JointSettings, Recipe
+from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
 from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
 from weakdriven.models.liger import use_liger
@@ -30,11 +33,9 @@ from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss import checks
 from weakdriven.wmss.config import WDJTConfig
-from weakdriven.wmss.filler import LENGTHS, WithLengths, ignore_filler
 from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
 from weakdriven.wmss.pair import (
     WEAK_FOLDER,
-    PairOutput,
     WeakStrongPair,
     load_pair_weights,
     read_pair,
@@ -45,6 +46,7 @@ from weakdriven.wmss.pair import (
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
+LENGTHS = "row_lengths"
 
 
 class WDJTTrainer(ShardedCheckpoints):
@@ -188,10 +190,9 @@ class WDJTTrainer(ShardedCheckpoints):
         self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
         step, strategy = self.state.global_step + 1, self.args.logging_strategy
         if step != self._measured:  # mean logits are measured in steps that will be logged
-            logged = strategy == IntervalStrategy.EPOCH or (step == 1 and self.args.logging_first_step)
-            if strategy == IntervalStrategy.STEPS:
-                logged = logged or step % self.state.logging_steps == 0
-            self.pair.measure_mean_logits(logged)
+            at_interval = strategy == IntervalStrategy.STEPS and step % self.state.logging_steps == 0
+            first = step == 1 and self.args.logging_first_step
+            self.pair.measure_mean_logits(at_interval or first or strategy == IntervalStrategy.EPOCH)
             self._measured = step
         return super().training_step(*args, **kwargs)
 
@@ -199,15 +200,13 @@ class WDJTTrainer(ShardedCheckpoints):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
-        output: PairOutput = model(**inputs, num_items_in_batch=items)
+        output = model(**inputs, num_items_in_batch=items)
         loss = output.loss
         if self.args.average_tokens_across_devices and items is not None:
             # the count is over all ranks, and DDP averages gradients
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
-        if "attention_mask" in inputs:
-            num_tokens = inputs["attention_mask"].sum()
-        else:
-            num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device)
+        mask = inputs.get("attention_mask")
+        num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device) if mask is None else mask.sum()
         # summed on the device, so that nothing waits for it before the optimizer step
         sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
         self._pending = sums if self._pending is None else self._pending + sums
@@ -222,12 +221,9 @@ class WDJTTrainer(ShardedCheckpoints):
         return values[: len(sums)], dict(zip(norms, values[len(sums) :], strict=True))
 
     def _branch_norms(self) -> dict[str, Tensor]:
-        scaler = self.accelerator.scaler
-        found = {}
-        for name, branch in (("strong", self.pair.strong), ("weak", self.pair.weak)):
-            if (norm := gradient_norm(branch.parameters())) is not None:
-                found[name] = norm / (scaler.get_scale() if scaler else 1)
-        return found
+        scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler else 1
+        norms = {name: gradient_norm(getattr(self.pair, name).parameters()) for name in ("strong", "weak")}
+        return {name: norm / scale for name, norm in norms.items() if norm is not None}
 
     def _clip_grad_norm(self, model: Any) -> Any:
         self._norms = self._branch_norms()
@@ -282,7 +278,8 @@ class WDJTTrainer(ShardedCheckpoints):
         self._pending = None
         if self.accelerator.num_processes > 1:
             inner = getattr(dataloader, "base_dataloader", dataloader)
-            inner.collate_fn = WithLengths(inner.collate_fn)
+            if getattr(inner.collate_fn, "func", None) is not with_lengths:
+                inner.collate_fn = partial(with_lengths, inner.collate_fn)
         output: Any = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self._pending is not None:
             found = means(self._read_sums({})[0][: len(SUMS)])
@@ -328,9 +325,7 @@ class WDJTTrainer(ShardedCheckpoints):
         strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
         if strong is not None:
             strong.save_pretrained(folder)
-            if self.processing_class is not None:
-                self.processing_class.save_pretrained(folder)
-            torch.save(self.args, folder / TRAINING_ARGS_NAME)
+            self._save_rest(folder)
         self.accelerator.wait_for_everyone()
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -342,6 +337,9 @@ class WDJTTrainer(ShardedCheckpoints):
             merged(strong).save_pretrained(folder)
         else:
             strong.save_pretrained(folder)
+        self._save_rest(folder)
+
+    def _save_rest(self, folder: Path) -> None:
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
@@ -359,6 +357,26 @@ class WDJTTrainer(ShardedCheckpoints):
 
     def _load_best_model(self) -> None:
         load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
+
+
+def with_lengths(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
+    """A collator's batch with the length of each row, to separate rows that are joined into one."""
+    return {**collate(rows), LENGTHS: torch.tensor([len(row.get("input_ids", ())) for row in rows])}
+
+
+def ignore_filler(labels: Tensor, lengths: Tensor, *, left: int, process: int) -> None:
+    """Mask, in place, the rows of an evaluation's last batches that accelerate repeats to give each process as many.
+
+    Args:
+        lengths: Of the rows of this process; in `labels` they are separate, or one after another in a single row.
+        left: Rows in the last batches of all processes together, without repeats.
+    """
+    rows = len(lengths)
+    own = min(max(left - rows * process, 0), rows)
+    if len(labels) == rows:
+        labels[own:] = IGNORE
+    else:
+        labels[:, int(lengths[:own].sum()) :] = IGNORE
 
 
 def train_joint(

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weakdriven.losses.mix_rows import Mixing
+
 COLUMNS = 9
 BLOCK, WARPS = 4096, 16
 
@@ -157,42 +159,23 @@ def _rows(
 
 
 def mix_rows(
-    strong_RV: Tensor,
-    weak_RV: Tensor | None,
-    target_R: Tensor,
-    *,
-    strong_weight: float,
-    strong_anchor: float,
-    scales: tuple[float, float],
-    caps: tuple[float, float],
-    statistics: bool,
-    gradients: int,
+    strong_RV: Tensor, weak_RV: Tensor | None, target_R: Tensor, mixing: Mixing, *, statistics: bool, gradients: int
 ) -> Tensor:
     """The same contract as `losses.mix_rows.mix_rows`, in one kernel."""
     rows, vocabulary = strong_RV.shape
     result_R9 = torch.full((rows, COLUMNS), float("nan"), dtype=torch.float32, device=strong_RV.device)
     block = min(BLOCK, max(16, triton.next_power_of_2(vocabulary)))
     other = strong_RV if weak_RV is None else weak_RV
+    tensors = strong_RV, other, target_R, result_R9, strong_RV.stride(0), other.stride(0), vocabulary
     with torch.cuda.device_of(strong_RV):  # Triton launches on the current device
         _rows[(rows,)](
-            strong_RV,
-            other,
-            target_R,
-            result_R9,
-            strong_RV.stride(0),
-            other.stride(0),
-            vocabulary,
-            strong_weight,
-            strong_anchor,
-            scales[0],
-            caps[0],
-            scales[1],
-            caps[1],
+            *tensors,
+            *mixing,
             WEAK=weak_RV is not None,
-            STRONG_CAPPED=caps[0] > 0,
-            WEAK_CAPPED=caps[1] > 0,
-            STATISTICS=statistics or strong_anchor > 0,
-            ANCHORED=strong_anchor > 0,
+            STRONG_CAPPED=mixing.strong_cap > 0,
+            WEAK_CAPPED=mixing.weak_cap > 0,
+            STATISTICS=statistics or mixing.strong_anchor > 0,
+            ANCHORED=mixing.strong_anchor > 0,
             GRADIENTS=gradients,
             COLUMNS=COLUMNS,
             BLOCK=block,

@@ -43,7 +43,7 @@ class Selection:
     def terms(self, rows: list[int] | None = None) -> np.ndarray:
         """The three weighted terms of every example or of some, (3, N)."""
         weights = {name: self.settings[name] for name in (*LETTERS, "formula")}
-        return selection_weights(self.weak_entropy, self.strong_entropy, rows=rows, **weights)
+        return selection_weights(self.weak_entropy, self.strong_entropy, **weights)[:, rows or slice(None)]
 
 
 def load_selection(run: Path, round_number: int | None = None) -> Selection:
