@@ -18,7 +18,7 @@ from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.variant import Variant
+from weakdriven.training.sft import Variant
 from weakdriven.wmss.pair import targets
 
 

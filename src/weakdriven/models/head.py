@@ -23,19 +23,14 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
     if getattr(inner.config, "is_encoder_decoder", False):
         raise UserError(f"{type(inner).__name__} is an encoder-decoder model; weak-driven training needs a causal LM.")
     layer: Any = inner.get_output_embeddings()
-    if isinstance(layer, BaseTunerLayer):
-        raise UserError(
-            f"An adapter sits on the output head of {type(inner).__name__}, whose weights the mixed loss reads "
-            "directly; leave lm_head out of target_modules."
-        )
     if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the whole layer
         layer = layer.modules_to_save[layer.active_adapters[0]]
-    if not isinstance(layer, nn.Linear):
-        raise UserError(f"{type(inner).__name__} has no plain output head; weak-driven training needs a causal LM.")
-    if not layer.weight.is_floating_point():
+    plain = isinstance(layer, nn.Linear) and not isinstance(layer, BaseTunerLayer)
+    if not plain or not layer.weight.is_floating_point():
         raise UserError(
-            f"The output head of {type(inner).__name__} is quantized, and the mixed loss reads its weights directly; "
-            "keep lm_head out of quantization (llm_int8_skip_modules)."
+            f"The output head of {type(inner).__name__} is {type(layer).__module__}.{type(layer).__name__}, and the "
+            "mixed loss reads the weights of a plain linear layer. Use a causal LM, and leave lm_head out of adapters "
+            "(target_modules) and of quantization (llm_int8_skip_modules)."
         )
     config: Any = inner.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0

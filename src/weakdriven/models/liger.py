@@ -1,6 +1,5 @@
 """Faster layers: Liger's fused norm, rotary embedding and MLP activation, for one model only."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
+from weakdriven.models.gemma3.multimodal import is_multimodal
+from weakdriven.runs.files import read_json
 
 ROTARY = "apply_rotary_pos_emb"
 FRESH_QUERIES = {"qwen3", "gemma3_text"}
@@ -34,9 +34,7 @@ def fast_layers(choice: str, model_type: str) -> bool:
 
 def model_type(folder: Path) -> str:
     """Model type of the model that is trained, from its configuration."""
-    if is_multimodal(folder):
-        return text_config(folder).model_type
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+    return "gemma3_text" if is_multimodal(folder) else read_json(folder / "config.json").get("model_type", "")
 
 
 def _missing(model_type: str) -> str | None:

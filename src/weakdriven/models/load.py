@@ -147,16 +147,15 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Raise an error for models that this version cannot train or would mix wrongly, before anything is computed."""
     if trust_remote_code:
         warn_of_code(folder)
-    try:
-        mixture = is_mixture(folder)
-        config: Any = None if mixture else AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
-    if mixture:
+    if is_mixture(folder):
         raise UserError(
             f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated but not trained or "
             "mixed again; give its strong or its weak model."
         )
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
     refuse_pickles(folder)
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")
@@ -174,7 +173,8 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
 def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Mixing logits only makes sense if token k is the same text for both models."""
     refuse_different_vocabularies(weak, strong, trust_remote_code=trust_remote_code)
-    rows = [vocabulary_rows(folder) for folder in (weak, strong)]
+    configs = [text_config(folder, trust_remote_code=trust_remote_code) for folder in (weak, strong)]
+    rows = [config.get_text_config().vocab_size for config in configs]
     if rows[0] != rows[1]:
         raise UserError(
             f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
@@ -185,17 +185,9 @@ def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: 
 def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Compare the tokenizers alone; the heads may still be padded to different lengths."""
     folders = (weak, strong)
-    vocabularies = [load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab() for folder in folders]
-    if vocabularies[0] != vocabularies[1]:
-        different = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
+    ours, theirs = (load_tokenizer(one, trust_remote_code=trust_remote_code).get_vocab().items() for one in folders)
+    if ours != theirs:
         raise UserError(
-            f"Cannot mix logits: the tokenizers of {weak} (weak, {len(vocabularies[0])} tokens) and {strong} (strong, "
-            f"{len(vocabularies[1])} tokens) differ in {different} entries. Use two checkpoints of one run."
+            f"Cannot mix logits: the tokenizers of {weak} (weak, {len(ours)} tokens) and {strong} (strong, "
+            f"{len(theirs)} tokens) differ in {len(ours ^ theirs)} entries. Use two checkpoints of one run."
         )
-
-
-def vocabulary_rows(folder: Path) -> int:
-    if is_multimodal(folder):  # the published ones leave it to the default
-        return text_config(folder).vocab_size
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)

@@ -5,6 +5,7 @@ nothing else raises an error.
 """
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ logger = logging.getLogger(__name__)
 PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SAFE: dict[str, Any] = {"use_safetensors": True}
 """For every `from_pretrained` that reads weights."""
-_warned: set[str] = set()
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -29,11 +29,9 @@ def refuse_pickles(folder: Path) -> None:
         )
 
 
+@cache
 def warn_of_code(source: str | Path) -> None:
     """Log once which code may run; for callers with trust_remote_code."""
-    if str(source) in _warned:
-        return
-    _warned.add(str(source))
     brought = ", ".join(sorted(path.name for path in Path(source).glob("*.py"))) or "no .py file now"
     logger.warning(
         "trust_remote_code is on: code that comes with %s (%s) runs here and may do all that you may do.",

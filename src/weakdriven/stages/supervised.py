@@ -10,9 +10,8 @@ from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import TrainingSet, model_stage
 from weakdriven.stages.workload import Workload
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import train_supervised
+from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import publish_snapshots
-from weakdriven.training.variant import PLAIN, Variant
 
 
 def supervised_stage(

@@ -9,7 +9,7 @@ from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import TrainSettings
 from weakdriven.runs.executor import Listing
 from weakdriven.stages.model_loader import Model
-from weakdriven.training.variant import PLAIN, Variant
+from weakdriven.training.sft import PLAIN, Variant
 
 if TYPE_CHECKING:
     from weakdriven.stages.context import Context

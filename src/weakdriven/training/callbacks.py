@@ -29,14 +29,7 @@ class PhaseCallback(TrainerCallback):
         stage, settings, recipe: Of the phase, for the check of the disk and for error messages.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        progress: Progress,
-        stage: str = "training",
-        settings: TrainSettings | None = None,
-        recipe: Recipe | None = None,
-    ):
+    def __init__(self, folder: Path, progress: Progress, stage: str, settings: TrainSettings, recipe: Recipe):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.stopped: str | None = None

@@ -80,10 +80,9 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     """
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
-    phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
-    checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress if phase else Progress())))
-    if phase:
-        check_disk(trainer, phase)
+    phase = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback))
+    checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress)))
+    check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = checkpoints.tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:
@@ -92,19 +91,13 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        checkpoints.remove_unmarked(folder)
-        good = checkpoints.last_complete_checkpoint(folder)
-        kept = (
-            f"its checkpoint of step {checkpoints.step_of(good)} is kept and"
-            if good
-            else "it has no checkpoint yet, so"
-        )
+        good = checkpoints.usable_checkpoint(folder, phase.progress)  # removes the one that could not be written
+        start = f"step {checkpoints.step_of(good)}" if good else "its start"
         raise UserError(
-            f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
-            f"{trainer.state.global_step}; {kept} the next run resumes from {'there' if good else 'its start'}. Free "
-            "some space and run the same command again."
+            f"The disk is full: {phase.stage} could not save at step {trainer.state.global_step}. Free some space and "
+            f"run the same command again; it resumes from {start}."
         ) from error
-    if phase and phase.stopped:
+    if phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
@@ -116,8 +109,6 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     """Compare what the phase will still write with the free space on its disk."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
-    if settings is None or recipe is None:
-        return
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
     adapter = has_adapter(model)

@@ -2,22 +2,53 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.runs.directory import METRICS
+from weakdriven.training.fsdp import ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
-from weakdriven.training.variant import PLAIN, Variant
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Plain SFT; a method overrides what it does differently. Two variants are equal if they train the same way."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Added unchanged to the stage's settings, so they are part of its key and of its manifest."""
+
+    def training(
+        self, model: PreTrainedModel | PeftModel, *, seed: list[int]
+    ) -> AbstractContextManager[list[TrainerCallback]]:
+        """A context in which the model is trained; yields callbacks that run before our own.
+
+        Args:
+            seed: Seed of the recipe and number of the phase, for what the context draws at random.
+        """
+        return nullcontext([])
+
+    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> Trainer:
+        """The trainer.
+
+        Args:
+            teacher: A frozen model, for a variant that needs one.
+            arguments: Those of TRL's `SFTTrainer`.
+        """
+        return ShardedCheckpoints(**arguments)
+
+
+PLAIN = Variant()
 
 
 def train_supervised(

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, Gemma3Config, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
 
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.shards import Stored, listed, read_weights, stored_weights
+from weakdriven.models.gemma3.shards import Stored, read_weights, stored_weights
 from weakdriven.runs.files import read_json
 
 HEAD = "lm_head.weight"
@@ -30,12 +30,12 @@ def is_multimodal(folder: Path) -> bool:
     return config.get("model_type") == "gemma3" and "vision_config" in config
 
 
-def text_config(folder: Path) -> Any:
+def text_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Configuration of the model that is trained: a folder's own, or that of the language model inside Gemma-3.
 
     The multimodal class ties its embeddings by the outer setting, so that setting counts.
     """
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not isinstance(config, Gemma3Config):
         return config
     inner: Any = config.text_config
@@ -89,35 +89,28 @@ def expected_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
 
 
-def refuse_other_weights(
-    found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any, *, optional: str | None = None
-) -> None:
+def refuse_other_weights(found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any) -> None:
     """Every expected weight, in its shape, and no other; decided by the headers, before anything is read.
 
     Args:
         source: Where the weights were found, for the message.
-        optional: A weight that may be missing.
     """
-    if missing := expected.keys() - found.keys() - {optional}:
-        raise UserError(f"{source} lacks {listed(missing)}, which would start at random; use a complete checkpoint.")
-    if extra := found.keys() - expected.keys():
+    shapes = {name: stored.shape for name, stored in found.items()}
+    names = expected.keys() | shapes.keys()
+    if differ := sorted(name for name in names if shapes.get(name) != expected.get(name)):
         raise UserError(
-            f"{source} holds {listed(found[name].name for name in extra)} that no such Gemma-3 has; use a checkpoint "
-            "of Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
+            f"{source} does not fit its config.json: {len(differ)} weights differ. The first is {differ[0]}: expected "
+            f"{expected.get(differ[0], 'none')}, found {shapes.get(differ[0], 'none')}. Use a complete checkpoint of "
+            "Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
         )
-    for name, stored in found.items():
-        if stored.shape != expected[name]:
-            raise UserError(
-                f"{source}: {stored.name} has the shape {stored.shape}, but by config.json it should be "
-                f"{expected[name]}; these are parts of two models."
-            )
 
 
 def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, Stored]:
     """The language model's weights in a multimodal folder; an incomplete one raises an error."""
-    weights = renamed(folder, text_name)
-    optional = HEAD if config.tie_word_embeddings else None
-    refuse_other_weights(weights, expected_shapes(Gemma3ForCausalLM, config), folder, optional=optional)
+    weights, expected = renamed(folder, text_name), expected_shapes(Gemma3ForCausalLM, config)
+    if config.tie_word_embeddings and HEAD not in weights:
+        del expected[HEAD]
+    refuse_other_weights(weights, expected, folder)
     return weights
 
 
@@ -132,11 +125,9 @@ def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, di
     config = text_config(folder)
     weights = checked_text_weights(folder, config)
     # copies, because what is read is a view of the file, and the model has to outlive it
-    state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in read_weights(weights)}
-    loaded: Any = Gemma3ForCausalLM.from_pretrained(
-        None, config=config, state_dict=state, output_loading_info=True, **options
-    )
-    model, info = loaded
+    state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in read_weights(weights).items()}
+    options |= {"config": config, "state_dict": state, "output_loading_info": True}
+    model, info = Gemma3ForCausalLM.from_pretrained(None, **options)  # pyright: ignore
     model.name_or_path = model.config._name_or_path = str(folder)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
