@@ -79,7 +79,7 @@ def test_folders_are_safe_and_differ_also_where_case_does_not_count():
         (["lamda"], "neither KEY=VALUES nor a shipped sweep. Did you mean lambda?"),
         (["seed=1,2"], "give --seeds instead"),
         (["joint..weak=1,2"], "names no setting"),
-        (["nowhere.yaml"], "no such file of a sweep"),
+        (["nowhere.yaml"], "the sweep file cannot be read"),
         ([], "A sweep needs something to vary"),
     ],
 )
@@ -97,8 +97,8 @@ def test_what_is_wrong_with_a_grid_is_told(words, answer):
         ("grid: {a: 3}", "grid.a: expected a list of values"),
         ("grid: {a: [1]}\npoints: {b: {}}", "expected `grid`, or `axis` and `points`"),
         ("grid: {a: [1]}\npoint: {}", "expected `grid`, or `axis` and `points`"),
-        ("- 1", "expected `grid`, or `axis` and `points`"),
-        ("grid: [", "cannot be read as a sweep"),
+        ("- 1", "expected settings as `key: value` lines, found a list"),
+        ("grid: [", "is not valid YAML"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path, text, answer):

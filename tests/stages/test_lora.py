@@ -333,8 +333,8 @@ def test_mistakes_are_answered_before_anything_is_computed(overrides, message, t
 @pytest.mark.parametrize(
     "package, message",
     [
-        (None, "needs bitsandbytes, which is not installed; pip install bitsandbytes."),
-        ("here", "needs a CUDA device, and there is none here; remove it."),
+        (None, "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
+        ("here", "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
     ],
 )
 def test_four_bits_without_what_they_need(package, message, monkeypatch):

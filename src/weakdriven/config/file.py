@@ -69,15 +69,15 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
     raise UserError(f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those.")
 
 
-def _read(path: Path, label: str) -> dict[str, Any]:
+def read_tree(path: Path, label: str, kind: str = "recipe") -> dict[str, Any]:
+    """The settings in a recipe's or a sweep's file."""
     try:
         tree = read_yaml(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{label}: the recipe file cannot be read ({error}).") from error
+        shipped = {"recipe": "recipes", "sweep": "sweep --list"}[kind]
+        raise UserError(
+            f"{label}: the {kind} file cannot be read ({error}). `weakdriven {shipped}` lists the shipped ones."
+        ) from error
     except yaml.YAMLError as error:
         raise UserError(f"{label} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
@@ -88,7 +88,7 @@ def _read(path: Path, label: str) -> dict[str, Any]:
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of a file merged over those of every recipe it extends, and the names of these."""
-    tree, names, seen = _read(path, source), [source], [path.resolve()]
+    tree, names, seen = read_tree(path, source), [source], [path.resolve()]
     while EXTENDS in tree:
         base = tree.pop(EXTENDS)
         if not isinstance(base, str) or not base:
@@ -101,7 +101,7 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
         if path.resolve() in seen:
             circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
             raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
-        below = _read(path, label)
+        below = read_tree(path, label)
         below.pop("name", None)  # names are not inherited
         tree = _laid_over(below, tree)
         names.append(base)
@@ -197,20 +197,15 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
     if problem["type"] == "value_error":
         reason = str(problem["ctx"]["error"])
         return f"{source}: {key + ': ' if key else ''}{reason}."
-    found = json.dumps(problem["input"], default=str)
-    if problem["type"] == "model_type":
-        return f"{source}: {key}: expected a group of settings, found {found}."
-    return f"{source}: {key}: {problem['msg']}, found {found}."
+    expected = "expected a group of settings" if problem["type"] == "model_type" else problem["msg"]
+    return f"{source}: {key}: {expected}, found {json.dumps(problem['input'], default=str)}."
 
 
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
         annotation = model.model_fields[part].annotation
         choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
-        found = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
-        if found is None:
-            break
-        model = found
+        model = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), model)
     return model
 
 

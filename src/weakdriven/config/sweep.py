@@ -6,17 +6,17 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from weakdriven.config.file import number_like
+from weakdriven.config.file import number_like, read_tree
 from weakdriven.errors import UserError
 from weakdriven.runs.files import digest
-from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
+from weakdriven.runs.yaml import load_yaml, shipped
 
 MOST_POINTS = 1000
 RESERVED = ("figures", "logs")
@@ -84,12 +84,10 @@ def points_of(axes: list[Axis]) -> list[Point]:
         overrides = {key: value for choice in choices for key, value in choice.overrides.items()}
         points.append(Point(_folder("__".join(choice.name for choice in choices)), values, overrides))
     seen = Counter(point.name.casefold() for point in points)  # some file systems ignore case
-    return [
-        Point(f"{one.name}-{digest(one.values)[:8]}", one.values, one.overrides)
-        if seen[one.name.casefold()] > 1
-        else one
-        for one in points
-    ]
+    for place, one in enumerate(points):
+        if seen[one.name.casefold()] > 1:
+            points[place] = replace(one, name=f"{one.name}-{digest(one.values)[:8]}")
+    return points
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
@@ -153,11 +151,10 @@ def _axes_of_word(word: str) -> list[Axis]:
 def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
     if not all(key.split(".")):
         raise UserError(f"{source}{key}= names no setting; write key.sub=VALUES.")
-    if key in ("seed", "name") or not values:
-        remedy = {"seed": "give --seeds instead", "name": "a name cannot be varied"}.get(
-            key, "there is no value; give some"
-        )
-        raise UserError(f"{source}{key}: {remedy}.")
+    if key in ("seed", "name"):
+        raise UserError(f"{source}{key} cannot be varied; for several seeds give --seeds instead.")
+    if not values:
+        raise UserError(f"{source}{key}: there is no value; give some.")
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     if twice := [text for text, count in Counter(texts).items() if count > 1]:
         raise UserError(f"{source}{key}: {twice[0]} is given twice; give each value once.")
@@ -166,21 +163,9 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
 
 def read_sweep_file(path: Path) -> list[Axis]:
     """The axes of a sweep's file: `grid` maps settings to values, or `points` names to settings, under `axis`."""
-    try:
-        tree = read_yaml(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file of a sweep; `weakdriven sweep --list` names those shipped."
-        ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as a sweep: {' '.join(str(error).split())}") from None
-    if (
-        not isinstance(tree, dict)
-        or ("grid" in tree) == ("points" in tree)
-        or tree.keys() - {"axis", "points", "grid", "settings", "start"}
-    ):
+    tree = read_tree(path, str(path), "sweep")
+    if ("grid" in tree) == ("points" in tree) or tree.keys() - {"axis", "points", "grid", "settings", "start"}:
         raise UserError(f"{path}: expected `grid`, or `axis` and `points`, and perhaps `settings` and `start`.")
-    settings = tree.get("settings") or {}
     if "grid" in tree:
         ranges = _group(tree["grid"], path, "grid")
         listed = {key: values_of(one, f"{path}: {key}") if isinstance(one, str) else one for key, one in ranges.items()}
@@ -189,8 +174,8 @@ def read_sweep_file(path: Path) -> list[Axis]:
         axes = [_setting_axis(key, values, f"{path}: ") for key, values in listed.items()]
     else:
         axes = [_named_axis(str(tree.get("axis", path.stem)), _group(tree["points"], path, "points"), path)]
-    first, *rest = axes
-    return [Axis(first.label, first.choices, _group(settings, path, "settings", empty=True), tree.get("start")), *rest]
+    settings = _group(tree.get("settings"), path, "settings", empty=True)
+    return [replace(axes[0], settings=settings, start=tree.get("start")), *axes[1:]]
 
 
 def _named_axis(label: str, points: dict[Any, Any], path: Path) -> Axis:

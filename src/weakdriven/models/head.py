@@ -64,12 +64,11 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
     if own not in ("eager", "sdpa"):  # flash attention does not run on the CPU or in float32
         inner.set_attn_implementation("eager")  # the one that every model has
     try:
-        ids = torch.arange(8, device=inner.device)[None]
-        hidden = hidden_states(model, {"input_ids": ids, "use_cache": False})[0]
-        other_end = torch.where(ids == 7, 0, ids)
-        other = hidden_states(model, {"input_ids": other_end, "use_cache": False})[0]
+        ids = torch.arange(8, device=inner.device).repeat(2, 1)
+        ids[1, -1] = 0
+        hidden, other = hidden_states(model, {"input_ids": ids, "use_cache": False})
         ours = head(model).logits(hidden)
-        theirs = inner(input_ids=ids, use_cache=False).logits[0].float()
+        theirs = inner(input_ids=ids[:1], use_cache=False).logits[0].float()
     finally:
         if own != inner.config._attn_implementation:
             inner.set_attn_implementation(own)

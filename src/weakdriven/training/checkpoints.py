@@ -1,8 +1,7 @@
 """Checkpoints of a training phase: verified after writing, then marked; training resumes from the newest intact one.
 
-Trainer writes a folder file by file, resumes from the highest number even if files are missing, and deletes older ones
-before it knows that the new one can be read. So a checkpoint counts only with our mark, which lists its files and is
-written last, and older ones are deleted after that.
+Trainer resumes from the highest number even if files are missing, and deletes older checkpoints before it knows that
+the new one can be read. So one counts only with our mark, which is written last; older ones are deleted after that.
 """
 
 import json
@@ -53,8 +52,6 @@ def whats_wrong(checkpoint: Path) -> str | None:
     try:
         mark = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
         return damage(checkpoint, mark[FILES], contents=True)
-    except FileNotFoundError:
-        return f"{checkpoint} was not written to its end"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"the mark of {checkpoint} cannot be read ({type(error).__name__})"
 
@@ -70,8 +67,6 @@ def unreadable(folder: Path) -> str | None:
                 with zipfile.ZipFile(path) as archive:
                     if bad := archive.testzip():
                         raise ValueError(f"checksum of {bad}")
-            elif path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, zipfile.BadZipFile, SafetensorError) as error:
             return f"{path} is not whole ({error})"
     return None

@@ -26,12 +26,11 @@ def lora_config(lora: LoraSettings) -> LoraConfig:
 
 def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = False) -> None:
     """Raise an error if this machine cannot quantize, or if a target is missing in the base or cannot be adapted."""
-    if lora.quantize and find_spec("bitsandbytes") is None:
+    if lora.quantize and not (find_spec("bitsandbytes") and torch.cuda.is_available()):
         raise UserError(
-            f"lora.quantize: {lora.quantize} needs bitsandbytes, which is not installed; pip install bitsandbytes."
+            f"lora.quantize: {lora.quantize} needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one "
+            "is missing here; remove it."
         )
-    if lora.quantize and not torch.cuda.is_available():
-        raise UserError(f"lora.quantize: {lora.quantize} needs a CUDA device, and there is none here; remove it.")
     if lora.target_modules == "all-linear":
         return
     config = text_config(base, trust_remote_code=trust_remote_code)

@@ -45,39 +45,31 @@ class Phase:
     """Writes the model into a folder; needed if the settings ask for snapshots."""
 
     def prepare(
-        self,
-        dataset: Dataset,
-        settings: TrainSettings,
-        recipe: Recipe,
-        columns: Sequence[str] = ("input_ids", "labels"),
+        self, rows: Dataset, settings: TrainSettings, recipe: Recipe, columns: Sequence[str] = ("input_ids", "labels")
     ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callbacks."""
-        rows, epochs = len(dataset), self.epochs
+        count, epochs = len(rows), self.epochs
         options = {"seed": recipe.seed, "phase": self.number, "epoch_rows": self.epoch_rows}
-        order = training_order(rows, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
-        rows = self.epoch_rows or rows
-        order = alike_together(order, padded_lengths(dataset), min(settings.batch_size, rows))
+        order = training_order(count, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
+        count = self.epoch_rows or count
+        order = alike_together(order, padded_lengths(rows), min(settings.batch_size, count))
         folder = self.work / "checkpoints"
         callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
-            kept = snapshot_steps(settings.snapshots, settings.steps(rows, epochs), self.stage)
+            kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         # the default is inside the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
-            "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
-            "train_dataset": dataset.select_columns(list(columns)).select(order),
+            "args": training_arguments(settings, recipe, rows=count, epochs=epochs, stage=self.stage, folder=folder),
+            "train_dataset": rows.select_columns(list(columns)).select(order),
             "callbacks": callbacks,
             "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
-    """Train to the end, from the last intact checkpoint if there is one; returns counters.
-
-    Args:
-        rows: The training rows, if the trainer holds them in another form.
-    """
+    """Train to the end, from the last intact checkpoint if there is one; returns counters (of `rows`, if given)."""
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     phase = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback))
@@ -102,8 +94,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
-    facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
-    return facts | {"trained_tokens": trained_tokens(rows)}
+    counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
+    return counters | {"trained_tokens": trained_tokens(rows)}
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
@@ -115,8 +107,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
-    states = (weight.numel() * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
-    optimizer = math.ceil(sum(states))
+    optimizer = math.ceil(sum(one.numel() * state_bytes(settings.optimizer, one.element_size()) for one in trained))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)

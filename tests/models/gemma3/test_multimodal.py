@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConf
 from multimodal_cases import IDS, LAYOUTS, ROWS, change_config, change_weights, copied, write_multimodal
 from weakdriven.config.recipe import LoraSettings
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.multimodal import text_config, text_name, vision_name
-from weakdriven.models.gemma3.shards import stored_weights
+from weakdriven.models.gemma3.multimodal import stored_weights, text_config, text_name, vision_name
 from weakdriven.models.liger import model_type
 from weakdriven.models.load import (
     check_model,
@@ -76,7 +75,7 @@ def test_what_is_saved_is_a_text_only_checkpoint_that_anyone_loads(base, tmp_pat
 
 def test_the_vision_tower_is_not_read(base, monkeypatch):
     read = []
-    from weakdriven.models.gemma3 import shards
+    from weakdriven.models.gemma3 import multimodal
 
     class Watched:
         def __init__(self, file, **options):
@@ -96,8 +95,8 @@ def test_the_vision_tower_is_not_read(base, monkeypatch):
             read.append(name)
             return self.inner.get_tensor(name)
 
-    safe_open = shards.safe_open
-    monkeypatch.setattr(shards, "safe_open", Watched)
+    safe_open = multimodal.safe_open
+    monkeypatch.setattr(multimodal, "safe_open", Watched)
     model = load_model(base, precision="fp32")
     assert read and all(name.startswith("language_model.") for name in read)
     assert not any("vision" in name for name, _ in model.named_modules())

@@ -208,7 +208,7 @@ def test_a_trained_folder_that_lacks_a_file_is_refused(name, message, trained, b
 
 def test_a_base_that_lacks_its_vision_side_is_refused(trained, base, tmp_path):
     (base / "preprocessor_config.json").unlink()
-    refused(trained, base, tmp_path / "out", "neither preprocessor_config.json nor processor_config.json")
+    refused(trained, base, tmp_path / "out", "processor_config.json, which servers read")
     change_weights(
         base, lambda weights: [weights.pop(name) for name in list(weights) if not name.startswith("language_model")]
     )

@@ -5,6 +5,7 @@ The text weights get the published prefix; the base's vision tower and projector
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,12 @@ from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextC
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.gemma3 import multimodal
-from weakdriven.models.gemma3.shards import Stored, read_weights, stored_weights
+from weakdriven.models.gemma3.multimodal import Stored, read_weights, stored_weights
 from weakdriven.models.load import load_tokenizer, locate_model
-from weakdriven.runs.files import PART, read_json, sync_tree, write_json
+from weakdriven.runs.files import read_json, sync_tree, write_json
 
-OF_TRAINED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
-OF_BASE = ("preprocessor_config.json", "processor_config.json")
+OF_TRAINED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+OF_BASE = "*processor_config.json"
 TEXT = "language_model."
 """Published prefix of the text model's weights."""
 SHARD_BYTES = 2 << 30
@@ -56,10 +50,10 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
             "was trained from, because its vision tower is added."
         )
     refuse_other_tokens(text_folder, base_folder)
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}") as folder:
+        part = Path(folder) / "model"
+        part.mkdir()
         write_json(part / "config.json", wrapped_config(text_folder, base_folder))
         config: Any = AutoConfig.from_pretrained(part, trust_remote_code=False)
         refuse_other_settings(config, text_folder)
@@ -69,9 +63,6 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
         refuse_changed(weights, part)
         sync_tree(part)
         os.replace(part, target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     text = sum(name.startswith(TEXT) for name in weights)
     return text, len(weights) - text
 
@@ -104,11 +95,7 @@ def locate_text_model(source: str) -> Path:
 
 
 def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]:
-    """Every weight of the result by its published name, and where it comes from.
-
-    Args:
-        config: Of the result.
-    """
+    """Every weight of the result, whose configuration this is, by its published name."""
     text, vision = stored_weights(trained), multimodal.renamed(base, multimodal.vision_name)
     expected = {
         multimodal.vision_name(name) or f"{TEXT}{multimodal.text_name(name)}": shape
@@ -139,7 +126,7 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
     precision = "torch_dtype" if "torch_dtype" in outer else "dtype"
     parts = {"text_config": outer.get("text_config", {}) | inner, "vision_config": outer["vision_config"]}
     parts = {key: {k: v for k, v in part.items() if k not in OUTER} for key, part in parts.items()}
-    tied = bool(AutoConfig.from_pretrained(trained, trust_remote_code=False).tie_word_embeddings)
+    tied = bool(multimodal.text_config(trained).tie_word_embeddings)
     changes = {"architectures": ["Gemma3ForConditionalGeneration"], "tie_word_embeddings": tied}
     kind = inner.get("dtype") or inner.get("torch_dtype")
     return outer | parts | changes | ({precision: kind} if kind else {})
@@ -160,15 +147,12 @@ def refuse_other_settings(wrapped: Any, trained: Path) -> None:
 
 def copy_files(trained: Path, base: Path, out: Path) -> None:
     """Tokenizer, chat template and generation settings of the trained model; the image processor of the base."""
-    if not any((base / name).is_file() for name in OF_BASE):
-        raise UserError(
-            f"{base} holds neither {' nor '.join(OF_BASE)}, which servers read; use the whole multimodal checkpoint."
-        )
+    if not any(base.glob(OF_BASE)):
+        raise UserError(f"{base} holds no {OF_BASE}, which servers read; use the whole multimodal checkpoint.")
     # the trained model's generation settings come last and replace the base's
-    for source, names in ((base, OF_BASE), (trained, OF_TRAINED)):
-        for name in (*names, "generation_config.json"):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, out / name)
+    for source, patterns in ((base, [OF_BASE]), (trained, OF_TRAINED)):
+        for path in (path for pattern in (*patterns, "generation_config.json") for path in source.glob(pattern)):
+            shutil.copyfile(path, out / path.name)
 
 
 def refuse_changed(weights: dict[str, torch.Tensor], folder: Path) -> None:
