@@ -45,7 +45,7 @@ def without_padding_masks(model: nn.Module) -> Iterator[None]:
 
 
 def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    mask_BL = kwargs.get("attention_mask")
+    mask_BL: Any = kwargs.get("attention_mask")
     tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
     if tensors != {"input_ids", "attention_mask"}:  # positions, images: the mask may mean more than padding
         return None
