@@ -49,8 +49,7 @@ from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_mode
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase, fit
-from weakdriven.training.sft import train_supervised
-from weakdriven.training.variant import PLAIN, Variant
+from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.wmss.trainer import train_joint
 
 QWEN2 = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from helpers import embedded_tokenizer
-from weakdriven.models.gemma3.shards import stored_weights
+from weakdriven.models.gemma3.multimodal import stored_weights
 
 ROWS = 512
 TEXT = {

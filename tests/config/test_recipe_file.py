@@ -35,7 +35,7 @@ def test_a_recipe_name_like_no_other_points_to_the_list():
 
 
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path):
-    with pytest.raises(UserError, match=r"nowhere\.yaml: there is no such recipe file"):
+    with pytest.raises(UserError, match=r"nowhere\.yaml: the recipe file cannot be read .*No such file"):
         load_recipe(str(tmp_path / "nowhere.yaml"))
 
 
@@ -207,7 +207,7 @@ def test_an_unknown_recipe_to_extend_is_answered_with_the_near_one(tmp_path: Pat
 @pytest.mark.parametrize(
     "parent, answer",
     [
-        (None, ": there is no such recipe file"),
+        (None, ": the recipe file cannot be read"),
         ("model: [1", " is not valid YAML: "),
         ("- model\n", ": expected settings as `key: value` lines, found a list"),
     ],

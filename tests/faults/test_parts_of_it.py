@@ -175,11 +175,6 @@ def test_a_checkpoint_that_cannot_be_read_back_gets_no_mark_and_costs_no_older_o
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
 
 
-def test_a_mark_of_an_older_version_still_counts(tmp_path):
-    (checkpoint(tmp_path, 2) / "complete").write_text("2\n")
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-
-
 def finished(folder):
     (folder / "snapshots/50").mkdir(parents=True)
     for name in ("model.bin", "snapshots/50/model.bin", "scores.json"):

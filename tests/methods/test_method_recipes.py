@@ -73,7 +73,7 @@ def test_the_name_of_a_recipe_and_a_method_is_answered_with_the_command(tmp_path
         load_recipe("qwen3-4b-math-spin")
     assert str(caught.value) == ("qwen3-4b-math-spin is not a recipe; use `weakdriven run qwen3-4b-math method=spin`.")
     (tmp_path / "mine.yaml").write_text("extends: qwen3-4b-math-spin\n")
-    with pytest.raises(UserError, match="`extends: qwen3-4b-math` with `method: spin` and `baselines: \\[\\]`"):
+    with pytest.raises(UserError, match=r"mine.yaml extends. is not a recipe; use `weakdriven run"):
         load_recipe(str(tmp_path / "mine.yaml"))
 
 

@@ -16,8 +16,7 @@ from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import train_supervised
-from weakdriven.training.variant import PLAIN
+from weakdriven.training.sft import PLAIN, train_supervised
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}

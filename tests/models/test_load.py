@@ -19,7 +19,6 @@ from weakdriven.models.load import (
     load_tokenizer,
     locate_model,
     refuse_different_tokenizers,
-    vocabulary_rows,
 )
 
 BASE = locate_model(EMBEDDED)
@@ -172,7 +171,7 @@ def test_a_folder_without_weights_is_refused(copy):
 @pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "never-heard-of"}'])
 def test_a_configuration_that_cannot_be_read_is_refused(copy, text):
     (copy / "config.json").write_text(text)
-    with pytest.raises(UserError, match=r"The configuration of .* cannot be read"):
+    with pytest.raises(UserError, match=r"cannot be read"):
         check_model(copy)
 
 
@@ -226,7 +225,6 @@ def test_tokenizers_that_number_their_tokens_differently_are_refused(copy):
 
 def test_models_with_different_vocabulary_rows_are_refused(copy):
     change_config(copy, vocab_size=512)
-    assert vocabulary_rows(copy) == 512
     with pytest.raises(UserError, match="weak has 448 vocabulary rows, strong has 512"):
         refuse_different_tokenizers(BASE, copy)
 

@@ -66,7 +66,7 @@ def pickled(folder: Path, marker: Path, name: str) -> None:
 def test_a_model_that_has_pickles_only_is_refused_in_a_sentence(model, marker, name):
     pickled(model, marker, name)
     for load in (lambda: check_model(model), lambda: load_model(model, precision="fp32")):
-        with pytest.raises(UserError, match=r"as a pickle .* expected \.safetensors"):
+        with pytest.raises(UserError, match=r"holds no \.safetensors weights. A pickle"):
             load()
     assert not marker.exists()
 
@@ -87,7 +87,7 @@ def test_an_adapter_that_has_pickles_only_is_refused_in_a_sentence(tmp_path, mar
         lambda: load_adapter(load_model(base, precision="fp32"), folder),
     )
     for load in loads:
-        with pytest.raises(UserError, match=r"adapter_model\.bin.*expected \.safetensors"):
+        with pytest.raises(UserError, match=r"holds no \.safetensors weights. A pickle"):
             load()
     assert not marker.exists()
 

@@ -312,10 +312,10 @@ def test_an_adapter_that_is_given_as_m1_decides_what_the_rounds_train(given):
         (["lora.target_modules=q_proj"], "expected all-linear or a list of names, such as [q_proj, v_proj], found q_"),
         (["lora.target_modules=[]"], "expected all-linear or a list of names, such as [q_proj, v_proj], found []."),
         (["lora.target_modules=[a, a]"], "lora.target_modules: names a thing twice: a, a."),
-        (["lora.target_modules=[q_prj]"], "Qwen3ForCausalLM has no layer q_prj. Did you mean q_proj?"),
-        (["lora.target_modules=[q_proj, zzz]"], "has no layer zzz. Its linear layers are down_proj, gate_proj, k_proj"),
-        (["lora.target_modules=[lm_head]"], "lora.target_modules: lm_head is the output head, whose weights the mixed"),
-        (["lora.target_modules=[embed_tokens]"], "embed_tokens is Embedding, not a linear layer; choose among down_"),
+        (["lora.target_modules=[q_prj]"], "directly. Did you mean q_proj?"),
+        (["lora.target_modules=[q_proj, zzz]"], "zzz is not a linear layer of Qwen3ForCausalLM, or it is the output"),
+        (["lora.target_modules=[lm_head]"], "or it is the output head, whose weights the mixed loss reads directly."),
+        (["lora.target_modules=[embed_tokens]"], "embed_tokens is not a linear layer of Qwen3ForCausalLM"),
         (["lora.quantize=4bit"], "lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16"),
         (["lora={}", "sft.optimizer=adamw_bf16", "precision=bf16"], "sft.optimizer adamw_bf16 is for weights in bf16"),
         (["lora={}", "sft.model=./nowhere"], "There is no model folder ./nowhere"),
@@ -333,8 +333,8 @@ def test_mistakes_are_answered_before_anything_is_computed(overrides, message, t
 @pytest.mark.parametrize(
     "package, message",
     [
-        (None, "needs bitsandbytes, which is not installed; pip install bitsandbytes."),
-        ("here", "needs a CUDA device, and there is none here; remove it."),
+        (None, "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
+        ("here", "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
     ],
 )
 def test_four_bits_without_what_they_need(package, message, monkeypatch):

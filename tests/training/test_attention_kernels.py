@@ -11,8 +11,11 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
 from joint_cases import arguments, make
+from weakdriven.config.recipe import DataSettings, Recipe
+from weakdriven.config.settings import TrainSettings
+from weakdriven.runs.directory import Progress
 from weakdriven.training.attention import trained_attention, without_cudnn_attention, without_padding_masks
-from weakdriven.training.phase import fit
+from weakdriven.training.phase import Phase, fit
 
 
 class Look(TrainerCallback):
@@ -42,8 +45,13 @@ def test_a_pair_trains_without_it(tmp_path, before):
 
 def test_a_single_model_trains_without_it(tmp_path, before):
     look = Look()
-    common = {"processing_class": embedded_tokenizer(), "train_dataset": token_rows(8), "callbacks": [look]}
-    fit(SFTTrainer(tiny_model(seed=1), arguments(tmp_path), **common))
+    recipe = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
+    made = Phase("sft", 0, 1, tmp_path / "run/.work/sft", Progress()).prepare(
+        token_rows(8), TrainSettings(batch_size=4, gradient_checkpointing=False), recipe
+    )
+    (tmp_path / "run/.work/sft").mkdir(parents=True)
+    made["callbacks"].append(look)
+    fit(SFTTrainer(tiny_model(seed=1), processing_class=embedded_tokenizer(), **made))
     assert look.seen == [False, False]
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 

@@ -418,6 +418,7 @@ def test_a_growing_gap_is_warned_of(monkeypatch, tmp_path):
 @pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_stops_training_and_is_written_down(loss, norm, tmp_path):
     logs = {"loss": loss, "grad_norm": norm, "learning_rate": 0.1}
+    callback = PhaseCallback(tmp_path, Progress(), "sft", TrainSettings(), RECIPE)
     with pytest.raises(UserError, match=f"at step 7 the loss is {loss} and the gradient norm {norm}"):
-        PhaseCallback(tmp_path, Progress()).on_log(None, TrainerState(global_step=7), None, logs=logs)
+        callback.on_log(None, TrainerState(global_step=7), None, logs=logs)
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS)] == [7]

@@ -47,7 +47,7 @@ def export_vllm(
     quieten_libraries()
     from weakdriven.models.gemma3.wrap import wrap_text_model
 
-    made = wrap_text_model(trained, base, out)
-    print(f"text    {made.text_weights} weights of {made.trained}")
-    print(f"vision  {made.vision_weights} weights of {made.base}, unchanged")
-    print(f"saved   {made.out}, read back and found equal")
+    text, vision = wrap_text_model(trained, base, out)
+    print(f"text    {text} weights of {trained}")
+    print(f"vision  {vision} weights of {base}, unchanged")
+    print(f"saved   {out}, read back and found equal")

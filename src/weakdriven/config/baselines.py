@@ -17,6 +17,10 @@ class NeftuneSettings(Settings):
     """`true`: the length of each sequence, no noise on padding. `padded`: the padded length, noise on padding too."""
 
 
+OF_UNDIAL_MODE = {"adjusted_logits": ("strength", "ce_weight"), "paper_noise": ("sigma", "site", "sign")}
+"""The settings that only one mode has."""
+
+
 class UndialSettings(Settings):
     """`undial`: the published method, or what the WMSS paper describes under its name (docs/methods.md)."""
 
@@ -37,22 +41,16 @@ class UndialSettings(Settings):
     @model_validator(mode="after")
     def _of_one_mode(self) -> "UndialSettings":
         other = "paper_noise" if self.mode == "adjusted_logits" else "adjusted_logits"
-        for name, default in self.defaults(other).items():
-            if getattr(self, name) != default:
+        for name in OF_UNDIAL_MODE[other]:
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is of mode {other}, but mode is {self.mode}; remove one of them")
         if self.site == "embedding" and self.sign == "abs":
             raise ValueError("sign abs lowers logits, but site is embedding; use sign: signed, or another site")
         return self
 
-    @staticmethod
-    def defaults(mode: str) -> dict[str, Any]:
-        """The settings that only this mode has."""
-        own = ("strength", "ce_weight") if mode == "adjusted_logits" else ("sigma", "site", "sign")
-        return {name: UndialSettings.model_fields[name].default for name in own}
-
     def variant(self) -> dict[str, Any]:
         """The mode with the settings that it has, for manifests."""
-        return self.model_dump(mode="json", include={"mode", *self.defaults(self.mode)})
+        return self.model_dump(mode="json", include={"mode", *OF_UNDIAL_MODE[self.mode]})
 
 
 class RolloutSettings(Settings):

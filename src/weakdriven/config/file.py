@@ -63,42 +63,32 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
         return shipped[source]
     recipe, _, method = source.rpartition("-")
     if recipe in shipped and method in METHODS:
-        instead = f"weakdriven run {recipe} method={method}"
-        if beside is not None:
-            instead = f"{EXTENDS}: {recipe}` with `method: {method}` and `baselines: []"
-        raise UserError(f"{label} is not a recipe; use `{instead}`.")
+        raise UserError(f"{label} is not a recipe; use `weakdriven run {recipe} method={method}`.")
     near = difflib.get_close_matches(source, shipped, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(f"{label} is neither a .yaml file nor a shipped recipe.{hint} `weakdriven recipes` lists those.")
 
 
-def _read(path: Path, label: str) -> dict[str, Any]:
+def read_tree(path: Path, label: str, kind: str = "recipe") -> dict[str, Any]:
+    """The settings in a recipe's or a sweep's file."""
     try:
         tree = read_yaml(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{label}: there is no such recipe file. `weakdriven recipes` lists the shipped ones."
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{label}: the recipe file cannot be read ({error}).") from error
+        shipped = {"recipe": "recipes", "sweep": "sweep --list"}[kind]
+        raise UserError(
+            f"{label}: the {kind} file cannot be read ({error}). `weakdriven {shipped}` lists the shipped ones."
+        ) from error
     except yaml.YAMLError as error:
         raise UserError(f"{label} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         found = "nothing" if tree is None else f"a {type(tree).__name__}"
         raise UserError(f"{label}: expected settings as `key: value` lines, found {found}.")
-    return _unshared(tree)
-
-
-def _unshared(value: Any) -> Any:
-    """A copy in which aliased parts are separate, so that an override of one leaves the others alone."""
-    if isinstance(value, dict):
-        return {key: _unshared(each) for key, each in value.items()}
-    return [_unshared(each) for each in value] if isinstance(value, list) else value
+    return number_like(tree)
 
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of a file merged over those of every recipe it extends, and the names of these."""
-    tree, names, seen = _read(path, source), [source], [path.resolve()]
+    tree, names, seen = read_tree(path, source), [source], [path.resolve()]
     while EXTENDS in tree:
         base = tree.pop(EXTENDS)
         if not isinstance(base, str) or not base:
@@ -111,7 +101,7 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
         if path.resolve() in seen:
             circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
             raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
-        below = _read(path, label)
+        below = read_tree(path, label)
         below.pop("name", None)  # names are not inherited
         tree = _laid_over(below, tree)
         names.append(base)
@@ -143,7 +133,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
-    tree[last] = _number_like(value)
+    tree[last] = number_like(value)
 
 
 def refuse_secrets(value: Any, source: str, place: str = "") -> None:
@@ -168,17 +158,20 @@ def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
 def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) -> SettingsT:
     """Check a settings tree; the error names every wrong key and what is allowed there."""
     try:
-        return model.model_validate(_number_like(tree))
+        return model.model_validate(number_like(tree))
     except ValidationError as error:
         raise UserError("\n".join(_explain(model, source, problem) for problem in error.errors())) from None
 
 
-def _number_like(value: Any) -> Any:
-    """Text that is a number as that number; YAML 1.1 reads 1e-5 (no dot) as text."""
+def number_like(value: Any) -> Any:
+    """A copy in which text that is a number is that number: YAML 1.1 reads 1e-5 (no dot) as text.
+
+    What YAML aliases share is separate in the copy, so an override of one place leaves the others alone.
+    """
     if isinstance(value, dict):
-        return {key: _number_like(item) for key, item in value.items()}
+        return {key: number_like(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_number_like(item) for item in value]
+        return [number_like(item) for item in value]
     if isinstance(value, str) and value[:1] in "0123456789.+-" and "e" in value.lower():
         try:
             return float(value)
@@ -204,20 +197,15 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
     if problem["type"] == "value_error":
         reason = str(problem["ctx"]["error"])
         return f"{source}: {key + ': ' if key else ''}{reason}."
-    found = json.dumps(problem["input"], default=str)
-    if problem["type"] == "model_type":
-        return f"{source}: {key}: expected a group of settings, found {found}."
-    return f"{source}: {key}: {problem['msg']}, found {found}."
+    expected = "expected a group of settings" if problem["type"] == "model_type" else problem["msg"]
+    return f"{source}: {key}: {expected}, found {json.dumps(problem['input'], default=str)}."
 
 
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
         annotation = model.model_fields[part].annotation
         choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
-        found = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
-        if found is None:
-            break
-        model = found
+        model = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), model)
     return model
 
 

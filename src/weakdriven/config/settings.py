@@ -54,7 +54,6 @@ class TrainSettings(Settings):
     """Optimizer steps between checkpoints; a killed run resumes from the last one."""
     logging_steps: int = Field(default=1, ge=1)
     """Optimizer steps between lines in metrics.jsonl."""
-
     snapshots: list[float] = Field(default=[], max_length=20)
     """Fractions of this phase's steps, such as [0.25, 0.5, 0.75], after which the model is saved as well, in
     <stage>/snapshots/25 and so on. A changed list trains the phase again."""

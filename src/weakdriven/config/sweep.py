@@ -6,22 +6,21 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from weakdriven.config.file import number_like, read_tree
 from weakdriven.errors import UserError
 from weakdriven.runs.files import digest
-from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
+from weakdriven.runs.yaml import load_yaml, shipped
 
 MOST_POINTS = 1000
 RESERVED = ("figures", "logs")
 """Folders in a sweep's directory that are not points."""
-KEYS = ("axis", "points", "grid", "settings", "start")
-"""Keys of a sweep's file."""
 shipped_sweeps = partial(shipped, "sweeps")
 
 
@@ -85,12 +84,10 @@ def points_of(axes: list[Axis]) -> list[Point]:
         overrides = {key: value for choice in choices for key, value in choice.overrides.items()}
         points.append(Point(_folder("__".join(choice.name for choice in choices)), values, overrides))
     seen = Counter(point.name.casefold() for point in points)  # some file systems ignore case
-    return [
-        Point(f"{one.name}-{digest(one.values)[:8]}", one.values, one.overrides)
-        if seen[one.name.casefold()] > 1
-        else one
-        for one in points
-    ]
+    for place, one in enumerate(points):
+        if seen[one.name.casefold()] > 1:
+            points[place] = replace(one, name=f"{one.name}-{digest(one.values)[:8]}")
+    return points
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
@@ -110,44 +107,31 @@ def values_of(text: str, label: str) -> list[Any]:
     >>> values_of("joint,frozen", "x"), values_of("[1, 2],null", "x")
     (['joint', 'frozen'], [[1, 2], None])
     """
-    if re.match(r"\s*[-+.]?\d[\d.eE+-]*?\s*\.\.", text):  # ../file is a value
-        return _spaced(text, label)
     try:
-        values = load_yaml(f"[{text}]")
+        if re.match(r"\s*[-+.]?\d[\d.eE+-]*?\s*\.\.", text):  # ../file is a value
+            return _spaced(text, label)
+        return number_like(load_yaml(f"[{text}]"))
     except yaml.YAMLError:
         raise UserError(f"{label}: {text!r} is not a list of values; write a,b,c or low..high:count.") from None
-    return [_number(value) for value in values]
 
 
 def _spaced(text: str, label: str) -> list[Any]:
-    parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d{1,18})\s*(log)?\s*", text)
-    ends = [_number(end) for end in parts.groups()[:2]] if parts else []
-    if not parts or not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
-        raise UserError(f"{label}: {text!r} is not a range; write low..high:count, such as 0.1..0.9:9.")
+    wrong = UserError(
+        f"{label}: {text!r} is not a range; write low..high:count, such as 0.1..0.9:9, with low below high and a count "
+        f"from 2 to {MOST_POINTS:,}. Even ratios, as in 1e-6..1e-4:5log, need a low end above 0."
+    )
+    parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d{1,6})\s*(log)?\s*", text)
+    ends = number_like(load_yaml(f"[{parts[1]}, {parts[2]}]")) if parts else []
+    if not parts or len(ends) != 2 or not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
+        raise wrong
     (low, high), count, ratio = ends, int(parts[3]), bool(parts[4])
-    if count < 2 or low >= high:
-        raise UserError(f"{label}: {text!r} is empty or one value; give low below high and a count from 2.")
-    if count > MOST_POINTS:
-        raise UserError(f"{label}: {text!r} has {count:,} values, and a sweep takes at most {MOST_POINTS:,}.")
-    if ratio and low <= 0:
-        raise UserError(f"{label}: {text!r} has even ratios, which need a low end above 0.")
+    if low >= high or not 2 <= count <= MOST_POINTS or (ratio and low <= 0):
+        raise wrong
     shares = [place / (count - 1) for place in range(count)]
     exact = [low * (high / low) ** share if ratio else low + (high - low) * share for share in shares]
     clean = [float(f"{value:.10g}") for value in exact]
     whole = all(isinstance(end, int) for end in ends) and all(value.is_integer() for value in clean)
     return [int(value) for value in clean] if whole else clean
-
-
-def _number(value: Any) -> Any:
-    """Text that is a number as that number; YAML 1.1 reads 1e-5 as text."""
-    if not isinstance(value, str):
-        return value
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
 
 
 def _axes_of_word(word: str) -> list[Axis]:
@@ -168,31 +152,20 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
     if not all(key.split(".")):
         raise UserError(f"{source}{key}= names no setting; write key.sub=VALUES.")
     if key in ("seed", "name"):
-        raise UserError(
-            f"{source}{key}: {'give --seeds instead' if key == 'seed' else 'a name is no setting to vary'}."
-        )
+        raise UserError(f"{source}{key} cannot be varied; for several seeds give --seeds instead.")
     if not values:
         raise UserError(f"{source}{key}: there is no value; give some.")
-    for place, value in enumerate(values):
-        if any(value == other and type(value) is type(other) for other in values[:place]):
-            raise UserError(f"{source}{key}: {json.dumps(value)} is given twice; give each value once.")
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    if twice := [text for text, count in Counter(texts).items() if count > 1]:
+        raise UserError(f"{source}{key}: {twice[0]} is given twice; give each value once.")
     return Axis(key, tuple(Choice(f"{key}-{text}", one, {key: one}) for text, one in zip(texts, values, strict=True)))
 
 
 def read_sweep_file(path: Path) -> list[Axis]:
     """The axes of a sweep's file: `grid` maps settings to values, or `points` names to settings, under `axis`."""
-    try:
-        tree = read_yaml(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file of a sweep; `weakdriven sweep --list` names those shipped."
-        ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as a sweep: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict) or ("grid" in tree) == ("points" in tree) or not set(tree) <= set(KEYS):
+    tree = read_tree(path, str(path), "sweep")
+    if ("grid" in tree) == ("points" in tree) or tree.keys() - {"axis", "points", "grid", "settings", "start"}:
         raise UserError(f"{path}: expected `grid`, or `axis` and `points`, and perhaps `settings` and `start`.")
-    settings = tree.get("settings") or {}
     if "grid" in tree:
         ranges = _group(tree["grid"], path, "grid")
         listed = {key: values_of(one, f"{path}: {key}") if isinstance(one, str) else one for key, one in ranges.items()}
@@ -201,8 +174,8 @@ def read_sweep_file(path: Path) -> list[Axis]:
         axes = [_setting_axis(key, values, f"{path}: ") for key, values in listed.items()]
     else:
         axes = [_named_axis(str(tree.get("axis", path.stem)), _group(tree["points"], path, "points"), path)]
-    first, *rest = axes
-    return [Axis(first.label, first.choices, _group(settings, path, "settings", empty=True), tree.get("start")), *rest]
+    settings = _group(tree.get("settings"), path, "settings", empty=True)
+    return [replace(axes[0], settings=settings, start=tree.get("start")), *axes[1:]]
 
 
 def _named_axis(label: str, points: dict[Any, Any], path: Path) -> Axis:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from weakdriven.errors import UserError
 from weakdriven.models.head import causal_lm
-from weakdriven.training.variant import Variant
+from weakdriven.training.sft import Variant
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import TrainingSet, supervised_stage
-from weakdriven.training.variant import PLAIN, Variant
+from weakdriven.training.sft import PLAIN, Variant
 
 Choose = Callable[[int, Model, Model], Stage | None]
 """Number of a round, its weak and its strong model -> its active set; None: all rows."""

@@ -17,7 +17,7 @@ from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statistics
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.variant import Variant
+from weakdriven.training.sft import Variant
 from weakdriven.wmss.pair import targets
 
 

@@ -15,8 +15,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from weakdriven.errors import UserError
-from weakdriven.models.load import DTYPES, load_model
-from weakdriven.models.trust import refuse_pickles
+from weakdriven.models.load import DTYPES, load_model, refuse_pickles
 from weakdriven.runs.manifest import refuse_damaged_model
 
 ADAPTER = "default"
@@ -36,12 +35,6 @@ def refuse_adapter(config: Any, name: str) -> None:
         raise UserError(
             f"The {name} model's adapter is {kind}, which acts outside the model's layers, where the mixed loss does "
             "not see it; use one that acts inside them, such as LoraConfig."
-        )
-    targets = getattr(config, "target_modules", None)
-    if isinstance(targets, list | set | tuple) and "lm_head" in targets:
-        raise UserError(
-            f"The {name} model's adapter targets lm_head, whose weights the mixed loss reads directly; leave lm_head "
-            "out of target_modules (modules_to_save=['lm_head'] trains a copy of the whole head)."
         )
 
 

@@ -1,14 +1,15 @@
 """A model on disk: a folder of its own, or an adapter's folder and the model under it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE, load_merged
 from weakdriven.models.load import load_model, locate_model
+from weakdriven.runs.files import read_json
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,11 @@ class ModelFolder:
 
     def load(self, precision: str, *, attention: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
         """The model, to be evaluated; an adapter is merged into its base."""
+        options: Any = {"precision": precision, "trust_remote_code": trust_remote_code}
         if self.base is None:
-            model = load_model(
-                self.folder, precision=precision, attention=attention, trust_remote_code=trust_remote_code
-            )
+            model = load_model(self.folder, attention=attention, **options)
         else:
-            model = load_merged(self.folder, self.base, precision=precision, trust_remote_code=trust_remote_code)
+            model = load_merged(self.folder, self.base, **options)
             if attention:
                 model.set_attn_implementation(attention)
         model.config.use_cache = True  # a training checkpoint has it off
@@ -48,10 +48,7 @@ def open_model(source: str) -> ModelFolder:
     config = folder / ADAPTER_FILE
     if not config.is_file():
         return ModelFolder(locate_model(source))
-    try:
-        base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError):
-        base = None
+    base = read_json(config).get("base_model_name_or_path")
     if not base:
         raise UserError(f"{config} does not name the adapter's model; set base_model_name_or_path in it.")
     try:

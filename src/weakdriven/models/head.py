@@ -23,19 +23,14 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
     if getattr(inner.config, "is_encoder_decoder", False):
         raise UserError(f"{type(inner).__name__} is an encoder-decoder model; weak-driven training needs a causal LM.")
     layer: Any = inner.get_output_embeddings()
-    if isinstance(layer, BaseTunerLayer):
-        raise UserError(
-            f"An adapter sits on the output head of {type(inner).__name__}, whose weights the mixed loss reads "
-            "directly; leave lm_head out of target_modules."
-        )
     if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the whole layer
         layer = layer.modules_to_save[layer.active_adapters[0]]
-    if not isinstance(layer, nn.Linear):
-        raise UserError(f"{type(inner).__name__} has no plain output head; weak-driven training needs a causal LM.")
-    if not layer.weight.is_floating_point():
+    plain = isinstance(layer, nn.Linear) and not isinstance(layer, BaseTunerLayer)
+    if not plain or not layer.weight.is_floating_point():
         raise UserError(
-            f"The output head of {type(inner).__name__} is quantized, and the mixed loss reads its weights directly; "
-            "keep lm_head out of quantization (llm_int8_skip_modules)."
+            f"The output head of {type(inner).__name__} is {type(layer).__module__}.{type(layer).__name__}, and the "
+            "mixed loss reads the weights of a plain linear layer. Use a causal LM, and leave lm_head out of adapters "
+            "(target_modules) and of quantization (llm_int8_skip_modules)."
         )
     config: Any = inner.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
@@ -69,12 +64,11 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
     if own not in ("eager", "sdpa"):  # flash attention does not run on the CPU or in float32
         inner.set_attn_implementation("eager")  # the one that every model has
     try:
-        ids = torch.arange(8, device=inner.device)[None]
-        hidden = hidden_states(model, {"input_ids": ids, "use_cache": False})[0]
-        other_end = torch.where(ids == 7, 0, ids)
-        other = hidden_states(model, {"input_ids": other_end, "use_cache": False})[0]
+        ids = torch.arange(8, device=inner.device).repeat(2, 1)
+        ids[1, -1] = 0
+        hidden, other = hidden_states(model, {"input_ids": ids, "use_cache": False})
         ours = head(model).logits(hidden)
-        theirs = inner(input_ids=ids, use_cache=False).logits[0].float()
+        theirs = inner(input_ids=ids[:1], use_cache=False).logits[0].float()
     finally:
         if own != inner.config._attn_implementation:
             inner.set_attn_implementation(own)

@@ -1,9 +1,8 @@
 """Faster layers: Liger's fused norm, rotary embedding and MLP activation, for one model only."""
 
-import json
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -15,7 +14,8 @@ from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
+from weakdriven.models.gemma3.multimodal import is_multimodal
+from weakdriven.runs.files import read_json
 
 ROTARY = "apply_rotary_pos_emb"
 FRESH_QUERIES = {"qwen3", "gemma3_text"}
@@ -26,7 +26,16 @@ def fast_layers(choice: str, model_type: str) -> bool:
     """Whether models of this type train with Liger's layers here; an error if they are required and unavailable."""
     if choice == "off":
         return False
-    missing = _missing(model_type)
+    missing = None
+    if not torch.cuda.is_available():
+        missing = "there is no CUDA device here"
+    elif not is_liger_kernel_available():
+        missing = "liger-kernel is not installed (pip install 'weakdriven[cuda]')"
+    else:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            missing = f"Liger has no layers for model type {model_type}"
     if missing and choice == "liger":
         raise UserError(f"fast_layers: liger cannot be used, because {missing}; set fast_layers: auto.")
     return not missing
@@ -34,19 +43,7 @@ def fast_layers(choice: str, model_type: str) -> bool:
 
 def model_type(folder: Path) -> str:
     """Model type of the model that is trained, from its configuration."""
-    if is_multimodal(folder):
-        return text_config(folder).model_type
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
-
-
-def _missing(model_type: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "there is no CUDA device here"
-    if not is_liger_kernel_available():
-        return "liger-kernel is not installed (pip install 'weakdriven[cuda]')"
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    return None if model_type in MODEL_TYPE_TO_APPLY_LIGER_FN else f"Liger has no layers for model type {model_type}"
+    return "gemma3_text" if is_multimodal(folder) else read_json(folder / "config.json").get("model_type", "")
 
 
 def use_liger(model: PreTrainedModel) -> None:
@@ -64,21 +61,17 @@ def use_liger(model: PreTrainedModel) -> None:
     finally:
         namespace.update(before)
     if rotary is not before.get(ROTARY):
-        rotate = rotary if model.config.model_type in FRESH_QUERIES else _out_of_place(rotary)
+        rotate = rotary if model.config.model_type in FRESH_QUERIES else partial(_on_copies, rotary)
         for module in model.modules():
             _give_rotary(module, rotate)
 
 
-def _out_of_place(rotary: Callable[..., Any]) -> Callable[..., Any]:
+def _on_copies(rotary: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Liger rotates in place. A kept product (recompute.py) would be rotated again in the backward pass."""
-
-    def rotate(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return rotary(query.clone(), key.clone(), *args, **kwargs)
-
-    return rotate
+    return rotary(query.clone(), key.clone(), *args, **kwargs)
 
 
-def _give_rotary(module: nn.Module, rotary: Callable[..., Any]) -> None:
+def _give_rotary(module: nn.Module, rotary: Any) -> None:
     """Rebind the module's forward with another rotary function in its globals."""
     forward: Any = type(module).forward
     if ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):

@@ -1,7 +1,11 @@
-"""Find and load a causal LM and its tokenizer; say early whether two models can be mixed."""
+"""Find and load a causal LM and its tokenizer; say early whether two models can be mixed.
+
+A downloaded folder is only read; its code runs only with `trust_remote_code`.
+"""
 
 import json
 import logging
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,15 +23,17 @@ from transformers import (
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import checked_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
-from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
 from weakdriven.runs.files import digest, file_digest, read_json
 from weakdriven.runs.manifest import refuse_damaged_model
 
+logger = logging.getLogger(__name__)
 EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
 MIXTURE = "weakdriven-mixture"
 """Model type of `wmss.mixture`, whose import registers its classes with transformers."""
 DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
+SAFE: dict[str, Any] = {"use_safetensors": True}
+"""For every `from_pretrained` that reads weights: a pickle can run code when it is loaded."""
 
 
 def locate_model(source: str) -> Path:
@@ -56,6 +62,22 @@ def fingerprint(folder: Path) -> str:
     files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
     ours = ("manifest.json", "trainer_state.json", "built.json")
     return digest({path.name: file_digest(path) for path in files if path.name not in ours})
+
+
+def refuse_pickles(folder: Path) -> None:
+    """The weights of a model or adapter have to be safetensors."""
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} holds no .safetensors weights. A pickle (.bin, .pt) can run code when it is loaded, so none is "
+            "read: ask for .safetensors, or where you trust the file load it and save it again with save_pretrained."
+        )
+
+
+@cache
+def warn_of_code(source: str | Path) -> None:
+    """Log once which code may run; for callers with trust_remote_code."""
+    brought = ", ".join(sorted(path.name for path in Path(source).glob("*.py"))) or "no .py file now"
+    logger.warning("trust_remote_code is on: code that comes with %s (%s) runs with your rights.", source, brought)
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -147,19 +169,16 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Raise an error for models that this version cannot train or would mix wrongly, before anything is computed."""
     if trust_remote_code:
         warn_of_code(folder)
-    try:
-        mixture = is_mixture(folder)
-        config: Any = None if mixture else AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
-    if mixture:
+    if is_mixture(folder):
         raise UserError(
             f"{folder} is a mixture of two models (weakdriven export mix), which can be evaluated but not trained or "
             "mixed again; give its strong or its weak model."
         )
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
     refuse_pickles(folder)
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"{folder} holds no .safetensors weights; expected a Hugging Face model folder.")
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{folder} is an encoder-decoder model; weak-driven training needs a causal LM.")
     if is_multimodal(folder):
@@ -174,7 +193,8 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
 def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Mixing logits only makes sense if token k is the same text for both models."""
     refuse_different_vocabularies(weak, strong, trust_remote_code=trust_remote_code)
-    rows = [vocabulary_rows(folder) for folder in (weak, strong)]
+    configs = (text_config(folder, trust_remote_code=trust_remote_code) for folder in (weak, strong))
+    rows = [config.get_text_config().vocab_size for config in configs]
     if rows[0] != rows[1]:
         raise UserError(
             f"Cannot mix logits: weak has {rows[0]} vocabulary rows, strong has {rows[1]}. "
@@ -185,17 +205,9 @@ def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: 
 def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
     """Compare the tokenizers alone; the heads may still be padded to different lengths."""
     folders = (weak, strong)
-    vocabularies = [load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab() for folder in folders]
-    if vocabularies[0] != vocabularies[1]:
-        different = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
+    ours, theirs = (load_tokenizer(one, trust_remote_code=trust_remote_code).get_vocab().items() for one in folders)
+    if ours != theirs:
         raise UserError(
-            f"Cannot mix logits: the tokenizers of {weak} (weak, {len(vocabularies[0])} tokens) and {strong} (strong, "
-            f"{len(vocabularies[1])} tokens) differ in {different} entries. Use two checkpoints of one run."
+            f"Cannot mix logits: the tokenizers of {weak} (weak, {len(ours)} tokens) and {strong} (strong, "
+            f"{len(theirs)} tokens) differ in {len(ours ^ theirs)} entries. Use two checkpoints of one run."
         )
-
-
-def vocabulary_rows(folder: Path) -> int:
-    if is_multimodal(folder):  # the published ones leave it to the default
-        return text_config(folder).vocab_size
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0)

@@ -12,13 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from weakdriven.errors import UserError
-from weakdriven.models.trust import SAFE
+from weakdriven.models.load import SAFE
 from weakdriven.runs.processes import is_main
-
-
-def local_part(weight: Any) -> Tensor:
-    """What this process holds: all of an ordinary tensor, or its shard."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -38,19 +33,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """All weights, in main memory, on the main process; nothing on the others. All of them call it.
+    """All weights, in main memory, on the main process, floating-point ones as `dtype`; nothing on the others.
 
-    One weight at a time is whole on a device, so a model that fills all devices together can be gathered.
-
-    Args:
-        dtype: Of the floating-point weights that are returned; unset: their own.
+    All processes call it. One weight at a time is whole on a device, so a model that fills all devices can be gathered.
     """
     found: dict[str, Tensor] = {}
     by_identity: dict[int, Tensor] = {}  # tied weights stay one
-    persistent = model.state_dict().keys()
-    for name, weight in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
-        if name not in persistent:
-            continue
+    for name, weight in model.state_dict(keep_vars=True).items():
         if id(weight) not in by_identity:
             full = whole(weight.detach())
             wanted = dtype if dtype is not None and full.is_floating_point() else full.dtype

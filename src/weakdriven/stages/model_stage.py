@@ -20,9 +20,8 @@ from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import train_supervised
+from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
-from weakdriven.training.variant import PLAIN, Variant
 from weakdriven.wmss.pair import WEAK_FOLDER
 from weakdriven.wmss.trainer import train_joint
 

@@ -7,7 +7,7 @@ from weakdriven.config.baselines import SpinSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import TrainSettings
 from weakdriven.stages.model_loader import Model
-from weakdriven.training.variant import PLAIN, Variant
+from weakdriven.training.sft import PLAIN, Variant
 
 
 @dataclass(frozen=True)

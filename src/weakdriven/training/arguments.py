@@ -17,9 +17,8 @@ def training_order(
 ) -> np.ndarray:
     """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
 
-    Fixing the order here makes the number of steps exact, floor(rows / batch) per epoch and at least 1, and a resumed
-    run skips the rows it has seen. `phase` is 0 for SFT and t for round t, so that no two phases of a run share an
-    order.
+    An epoch has exactly floor(rows / batch) steps, at least 1, and a resumed run skips the rows it has seen. `phase` is
+    0 for SFT and t for round t, so that no two phases of a run share an order.
 
     Args:
         epoch_rows: If set, an epoch takes the steps of one over this many rows; the rows are repeated, shuffled anew

@@ -45,19 +45,12 @@ def without_padding_masks(model: nn.Module) -> Iterator[None]:
 
 
 def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    mask_BL = kwargs.get("attention_mask")
+    mask_BL: Any = kwargs.get("attention_mask")
     tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
     if tensors != {"input_ids", "attention_mask"}:  # positions, images: the mask may mean more than padding
         return None
-    if module.config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or not _only_right(mask_BL):
+    if module.config._attn_implementation != "sdpa" or torch.compiler.is_compiling():
+        return None
+    if mask_BL.dim() != 2 or (mask_BL[:, 1:] > mask_BL[:, :-1]).any():  # something follows padding
         return None
     return args, {**kwargs, "attention_mask": None}
-
-
-def _only_right(mask_BL: Any) -> bool:
-    """Whether nothing follows padding.
-
-    >>> _only_right(torch.tensor([[1, 1, 0], [1, 1, 1]])), _only_right(torch.tensor([[0, 1, 1], [1, 1, 1]]))
-    (True, False)
-    """
-    return mask_BL.dim() == 2 and bool((mask_BL[:, 1:] <= mask_BL[:, :-1]).all())

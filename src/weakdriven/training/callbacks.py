@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import has_adapter
-from weakdriven.models.sharded import local_part
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import gathered, size
@@ -22,21 +22,9 @@ REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
 
 
 class PhaseCallback(TrainerCallback):
-    """Follows a phase; `fit` also reads from it which phase it trains.
+    """Follows a phase and writes its metrics.jsonl into a folder; `fit` reads from it which phase it trains."""
 
-    Args:
-        folder: For metrics.jsonl.
-        stage, settings, recipe: Of the phase, for the check of the disk and for error messages.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        progress: Progress,
-        stage: str = "training",
-        settings: TrainSettings | None = None,
-        recipe: Recipe | None = None,
-    ):
+    def __init__(self, folder: Path, progress: Progress, stage: str, settings: TrainSettings, recipe: Recipe):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.stopped: str | None = None
@@ -86,5 +74,6 @@ def signalled() -> str | None:
 
 
 def refuse_broken_weights(model: Any, step: int) -> None:
-    if not all(gathered([all(torch.isfinite(local_part(weight)).all() for weight in model.parameters())])):
+    parts = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters())
+    if not all(gathered([all(torch.isfinite(part).all() for part in parts)])):
         raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict, state_dict_loader
-from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
 from trl.trainer.sft_trainer import SFTTrainer
@@ -24,6 +23,13 @@ from weakdriven.runs.launcher import refuse_deepspeed
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
 """Folders inside a checkpoint that accelerate writes."""
+SUPPORTED = {
+    "fsdp_version": (2, "FSDP version 1 flattens the heads that the losses read"),
+    "fsdp_state_dict_type": ("SHARDED_STATE_DICT", "a checkpoint must not gather all weights"),
+    "fsdp_cpu_ram_efficient_loading": (False, "all processes read the models, not only the first"),
+    "fsdp_activation_checkpointing": (False, "gradient_checkpointing of the recipe decides that"),
+}
+"""What a launch configuration may ask of FSDP, and why."""
 
 
 def fsdp_is_asked_for() -> bool:
@@ -35,11 +41,7 @@ def _is_set(variable: str) -> bool:
 
 
 def refuse_sharding_of_launch(*, precision: bool = True) -> None:
-    """Before anything is loaded: settings of the launcher, read from its environment, that training does not support.
-
-    Args:
-        precision: Whether a recipe decides the precision, and not the launcher.
-    """
+    """Raise an error for settings of the launcher that training does not support; `precision`: a recipe decides it."""
     if _is_set("ACCELERATE_USE_DEEPSPEED"):
         refuse_deepspeed()
     if fsdp_is_asked_for():
@@ -54,26 +56,15 @@ def refuse_sharding_of_launch(*, precision: bool = True) -> None:
 
 def refuse_plugin(plugin: Any) -> None:
     """Ways to shard that would train something else, or could not be saved."""
-    if plugin.fsdp_version != 2:
-        raise UserError(
-            f"The launch configuration asks for FSDP version {plugin.fsdp_version}, which flattens the heads that the "
-            "losses read; set fsdp_version: 2 in it."
-        )
-    if plugin.state_dict_type != StateDictType.SHARDED_STATE_DICT:
-        raise UserError(
-            f"The launch configuration sets fsdp_state_dict_type: {plugin.state_dict_type.name}, which gathers all "
-            "weights for each checkpoint; set SHARDED_STATE_DICT. The trained model is saved in one piece all the same."
-        )
-    if plugin.cpu_ram_efficient_loading:
-        raise UserError(
-            "The launch configuration sets fsdp_cpu_ram_efficient_loading, with which only the first process would "
-            "read the models that all of them need; set it to false."
-        )
-    if plugin.activation_checkpointing:
-        raise UserError(
-            "The launch configuration sets fsdp_activation_checkpointing, and gradient_checkpointing of the recipe "
-            "decides that; set it to false."
-        )
+    found = {
+        "fsdp_version": plugin.fsdp_version,
+        "fsdp_state_dict_type": plugin.state_dict_type.name,
+        "fsdp_cpu_ram_efficient_loading": bool(plugin.cpu_ram_efficient_loading),
+        "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
+    }
+    for name, (value, why) in SUPPORTED.items():
+        if found[name] != value:
+            raise UserError(f"The launch configuration sets {name}: {found[name]}; set it to {value}, because {why}.")
 
 
 def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from weakdriven.config.recipe import LoraSettings
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER, ADAPTER_FILE, keeps_base, refuse_adapter
-from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
+from weakdriven.models.gemma3.multimodal import text_config
 from weakdriven.models.load import fingerprint, locate_model, refuse_different_vocabularies
 
 
@@ -26,18 +26,14 @@ def lora_config(lora: LoraSettings) -> LoraConfig:
 
 def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = False) -> None:
     """Raise an error if this machine cannot quantize, or if a target is missing in the base or cannot be adapted."""
-    if lora.quantize and find_spec("bitsandbytes") is None:
+    if lora.quantize and not (find_spec("bitsandbytes") and torch.cuda.is_available()):
         raise UserError(
-            f"lora.quantize: {lora.quantize} needs bitsandbytes, which is not installed; pip install bitsandbytes."
+            f"lora.quantize: {lora.quantize} needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one "
+            "is missing here; remove it."
         )
-    if lora.quantize and not torch.cuda.is_available():
-        raise UserError(f"lora.quantize: {lora.quantize} needs a CUDA device, and there is none here; remove it.")
     if lora.target_modules == "all-linear":
         return
-    if is_multimodal(base):
-        config = text_config(base)
-    else:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    config = text_config(base, trust_remote_code=trust_remote_code)
     with torch.device("meta"):  # its layers, without their weights
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     refuse_targets(model, list(lora.target_modules))
@@ -46,23 +42,16 @@ def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = Fals
 def refuse_targets(model: Any, targets: list[str]) -> None:
     """Raise an error for names that PEFT would silently ignore, the head, and layers whose update cannot be merged."""
     head = model.get_output_embeddings()
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
-    names = sorted({name.rsplit(".", 1)[-1] for name, layer in layers.items() if layer is not head})
+    linear = [one for one in model.named_modules() if isinstance(one[1], nn.Linear | Conv1D) and one[1] is not head]
+    names = sorted({name.rsplit(".", 1)[-1] for name, _ in linear})
     for target in targets:
-        found = {name: layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")}
-        if not found:
+        found = [one for one in model.named_modules() if f".{one[0]}".endswith(f".{target}")]
+        if not found or any(one not in linear for one in found):
             near = difflib.get_close_matches(target, names, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"Its linear layers are {', '.join(names)}."
-            raise UserError(f"lora.target_modules: {type(model).__name__} has no layer {target}. {hint}")
-        if any(layer is head for layer in found.values()):
+            hint = f"Did you mean {near[0]}?" if near else f"Those are {', '.join(names)}."
             raise UserError(
-                f"lora.target_modules: {target} is the output head, whose weights the mixed loss reads directly; "
-                "leave it out."
-            )
-        if other := next((layer for name, layer in found.items() if name not in layers), None):
-            raise UserError(
-                f"lora.target_modules: {target} is {type(other).__name__}, not a linear layer; choose among "
-                f"{', '.join(names)}."
+                f"lora.target_modules: {target} is not a linear layer of {type(model).__name__}, or it is the output "
+                f"head, whose weights the mixed loss reads directly. {hint}"
             )
 
 
@@ -88,9 +77,7 @@ def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_cod
         )
     name = config.base_model_name_or_path
     here = Path(str(name))
-    if name != base_source and not (
-        here.is_dir() and (os.path.samefile(here, base) or fingerprint(here) == fingerprint(base))
-    ):
+    if name != base_source and not (here.is_dir() and fingerprint(here) == fingerprint(base)):
         raise UserError(
             f"sft.model: {source} is an adapter over {name}, but the recipe's model is {base_source}; use an adapter "
             f"over the same base (if the base has only moved, correct base_model_name_or_path in {ADAPTER_FILE})."

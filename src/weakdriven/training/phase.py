@@ -45,45 +45,36 @@ class Phase:
     """Writes the model into a folder; needed if the settings ask for snapshots."""
 
     def prepare(
-        self,
-        dataset: Dataset,
-        settings: TrainSettings,
-        recipe: Recipe,
-        columns: Sequence[str] = ("input_ids", "labels"),
+        self, rows: Dataset, settings: TrainSettings, recipe: Recipe, columns: Sequence[str] = ("input_ids", "labels")
     ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callbacks."""
-        rows, epochs = len(dataset), self.epochs
+        count, epochs = len(rows), self.epochs
         options = {"seed": recipe.seed, "phase": self.number, "epoch_rows": self.epoch_rows}
-        order = training_order(rows, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
-        rows = self.epoch_rows or rows
-        order = alike_together(order, padded_lengths(dataset), min(settings.batch_size, rows))
+        order = training_order(count, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
+        count = self.epoch_rows or count
+        order = alike_together(order, padded_lengths(rows), min(settings.batch_size, count))
         folder = self.work / "checkpoints"
         callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
-            kept = snapshot_steps(settings.snapshots, settings.steps(rows, epochs), self.stage)
+            kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         # the default is inside the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         return {
-            "args": training_arguments(settings, recipe, rows=rows, epochs=epochs, stage=self.stage, folder=folder),
-            "train_dataset": dataset.select_columns(list(columns)).select(order),
+            "args": training_arguments(settings, recipe, rows=count, epochs=epochs, stage=self.stage, folder=folder),
+            "train_dataset": rows.select_columns(list(columns)).select(order),
             "callbacks": callbacks,
             "optimizer_cls_and_kwargs": optimizer_class(settings),
         }
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
-    """Train to the end, from the last intact checkpoint if there is one; returns counters.
-
-    Args:
-        rows: The training rows, if the trainer holds them in another form.
-    """
+    """Train to the end, from the last intact checkpoint if there is one; returns counters (of `rows`, if given)."""
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
-    phase = next((one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback)), None)
-    checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress if phase else Progress())))
-    if phase:
-        check_disk(trainer, phase)
+    phase = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback))
+    checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress)))
+    check_disk(trainer, phase)
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = checkpoints.tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:
@@ -92,40 +83,31 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        checkpoints.remove_unmarked(folder)
-        good = checkpoints.last_complete_checkpoint(folder)
-        kept = (
-            f"its checkpoint of step {checkpoints.step_of(good)} is kept and"
-            if good
-            else "it has no checkpoint yet, so"
-        )
+        good = checkpoints.usable_checkpoint(folder, phase.progress)  # removes the one that could not be written
+        start = f"step {checkpoints.step_of(good)}" if good else "its start"
         raise UserError(
-            f"The disk is full: {phase.stage if phase else 'training'} could not save at step "
-            f"{trainer.state.global_step}; {kept} the next run resumes from {'there' if good else 'its start'}. Free "
-            "some space and run the same command again."
+            f"The disk is full: {phase.stage} could not save at step {trainer.state.global_step}. Free some space and "
+            f"run the same command again; it resumes from {start}."
         ) from error
-    if phase and phase.stopped:
+    if phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
     if rows is None:
         rows = cast(Dataset, trainer.train_dataset)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
-    facts = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
-    return facts | {"trained_tokens": trained_tokens(rows)}
+    counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
+    return counters | {"trained_tokens": trained_tokens(rows)}
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     """Compare what the phase will still write with the free space on its disk."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
-    if settings is None or recipe is None:
-        return
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
     adapter = has_adapter(model)
     saved = [weight for weight in model.parameters() if weight.requires_grad or not adapter]
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
-    states = (weight.numel() * state_bytes(settings.optimizer, weight.element_size()) for weight in trained)
-    optimizer = math.ceil(sum(states))
+    optimizer = math.ceil(sum(one.numel() * state_bytes(settings.optimizer, one.element_size()) for one in trained))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)

@@ -1,23 +1,48 @@
 """One model, one label stream: supervised fine-tuning through TRL."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
+from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
+from weakdriven.training.fsdp import ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
-from weakdriven.training.variant import PLAIN, Variant
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Plain SFT; a method overrides what it does differently. Two variants are equal if they train the same way."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Added unchanged to the stage's settings, so they are part of its key and of its manifest."""
+
+    def training(
+        self, model: PreTrainedModel | PeftModel, *, seed: list[int]
+    ) -> AbstractContextManager[list[TrainerCallback]]:
+        """A context in which the model is trained; yields callbacks that run before our own.
+
+        Its random draws are seeded by the recipe's seed and the number of the phase.
+        """
+        return nullcontext([])
+
+    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> Trainer:
+        """The trainer, from the arguments of TRL's `SFTTrainer` and, if the variant needs one, a frozen teacher."""
+        return ShardedCheckpoints(**arguments)
+
+
+PLAIN = Variant()
 
 
 def train_supervised(
@@ -30,12 +55,7 @@ def train_supervised(
     variant: Variant = PLAIN,
     teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place; returns counters.
-
-    Args:
-        variant: What a method changes.
-        teacher: A frozen model, for a variant that needs one.
-    """
+    """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
     keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe)
     with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
@@ -65,24 +85,9 @@ def save_model(
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
     else:
-        with in_bf16(network) if precision == "bf16-mixed" else nullcontext():
-            network.save_pretrained(out)
+        masters = precision == "bf16-mixed" and network.dtype != torch.bfloat16
+        (gathered_model(network, torch.bfloat16) if masters else network).save_pretrained(out)
     network.config.use_cache = cached
     tokenizer.save_pretrained(out)
     if work:
         shutil.copy(work / METRICS, out / METRICS)
-
-
-@contextmanager
-def in_bf16(network: Any) -> Iterator[None]:
-    """In this context the weights are bf16 copies in main memory; afterwards they are the original tensors again."""
-    weights = [weight for weight in (*network.parameters(), *network.buffers()) if weight.is_floating_point()]
-    masters, dtype = [weight.data for weight in weights], network.config.dtype
-    for weight in weights:
-        weight.data = weight.data.to("cpu", torch.bfloat16)
-    try:
-        yield
-    finally:
-        for weight, master in zip(weights, masters, strict=True):
-            weight.data = master
-        network.config.dtype = dtype

@@ -19,11 +19,7 @@ Keep = Callable[[Path], None]
 
 
 def percent(share: float) -> int:
-    """Name of a snapshot.
-
-    >>> percent(0.29)
-    29
-    """
+    """Name of a snapshot: its share of the steps, in whole percents."""
     return round(100 * share)
 
 
@@ -76,16 +72,10 @@ class SnapshotCallback(TrainerCallback):
 
 def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
     """The snapshots of a finished phase, by name."""
-    folders = {str(percent(share)): work / SNAPSHOTS / str(percent(share)) for share in shares}
-    for folder in folders.values():
-        if not folder.is_dir():
-            raise UserError(f"{folder} is gone since training wrote it; remove {work.parent} and run again.")
-    return folders
+    return {str(percent(share)): work / SNAPSHOTS / str(percent(share)) for share in shares}
 
 
 def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
     """Put snapshots next to the finished model; `work` keeps its own, so that a kill before the end loses none."""
-    if not is_main():
-        return
-    for name, folder in snapshot_folders(work, shares).items():
+    for name, folder in snapshot_folders(work, shares).items() if is_main() else ():
         shutil.copytree(folder, out / SNAPSHOTS / name, copy_function=link)

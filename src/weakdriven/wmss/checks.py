@@ -17,8 +17,7 @@ from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapter, twin
 from weakdriven.models.head import causal_lm, head
-from weakdriven.models.load import vocabulary_size
-from weakdriven.models.trust import SAFE, refuse_pickles, warn_of_code
+from weakdriven.models.load import SAFE, refuse_pickles, vocabulary_size, warn_of_code
 from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.training.fsdp import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.wmss.config import WDJTConfig

@@ -14,8 +14,7 @@ from transformers.utils import logging as transformers_logging
 from weakdriven.errors import UserError
 from weakdriven.models.folder import ModelFolder, open_model
 from weakdriven.models.gemma3.wrap import refuse_used
-from weakdriven.models.load import check_model, load_tokenizer, refuse_different_vocabularies, vocabulary_size
-from weakdriven.models.trust import SAFE
+from weakdriven.models.load import SAFE, check_model, load_tokenizer, refuse_different_vocabularies, vocabulary_size
 from weakdriven.runs.directory import PLAN_FILE, RUN_FILE, finished_key
 from weakdriven.runs.files import PART, read_json
 from weakdriven.runs.manifest import MANIFEST

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 
@@ -108,12 +109,12 @@ def test_images_are_seen_as_by_the_base(pair, tmp_path):
 
 def test_the_files_of_both_come_along(pair, tmp_path):
     trained, base = pair
-    made = wrap(trained, base, tmp_path / "out", shard_bytes=20_000)
+    text, vision = wrap(trained, base, tmp_path / "out", shard_bytes=20_000)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and set(index["weight_map"].values()) == set(files)
     assert files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
-    assert len(index["weight_map"]) == made.text_weights + made.vision_weights
+    assert len(index["weight_map"]) == text + vision
     sizes = [weight.numel() * weight.element_size() for weight in all_weights(tmp_path / "out").values()]
     assert index["metadata"]["total_size"] == sum(sizes)
     for name, source in (("preprocessor_config.json", base), ("tokenizer.json", trained)):
@@ -137,11 +138,10 @@ def test_the_configuration_is_the_bases_with_the_trained_text(pair, tmp_path):
 
 
 def test_no_more_than_a_file_is_in_memory(pair, tmp_path, monkeypatch):
-    from weakdriven.models.gemma3 import shards
-
     held = []
-    save = shards.save_file
-    monkeypatch.setattr(shards, "save_file", lambda tensors, *a, **k: (held.append(tensors), save(tensors, *a, **k))[1])
+    save = safetensors.torch.save_file
+    note = lambda tensors, *more, **options: (held.append(tensors), save(tensors, *more, **options))[1]  # noqa: E731
+    monkeypatch.setattr("safetensors.torch.save_file", note)
     wrap(*pair, tmp_path / "out", shard_bytes=5000)
     sizes = [[weight.numel() * weight.element_size() for weight in tensors.values()] for tensors in held]
     assert len(sizes) > 5 and all(sum(size) <= 5000 or len(size) == 1 for size in sizes)
@@ -156,7 +156,7 @@ def refused(trained, base, out, message, **options):
 
 def test_a_base_of_another_size_is_refused(pair, tmp_path):
     write_multimodal(tmp_path / "wide", hidden_size=24)
-    message = r"projection_weight has the shape \(8, 24\), but by config.json it should be \(8, 16\)"
+    message = r"projection_weight: expected \(8, 16\), found \(8, 24\)"
     refused(pair[0], tmp_path / "wide", tmp_path / "out", message)
 
 
@@ -168,26 +168,11 @@ def test_tokens_that_moved_are_refused(trained, base, tmp_path):
     refused(trained, base, tmp_path / "out", "2 tokens of the base have another id or none .first: '!'.")
 
 
-def test_tokens_that_were_added_are_accepted_while_there_are_rows(trained, base, tmp_path):
+def test_tokens_that_were_added_are_accepted(trained, base, tmp_path):
     found = AutoTokenizer.from_pretrained(trained)
     found.add_tokens([f"new{i}" for i in range(10)])
     found.save_pretrained(trained)
     wrap(trained, base, tmp_path / "out")
-    found.add_tokens([f"more{i}" for i in range(100)])
-    found.save_pretrained(trained)
-    refused(trained, base, tmp_path / "none", "has 512 vocabulary rows, but its tokenizer needs 561")
-
-
-def test_an_image_token_without_a_row_is_refused(trained, base, tmp_path):
-    change_config(base, image_token_index=512)
-    refused(trained, base, tmp_path / "out", "the id 512 for images")
-
-
-def test_image_tokens_that_the_trained_tokenizer_lost_are_refused(trained, base, tmp_path):
-    config = json.loads((base / "tokenizer_config.json").read_text())
-    config["extra_special_tokens"] = {"image_token": "<image>"}
-    (base / "tokenizer_config.json").write_text(json.dumps(config))
-    refused(trained, base, tmp_path / "out", "has image_token None, that of .* '<image>'; save the base's tokenizer")
 
 
 def test_settings_of_the_base_that_would_change_the_text_are_refused(trained, base, tmp_path):
@@ -199,15 +184,13 @@ def test_settings_of_the_base_that_would_change_the_text_are_refused(trained, ba
 
 def test_the_two_words_may_not_be_exchanged(pair, tmp_path):
     trained, base = pair
-    refused(base, trained, tmp_path / "out", "is Gemma3ForConditionalGeneration .model type gemma3.; expected a text-o")
-    refused(
-        trained, trained, tmp_path / "out", "is Gemma3ForCausalLM .model type gemma3_text.; expected the multimodal"
-    )
+    refused(base, trained, tmp_path / "out", "has model type gemma3; expected a text-only")
+    refused(trained, trained, tmp_path / "out", "is not a multimodal Gemma-3 .model type gemma3 with a vision_config")
 
 
 def test_other_models_and_adapters_are_refused(pair, tmp_path):
     tiny_model("qwen3").save_pretrained(tmp_path / "qwen")
-    refused(tmp_path / "qwen", pair[1], tmp_path / "out", "model type qwen3.; expected a text-only Gemma-3")
+    refused(tmp_path / "qwen", pair[1], tmp_path / "out", "has model type qwen3; expected a text-only Gemma-3")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
     refused(tmp_path / "adapter", pair[1], tmp_path / "out", "is an adapter; expected a whole model")
@@ -215,7 +198,8 @@ def test_other_models_and_adapters_are_refused(pair, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, message", [("tokenizer.json", "holds no tokenizer.json"), ("model.safetensors", "holds neither model.saf")]
+    "name, message",
+    [("tokenizer.json", "holds no tokenizer.json"), ("model.safetensors", "model.safetensors cannot be read")],
 )
 def test_a_trained_folder_that_lacks_a_file_is_refused(name, message, trained, base, tmp_path):
     (trained / name).unlink()
@@ -224,11 +208,16 @@ def test_a_trained_folder_that_lacks_a_file_is_refused(name, message, trained, b
 
 def test_a_base_that_lacks_its_vision_side_is_refused(trained, base, tmp_path):
     (base / "preprocessor_config.json").unlink()
-    refused(trained, base, tmp_path / "out", "neither preprocessor_config.json nor processor_config.json")
+    refused(trained, base, tmp_path / "out", "processor_config.json, which servers read")
     change_weights(
         base, lambda weights: [weights.pop(name) for name in list(weights) if not name.startswith("language_model")]
     )
-    refused(trained, base, tmp_path / "none", r"lacks \d+ weights .first: multi_modal_projector")
+    refused(
+        trained,
+        base,
+        tmp_path / "none",
+        r"weights differ. The first is multi_modal_projector\S+ expected .*, found none",
+    )
 
 
 def test_a_vision_side_with_a_hole_is_refused(trained, base, tmp_path):
@@ -237,7 +226,7 @@ def test_a_vision_side_with_a_hole_is_refused(trained, base, tmp_path):
         trained,
         base,
         tmp_path / "out",
-        "lacks 1 weights .first: multi_modal_projector.mm_soft_emb_norm.weight",
+        "1 weights differ. The first is multi_modal_projector.mm_soft_emb_norm.weight",
     )
 
 
@@ -254,15 +243,13 @@ def test_a_place_that_is_taken_is_refused(pair, tmp_path):
 
 
 def test_a_disk_that_changes_bits_is_noticed(pair, tmp_path, monkeypatch):
-    from weakdriven.models.gemma3 import shards
-
-    save = shards.save_file
+    save = safetensors.torch.save_file
 
     def spoil(tensors, *args, **options):
-        tensors["language_model.model.norm.weight"] = tensors["language_model.model.norm.weight"] + 1
-        save(tensors, *args, **options)
+        name = "language_model.model.norm.weight"
+        save(tensors | {name: tensors[name] + 1}, *args, **options)
 
-    monkeypatch.setattr(shards, "save_file", spoil)
+    monkeypatch.setattr("safetensors.torch.save_file", spoil)
     refused(*pair, tmp_path / "out", "language_model.model.norm.weight was not written as it was read")
 
 

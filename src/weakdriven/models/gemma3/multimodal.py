@@ -1,27 +1,55 @@
 """Gemma-3 with its vision tower: the language model inside, as an ordinary causal LM.
 
 On disk the same weights have several names: as published (`language_model.model.*`), as some versions of transformers
-save them (`model.language_model.*`), and with or without `vision_model.` in the tower. transformers 5.22 offers two
-ways, and neither works here: `AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`,
-so it writes names that no text model reads. So the names are mapped here.
+save them (`model.language_model.*`), and with or without `vision_model.` in the tower. They are mapped here, because
+`AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, Gemma3Config, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
 
 from weakdriven.errors import UserError
-from weakdriven.models.gemma3.shards import Stored, listed, read_weights, stored_weights
 from weakdriven.runs.files import read_json
 
 HEAD = "lm_head.weight"
-_HEAD = re.compile(r"(?:model\.)?(?:language_model\.)?lm_head\.")
-_LANGUAGE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
-_VISION = re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?")
-_PROJECTOR = re.compile(r"(?:model\.)?multi_modal_projector\.")
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor on disk, known by its header."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a model folder by name, from the headers alone; a damaged folder raises an error."""
+    sharded = (folder / INDEX).is_file() and not (folder / ONE_FILE).is_file()
+    files = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values())) if sharded else [ONE_FILE]
+    found: dict[str, Stored] = {}
+    for file in (folder / name for name in files):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - not a dict
+                    found[name] = Stored(file, name, tuple(weights.get_slice(name).get_shape()))
+        except Exception as error:
+            raise UserError(f"{file} cannot be read as safetensors ({error}); copy or download it again.") from error
+    return found
+
+
+def read_weights(wanted: dict[str, Stored]) -> dict[str, torch.Tensor]:
+    """Tensors under their new names; each is a view of its file, so it takes no memory before it is used."""
+    files = {file: safe_open(file, framework="pt") for file in {stored.file for stored in wanted.values()}}
+    return {name: files[stored.file].get_tensor(stored.name) for name, stored in wanted.items()}
 
 
 def is_multimodal(folder: Path) -> bool:
@@ -30,12 +58,12 @@ def is_multimodal(folder: Path) -> bool:
     return config.get("model_type") == "gemma3" and "vision_config" in config
 
 
-def text_config(folder: Path) -> Any:
+def text_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Configuration of the model that is trained: a folder's own, or that of the language model inside Gemma-3.
 
     The multimodal class ties its embeddings by the outer setting, so that setting counts.
     """
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not isinstance(config, Gemma3Config):
         return config
     inner: Any = config.text_config
@@ -53,9 +81,8 @@ def text_name(name: str) -> str | None:
     """
     if vision_name(name) is not None:
         return None
-    if _HEAD.match(name):
-        return _HEAD.sub("lm_head.", name, count=1)
-    return _LANGUAGE.sub("model.", name, count=1) if _LANGUAGE.match(name) else name
+    name = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name)
+    return re.sub(r"^model\.lm_head\.", "lm_head.", name)
 
 
 def vision_name(name: str) -> str | None:
@@ -64,10 +91,9 @@ def vision_name(name: str) -> str | None:
     >>> vision_name("model.vision_tower.post_layernorm.bias")
     'vision_tower.vision_model.post_layernorm.bias'
     """
-    for pattern, published in ((_VISION, "vision_tower.vision_model."), (_PROJECTOR, "multi_modal_projector.")):
-        if pattern.match(name):
-            return pattern.sub(published, name, count=1)
-    return None
+    name = re.sub(r"^model\.(?=multi_modal_projector\.)", "", name)
+    name = re.sub(r"^(model\.)?vision_tower\.(vision_model\.)?", "vision_tower.vision_model.", name)
+    return name if name.startswith(("vision_tower.", "multi_modal_projector.")) else None
 
 
 def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
@@ -89,54 +115,38 @@ def expected_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
 
 
-def refuse_other_weights(
-    found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any, *, optional: str | None = None
-) -> None:
-    """Every expected weight, in its shape, and no other; decided by the headers, before anything is read.
-
-    Args:
-        source: Where the weights were found, for the message.
-        optional: A weight that may be missing.
-    """
-    if missing := expected.keys() - found.keys() - {optional}:
-        raise UserError(f"{source} lacks {listed(missing)}, which would start at random; use a complete checkpoint.")
-    if extra := found.keys() - expected.keys():
+def refuse_other_weights(found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any) -> None:
+    """Every expected weight, in its shape, and no other; decided by the headers, before anything is read."""
+    shapes = {name: stored.shape for name, stored in found.items()}
+    names = expected.keys() | shapes.keys()
+    if differ := sorted(name for name in names if shapes.get(name) != expected.get(name)):
         raise UserError(
-            f"{source} holds {listed(found[name].name for name in extra)} that no such Gemma-3 has; use a checkpoint "
-            "of Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
+            f"{source} does not fit its config.json: {len(differ)} weights differ. The first is {differ[0]}: expected "
+            f"{expected.get(differ[0], 'none')}, found {shapes.get(differ[0], 'none')}. Use a complete checkpoint of "
+            "Gemma3ForConditionalGeneration or Gemma3ForCausalLM."
         )
-    for name, stored in found.items():
-        if stored.shape != expected[name]:
-            raise UserError(
-                f"{source}: {stored.name} has the shape {stored.shape}, but by config.json it should be "
-                f"{expected[name]}; these are parts of two models."
-            )
 
 
 def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, Stored]:
     """The language model's weights in a multimodal folder; an incomplete one raises an error."""
-    weights = renamed(folder, text_name)
-    optional = HEAD if config.tie_word_embeddings else None
-    refuse_other_weights(weights, expected_shapes(Gemma3ForCausalLM, config), folder, optional=optional)
+    weights, expected = renamed(folder, text_name), expected_shapes(Gemma3ForCausalLM, config)
+    if config.tie_word_embeddings and HEAD not in weights:
+        del expected[HEAD]
+    refuse_other_weights(weights, expected, folder)
     return weights
 
 
 def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, dict[str, Any]]:
-    """The language model of a multimodal Gemma-3 folder and transformers' account of the loading.
+    """The language model of a multimodal Gemma-3 folder, and what `from_pretrained` reports of the loading.
 
-    The vision tower is never read. Saved again, the model is an ordinary text-only checkpoint.
-
-    Args:
-        options: As `from_pretrained` takes them: `dtype`, `attn_implementation` and so on.
+    It takes the options of `from_pretrained`. The vision tower is never read.
     """
     config = text_config(folder)
-    weights = checked_text_weights(folder, config)
+    weights = read_weights(checked_text_weights(folder, config))
     # copies, because what is read is a view of the file, and the model has to outlive it
-    state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in read_weights(weights)}
-    loaded: Any = Gemma3ForCausalLM.from_pretrained(
-        None, config=config, state_dict=state, output_loading_info=True, **options
-    )
-    model, info = loaded
+    state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in weights.items()}
+    options |= {"config": config, "state_dict": state, "output_loading_info": True}
+    model, info = Gemma3ForCausalLM.from_pretrained(None, **options)  # pyright: ignore
     model.name_or_path = model.config._name_or_path = str(folder)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)

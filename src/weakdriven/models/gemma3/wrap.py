@@ -5,49 +5,32 @@ The text weights get the published prefix; the base's vision tower and projector
 
 import os
 import shutil
-from dataclasses import dataclass
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+from huggingface_hub import save_torch_state_dict
 from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import ADAPTER_FILE
 from weakdriven.models.gemma3 import multimodal
-from weakdriven.models.gemma3.shards import SHARD_BYTES, Stored, refuse_changed, stored_weights, write_shards
-from weakdriven.models.load import load_tokenizer, locate_model, vocabulary_size
-from weakdriven.runs.files import PART, read_json, sync_tree, write_json
+from weakdriven.models.gemma3.multimodal import Stored, read_weights, stored_weights
+from weakdriven.models.load import load_tokenizer, locate_model
+from weakdriven.runs.files import read_json, sync_tree, write_json
 
-OF_TRAINED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
-GENERATION = "generation_config.json"
-OF_BASE = ("preprocessor_config.json", "processor_config.json")
-IMAGE_TOKENS = ("image_token", "boi_token", "eoi_token")
-"""Attributes of the tokenizer that Gemma-3's processor reads."""
+OF_TRAINED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+OF_BASE = "*processor_config.json"
 TEXT = "language_model."
 """Published prefix of the text model's weights."""
+SHARD_BYTES = 2 << 30
+"""About what is held in memory at once; a single tensor may be larger."""
 OUTER = ("architectures", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys that belong to a whole configuration and not to the part for the text."""
 
 
-@dataclass(frozen=True)
-class Wrapped:
-    """What was joined, and where it is."""
-
-    trained: Path
-    base: Path
-    out: Path
-    text_weights: int
-    vision_weights: int
-
-
-def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> Wrapped:
+def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> tuple[int, int]:
     """Save a trained `Gemma3ForCausalLM` as a `Gemma3ForConditionalGeneration` with its base's vision side.
 
     Args:
@@ -55,33 +38,33 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
         base: Folder or Hub id of the multimodal model that it was trained from.
         out: New or empty folder.
         shard_bytes: Size of the files, which is about the memory needed.
+
+    Returns:
+        How many weights are of the text, and of the vision side.
     """
     target = refuse_used(Path(out).expanduser().resolve())
     text_folder, base_folder = locate_text_model(trained), locate_model(base)
     if not multimodal.is_multimodal(base_folder):
         raise UserError(
-            f"{base} is {described(base_folder)}; expected the multimodal Gemma-3 (model type gemma3 with a "
-            "vision_config) that the model was trained from, because its vision tower is added."
+            f"{base} is not a multimodal Gemma-3 (model type gemma3 with a vision_config); give the one that the model "
+            "was trained from, because its vision tower is added."
         )
     refuse_other_tokens(text_folder, base_folder)
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}") as folder:
+        part = Path(folder) / "model"
+        part.mkdir()
         write_json(part / "config.json", wrapped_config(text_folder, base_folder))
         config: Any = AutoConfig.from_pretrained(part, trust_remote_code=False)
         refuse_other_settings(config, text_folder)
-        wanted = wrapped_weights(text_folder, base_folder, config)
+        weights = read_weights(wrapped_weights(text_folder, base_folder, config))
         copy_files(text_folder, base_folder, part)
-        write_shards(wanted, part, shard_bytes=shard_bytes)
-        refuse_changed(stored_weights(part), wanted)
+        save_torch_state_dict(weights, part, max_shard_size=shard_bytes)
+        refuse_changed(weights, part)
         sync_tree(part)
         os.replace(part, target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    text = sum(name.startswith(TEXT) for name in wanted)
-    return Wrapped(text_folder, base_folder, target, text, len(wanted) - text)
+    text = sum(name.startswith(TEXT) for name in weights)
+    return text, len(weights) - text
 
 
 def refuse_used(target: Path) -> Path:
@@ -100,29 +83,19 @@ def locate_text_model(source: str) -> Path:
             "the merged model is then in merged/."
         )
     folder = locate_model(source)
-    if read_json(folder / "config.json").get("model_type") != Gemma3TextConfig.model_type:
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != Gemma3TextConfig.model_type:
         raise UserError(
-            f"{source} is {described(folder)}; expected a text-only Gemma-3 (model type gemma3_text), as a run saves "
-            "it. Other models need no wrapping."
+            f"{source} has model type {kind}; expected a text-only Gemma-3 (gemma3_text), as a run saves it. Other "
+            "models need no wrapping."
         )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{source} holds no tokenizer.json; save the tokenizer it was trained with there.")
     return folder
 
 
-def described(folder: Path) -> str:
-    """Architecture and model type of a folder."""
-    config = read_json(folder / "config.json")
-    kind = ", ".join(config.get("architectures") or ["a model"])
-    return f"{kind} (model type {config.get('model_type')})"
-
-
 def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]:
-    """Every weight of the result by its published name, and where it comes from.
-
-    Args:
-        config: Of the result.
-    """
+    """Every weight of the result, whose configuration this is, by its published name."""
     text, vision = stored_weights(trained), multimodal.renamed(base, multimodal.vision_name)
     expected = {
         multimodal.vision_name(name) or f"{TEXT}{multimodal.text_name(name)}": shape
@@ -138,39 +111,22 @@ def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]
 
 def refuse_other_tokens(trained: Path, base: Path) -> None:
     """The vision side uses token ids of the base, so every token of the base must have kept its id."""
-    ours, theirs = load_tokenizer(trained), load_tokenizer(base)
-    vocabulary = ours.get_vocab()
-    moved = sorted(token for token, number in theirs.get_vocab().items() if vocabulary.get(token) != number)
+    vocabulary = load_tokenizer(trained).get_vocab()
+    moved = sorted(name for name, number in load_tokenizer(base).get_vocab().items() if vocabulary.get(name) != number)
     if moved:
         raise UserError(
             f"The tokenizer of {trained} does not fit {base}: {len(moved)} tokens of the base have another id or none "
             f"(first: {moved[0]!r}); use the base that it was trained from."
         )
-    config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
-    rows = AutoConfig.from_pretrained(trained, trust_remote_code=False).vocab_size
-    if max(vocabulary_size(ours) - 1, config.image_token_id) >= rows:
-        raise UserError(
-            f"{trained} has {rows} vocabulary rows, but its tokenizer needs {vocabulary_size(ours)} and {base} has the "
-            f"id {config.image_token_id} for images; use the base that it was trained from."
-        )
-    for name in IMAGE_TOKENS:
-        if getattr(theirs, name, None) != getattr(ours, name, None):
-            raise UserError(
-                f"The tokenizer of {trained} has {name} {getattr(ours, name, None)!r}, that of {base} "
-                f"{getattr(theirs, name, None)!r}; save the base's tokenizer with the trained model."
-            )
 
 
 def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
     """The base's settings with those of the trained text; the base's older names stay, for older servers."""
     outer, inner = read_json(base / "config.json"), read_json(trained / "config.json")
     precision = "torch_dtype" if "torch_dtype" in outer else "dtype"
-    parts = {key: value for key, value in outer.items() if isinstance(value, dict) and key.endswith("_config")}
-    parts["text_config"] = parts.get("text_config", {}) | {k: v for k, v in inner.items() if k not in OUTER}
-    for part in parts.values():  # one precision for all: the whole's
-        for name in ("dtype", "torch_dtype"):
-            part.pop(name, None)
-    tied = bool(AutoConfig.from_pretrained(trained, trust_remote_code=False).tie_word_embeddings)
+    parts = {"text_config": outer.get("text_config", {}) | inner, "vision_config": outer["vision_config"]}
+    parts = {key: {k: v for k, v in part.items() if k not in OUTER} for key, part in parts.items()}
+    tied = bool(multimodal.text_config(trained).tie_word_embeddings)
     changes = {"architectures": ["Gemma3ForConditionalGeneration"], "tie_word_embeddings": tied}
     kind = inner.get("dtype") or inner.get("torch_dtype")
     return outer | parts | changes | ({precision: kind} if kind else {})
@@ -191,16 +147,18 @@ def refuse_other_settings(wrapped: Any, trained: Path) -> None:
 
 def copy_files(trained: Path, base: Path, out: Path) -> None:
     """Tokenizer, chat template and generation settings of the trained model; the image processor of the base."""
-    if not any((base / name).is_file() for name in OF_BASE):
-        raise UserError(
-            f"{base} holds neither {' nor '.join(OF_BASE)}, which servers read; use the whole multimodal checkpoint."
-        )
-    for name in OF_TRAINED:
-        if (trained / name).is_file():
-            shutil.copyfile(trained / name, out / name)
-    for name in OF_BASE:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, out / name)
-    settings = next((f / GENERATION for f in (trained, base) if (f / GENERATION).is_file()), None)
-    if settings is not None:
-        shutil.copyfile(settings, out / GENERATION)
+    if not any(base.glob(OF_BASE)):
+        raise UserError(f"{base} holds no {OF_BASE}, which servers read; use the whole multimodal checkpoint.")
+    # the trained model's generation settings come last and replace the base's
+    for source, patterns in ((base, [OF_BASE]), (trained, OF_TRAINED)):
+        for path in (path for pattern in (*patterns, "generation_config.json") for path in source.glob(pattern)):
+            shutil.copyfile(path, out / path.name)
+
+
+def refuse_changed(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Read back what was written and compare every bit; as bytes, because a NaN does not equal itself."""
+    written = read_weights(stored_weights(folder))
+    for name, weight in weights.items():
+        bits, theirs = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (weight, written[name]))
+        if not torch.equal(bits, theirs):
+            raise UserError(f"{name} was not written as it was read; check the disk and try again.")
