@@ -11,7 +11,7 @@ from weakdriven.commands.eval import eval_app
 from weakdriven.commands.export import export_app
 from weakdriven.commands.plan import plan
 from weakdriven.commands.recipes import recipes_app
-from weakdriven.commands.report import report_app, watch
+from weakdriven.commands.report import report_app
 from weakdriven.commands.run import run
 from weakdriven.commands.select import select_app
 from weakdriven.commands.sweep import sweep
@@ -36,7 +36,6 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.command()(diagnose)
 app.add_typer(report_app, name="report", no_args_is_help=True)
-app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(watch)
 app.command()(verify)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(export_app, name="export")
@@ -48,8 +47,7 @@ def main() -> None:
     try:
         with stoppable():
             app(standalone_mode=True)
-    except (SystemExit, KeyboardInterrupt) as end:  # every command that was not cut short ends in SystemExit
-        # Typer turns KeyboardInterrupt into SystemExit(130)
+    except (SystemExit, KeyboardInterrupt) as end:  # Typer turns KeyboardInterrupt into SystemExit(130)
         interrupted = isinstance(end, KeyboardInterrupt) or end.code == INTERRUPTED
         if interrupted:
             print("Stopped; run the same command again to resume.", file=sys.stderr)
@@ -70,6 +68,6 @@ def main() -> None:
 
 
 def say(sentence: str) -> None:
-    """The last words of a command, printed by one of its processes."""
+    """Print a sentence on stderr; of several processes with the same sentence, one prints it."""
     if "torch" not in sys.modules or first_to_say(sentence):
         print(sentence, file=sys.stderr)

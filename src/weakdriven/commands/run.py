@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands import common
-from weakdriven.commands.hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.commands.export import Private, PushToHub, export_hub, refuse_push
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.runs.processes import launched, rank
@@ -19,14 +19,10 @@ def run(
     recipe: common.RecipeArgument,
     overrides: common.Overrides = None,
     output: Annotated[
-        str | None,
-        typer.Option(help="Run directory, or an address that finished stages are copied to; unset: runs/NAME."),
+        str | None, typer.Option(help="Run directory, or an address to copy stages to; unset: runs/NAME.")
     ] = None,
     work: Annotated[
-        Path | None,
-        typer.Option(
-            help="With an address as --output: directory to work in; unset: in the cache.", callback=common.here
-        ),
+        Path | None, typer.Option(help="Local directory of a run at an address; unset: a cache.", callback=common.here)
     ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
@@ -95,8 +91,8 @@ def print_scores(root: Path) -> None:
             row["name"],
             row["benchmark"],
             f"{row['correct']}/{row['answers']}",
-            f"{100 * row['accuracy']:.1f}%",
-            f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+            common.percent(row["accuracy"]),
+            common.interval(row["low"], row["high"]),
         )
         for row in accuracy_rows(root)
     ]

@@ -7,8 +7,7 @@ import typer
 
 from weakdriven.commands.common import Debug, here, print_table
 from weakdriven.errors import UserError
-from weakdriven.runs.files import read_json
-from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
+from weakdriven.runs.manifest import MANIFEST, files_of, refuse_damage
 
 
 def verify(
@@ -22,10 +21,8 @@ def verify(
         for stage, files, size, wrong in found
     ]
     print_table(("stage", "files", "MiB", ""), rows)
-    if damaged := [(stage, wrong) for stage, _, _, wrong in found if wrong]:
-        raise UserError(
-            f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0][1]}. {remedy(run / damaged[0][0])}"
-        )
+    if damaged := [wrong for *_, wrong in found if wrong]:
+        raise UserError(f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0]}")
     listed = [files for _, files, _, _ in found if files]
     unlisted = f" Not checked, because they list no files: {len(found) - len(listed)}." * (len(listed) < len(found))
     print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
@@ -46,11 +43,10 @@ def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
 
 
 def _check(folder: Path, name: str) -> tuple[str, int, int, str]:
+    files, wrong = {}, ""
     try:
-        if not isinstance(read_json(folder / MANIFEST), dict):
-            return name, 0, 0, f"{folder / MANIFEST} is no manifest"
         files = files_of(folder)
+        refuse_damage(folder, files)
     except UserError as error:
-        return name, 0, 0, str(error).split(f". {remedy(folder)}")[0].rstrip(".")
-    size = sum(fact["bytes"] for fact in files.values())
-    return name, len(files), size, damage(folder, files, contents=True) or ""
+        wrong = str(error)
+    return name, len(files), sum(fact["bytes"] for fact in files.values()), wrong

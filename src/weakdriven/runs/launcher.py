@@ -40,8 +40,6 @@ def find_config(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    if name.startswith("zero3"):  # shipped once
-        refuse_deepspeed()
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
@@ -70,15 +68,17 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def without_launch(arguments: Sequence[str]) -> list[str]:
-    """
+    """The arguments without the option --launch and its value.
+
     >>> without_launch(["run", "demo", "--launch", "one-gpu", "--quiet"]), without_launch(["run", "--launch=one-gpu"])
     (['run', 'demo', '--quiet'], ['run'])
     """
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument != OPTION and not argument.startswith(f"{OPTION}="):
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == OPTION:
+            next(rest, None)
+        elif not argument.startswith(f"{OPTION}="):
             kept.append(argument)
-        skip = argument == OPTION and not skip
     return kept
 
 
