@@ -17,7 +17,7 @@ from weakdriven.commands.select import select_app
 from weakdriven.commands.sweep import sweep
 from weakdriven.commands.verify import verify
 from weakdriven.errors import explain
-from weakdriven.runs.processes import first_to_say, leave
+from weakdriven.runs.processes import OtherProcessFailed, leave, rank
 from weakdriven.runs.redact import redact_output
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
@@ -56,18 +56,14 @@ def main() -> None:
             sys.exit(INTERRUPTED)
         raise
     except Stopped as stop:
-        say(str(stop))
+        if rank() == 0:
+            print(stop, file=sys.stderr)
         leave()  # all processes stop together
         sys.exit(EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             raise
-        say(f"Error: {sentence}")
+        if not isinstance(error, OtherProcessFailed):
+            print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)
-
-
-def say(sentence: str) -> None:
-    """Print a sentence on stderr; of several processes with the same sentence, one prints it."""
-    if "torch" not in sys.modules or first_to_say(sentence):
-        print(sentence, file=sys.stderr)

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from weakdriven.commands.common import (
     DataDir,
@@ -96,11 +95,9 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
 
     several = any(one["samples"] > 1 for one in scores.values())
     ks = list(dict.fromkeys(k for one in scores.values() for k in one["pass_at_k"] if k != "1"))
-    table = Table("benchmark", "items", *(["samples"] if several else []), "accuracy", "95% interval")
-    for name in (*(f"pass@{k}" for k in ks), "no answer", "cut"):
-        table.add_column(name)
-    for name, one in scores.items():
-        table.add_row(
+    titles = ["benchmark", "items", *(["samples"] if several else []), "accuracy", "95% interval"]
+    rows = [
+        (
             f"{name} v{one['version']}" + ("" if one["whole"] else " (part)"),
             str(one["items"]),
             *([str(one["samples"])] if several else []),
@@ -110,7 +107,9 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
             str(one["unanswered"]),
             str(one["cut"]),
         )
-    wide_console().print(table)
+        for name, one in scores.items()
+    ]
+    print_table([*titles, *(f"pass@{k}" for k in ks), "no answer", "cut"], rows, wide_console())
     if (mean := average(scores)) is not None:
         names = ", ".join(f"{name} v{one['version']}" for name, one in scores.items())
         print(f"Average of {names}: {percent(mean)}.")

@@ -11,6 +11,8 @@ from weakdriven.commands import common
 from weakdriven.commands.export import Private, PushToHub, export_hub, refuse_push
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
+from weakdriven.runs.launcher import LAUNCHED
+from weakdriven.runs.launcher import launch as start_launcher
 from weakdriven.runs.processes import launched, rank
 from weakdriven.runs.redact import without_login
 
@@ -36,11 +38,9 @@ def run(
     debug: common.Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
-    if launch:
-        from weakdriven.runs import launcher
-
-        load_recipe(recipe, overrides)  # an error in it is one message, not one of each process
-        raise typer.Exit(launcher.launch(launch, launcher.without_launch(sys.argv[1:])))
+    if launch and LAUNCHED not in os.environ:
+        load_recipe(recipe, overrides)  # so that an error in it is reported once, and not by each process
+        raise typer.Exit(start_launcher(launch, sys.argv[1:]))
     folder, address = places(output, work)
     settings, root, progress = common.prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)

@@ -3,7 +3,6 @@
 Without a launcher there is one process, and every function here does nothing or does the work itself.
 """
 
-import hashlib
 import math
 import os
 import sys
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 class OtherProcessFailed(UserError):
-    """The message of an error in another process of this run."""
+    """The message of an error in another process of this run, which prints it."""
 
 
 PATIENCE = timedelta(days=1)
@@ -129,27 +128,15 @@ def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """A UserError that any process raises inside this block is raised in all of them."""
+    """A UserError that any process raises inside this block ends all of them; the first such process reports it."""
+    failure = None
     try:
         yield
     except UserError as error:
-        gathered([str(error)])
-        raise
-    for message in filter(None, gathered([None])):
-        raise OtherProcessFailed(message)
-
-
-def first_to_say(sentence: str) -> bool:
-    """Whether no other process of this run has printed the same sentence yet; for errors that all of them meet."""
-    import torch.distributed as dist
-
-    if size() == 1:
-        return True
-    key = hashlib.sha256(sentence.encode()).hexdigest()[:16]
-    try:
-        return dist.distributed_c10d._get_default_store().add(f"weakdriven/said/{key}", 1) == 1
-    except RuntimeError:  # the process that keeps the store may have ended; printed twice is better than never
-        return True
+        failure = error
+    for place, message in enumerate(gathered([failure and str(failure)])):
+        if message:
+            raise failure if failure and place == index() else OtherProcessFailed(message)
 
 
 def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class Stage:
     @cached_property
     def facts(self) -> dict[str, dict[str, Any]]:
         """Settings and keys of the inputs, as the manifest holds them."""
-        inputs = {name: one.key if hasattr(one, "key") else called(one) for name, one in self.inputs.items()}
+        inputs = {name: called(getattr(one, "key", one)) for name, one in self.inputs.items()}
         return {"settings": json.loads(json.dumps(called(self.settings))), "inputs": inputs}
 
     @cached_property
