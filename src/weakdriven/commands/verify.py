@@ -16,8 +16,8 @@ def verify(
 ) -> None:
     """Check every file of a run's finished stages against its size and hash, and name damaged stages."""
     found = check_stages(run)
-    rows = [
-        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else OLD)
+    rows = [  # stages of older versions and diagnostics list no files
+        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else "no list of files")
         for stage, files, size, wrong in found
     ]
     print_table(("stage", "files", "MiB", ""), rows)
@@ -28,25 +28,21 @@ def verify(
     print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
 
 
-OLD = "no list of files"
-"""For stages of versions that had none, and for diagnostics, which are computed again if they are incomplete."""
-
-
 def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
     """For each finished stage: its name, the number and bytes of its listed files, and what is wrong, if anything."""
     if not run.is_dir():
         raise UserError(f"There is no folder {run}; give a run directory.")
-    manifests = sorted(path for path in run.glob(f"**/{MANIFEST}") if ".work" not in path.parts)
-    if not manifests:
+    stages = [path.parent for path in sorted(run.glob(f"**/{MANIFEST}")) if ".work" not in path.parts]
+    if not stages:
         raise UserError(f"{run} holds no finished stage; give the directory of a run that has finished one.")
-    return [_check(path.parent, path.parent.relative_to(run).as_posix()) for path in manifests]
-
-
-def _check(folder: Path, name: str) -> tuple[str, int, int, str]:
-    files, wrong = {}, ""
-    try:
-        files = files_of(folder)
-        refuse_damage(folder, files)
-    except UserError as error:
-        wrong = str(error)
-    return name, len(files), sum(fact["bytes"] for fact in files.values()), wrong
+    found = []
+    for folder in stages:
+        files, wrong = {}, ""
+        try:
+            files = files_of(folder)
+            refuse_damage(folder, files)
+        except UserError as error:
+            wrong = str(error)
+        size = sum(fact["bytes"] for fact in files.values())
+        found.append((folder.relative_to(run).as_posix(), len(files), size, wrong))
+    return found
