@@ -25,21 +25,18 @@ __all__ = [
     "token_entropy",
 ]
 _HOMES = {
-    "MixtureConfig": "weakdriven.wmss.mixture",
-    "MixtureForCausalLM": "weakdriven.wmss.mixture",
-    "WDJTConfig": "weakdriven.wmss.trainer",
-    "WDJTTrainer": "weakdriven.wmss.trainer",
-    "WeakStrongPair": "weakdriven.wmss.pair",
-    "draw_active": "weakdriven.wmss.selection",
-    "mixed_cross_entropy": "weakdriven.losses",
-    "score_dataset": "weakdriven.wmss.entropy",
-    "selection_probabilities": "weakdriven.wmss.selection",
-    "token_entropy": "weakdriven.losses",
+    "losses": ("mixed_cross_entropy", "token_entropy"),
+    "wmss.entropy": ("score_dataset",),
+    "wmss.mixture": ("MixtureConfig", "MixtureForCausalLM"),
+    "wmss.pair": ("WeakStrongPair",),
+    "wmss.selection": ("draw_active", "selection_probabilities"),
+    "wmss.trainer": ("WDJTConfig", "WDJTTrainer"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Imported on first use, so that the command line answers without loading torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weakdriven' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"weakdriven.{module}"), name)
+    raise AttributeError(f"module 'weakdriven' has no attribute {name!r}")

@@ -122,9 +122,9 @@ def test_a_model_of_a_run_is_asked_as_it_was_trained(weakdriven, tmp_path):
         (["--benchmarks", "mawps"], "Benchmark mawps needs eval.data_dir"),
         (["--benchmarks", "arithmetic", "vllm_python=/no/python"], "/no/python cannot be run"),
         (["--benchmarks", "arithmetic", "temperature=1", "batching=continuous"], "batching is continuous"),
-        (["--benchmarks", "arithmetic", "--samples", "4", "--temperature=0.6"], "use samples=4 temperature=0.6"),
-        (["--benchmarks", "arithmetic", "--k", "1,2", "--unsafe"], "use 'k=[1,2]' unsafe=true"),
-        (["--benchmarks", "arithmetic", "--serve", "/no/python"], "use vllm_python=/no/python"),
+        (["--benchmarks", "arithmetic", "--temperature=0.6"], "There is no option --temperature; write the setting t"),
+        (["--benchmarks", "arithmetic", "--k", "1,2"], "write the setting k=VALUE."),
+        (["--benchmarks", "arithmetic", "--unsafe"], "write the setting unsafe=VALUE."),
         (["--benchmarks", "arithmetic", "--nonsense"], "There is no option --nonsense"),
     ],
 )

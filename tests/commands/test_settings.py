@@ -1,4 +1,4 @@
-"""Settings of a command as `key=value`: what --help lists, and how `data build` answers former options."""
+"""Settings of a command as `key=value`: what --help lists, and how `data build` reports mistakes."""
 
 import pytest
 from typer.testing import CliRunner
@@ -16,17 +16,18 @@ def test_help_lists_every_setting_that_is_no_option(words, keys):
 @pytest.mark.parametrize(
     "words, answer",
     [
-        (["--samples", "8", "--keep", "4"], "use teacher.samples=8 teacher.keep=4"),
-        (["--serve", "py", "--url=http://x"], "use teacher.vllm_python=py teacher.url=http://x"),
-        (["--style", "tag-free", "--seed", "7"], "use style=tag-free teacher.seed=7"),
-        (["--no-trust-remote-code"], "use teacher.trust_remote_code=false"),
+        (["--samples", "8", "--keep", "4"], "There is no option --samples; write the setting teacher.samples=VALUE."),
+        (["--url=http://x"], "There is no option --url; write the setting teacher.url=VALUE."),
+        (["--style", "tag-free"], "There is no option --style; write the setting style=VALUE."),
+        (["--no-trust-remote-code"], "write the setting teacher.trust_remote_code=VALUE."),
+        (["--nonsense"], "There is no option --nonsense; --help lists the options and the settings."),
         (["teacher.samples=4"], "settings: teacher.model is required but missing."),
         (["--teacher", "m", "teacher.kep=4"], "teacher.kep is not a setting. Did you mean teacher.keep?"),
         (["--teacher", "m", "teacher.keep=9"], "teacher: keep is 9 of 4 samples; expected 1 to 4."),
         (["--teacher", "m", "teacher.url=a", "teacher.vllm_python=b"], "give one of them"),
     ],
 )
-def test_a_build_answers_former_options_and_mistakes(words, answer, tmp_path):
+def test_a_build_answers_unknown_options_and_mistakes(words, answer, tmp_path):
     command = ["data", "build", "math", "train.jsonl", "--output", str(tmp_path / "out"), "--benchmarks", "none"]
     error = CliRunner().invoke(app, [*command, *words]).exception
     assert isinstance(error, UserError) and answer in str(error)

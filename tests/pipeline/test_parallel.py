@@ -14,7 +14,7 @@ import pytest
 from conftest import Recorder
 from fault_cases import one_sentence
 from weakdriven.errors import UserError
-from weakdriven.pipeline.parallel import outcome, run_parallel
+from weakdriven.pipeline.parallel import run_parallel
 from weakdriven.runs.files import read_json
 from weakdriven.runs.signals import Stopped
 from weakdriven.training.checkpoints import last_complete_checkpoint
@@ -60,10 +60,6 @@ def cannot_be_pickled(progress):
     raise Stubborn("one", "two")
 
 
-def gives_what_cannot_be_pickled(progress):
-    return lambda: None
-
-
 def waits_for_ever(folder, name, progress):
     (folder / name).write_text(str(os.getpid()))
     try:
@@ -83,16 +79,19 @@ def saves_when_told(folder, name, progress):
         raise
 
 
+def outcomes(tasks, progress, logs, jobs=2):
+    return {name: (result, why) for name, result, why in run_parallel(tasks, progress, jobs=jobs, logs=logs)}
+
+
 def test_tasks_run_in_processes_of_their_own_with_a_share_of_the_cores_and_a_log(tmp_path):
     notes = Recorder()
     tasks = {"one": partial(surroundings, 1), "two": partial(surroundings, 2), "bad": fails}
-    ended = dict(run_parallel(tasks, notes, jobs=2, logs=tmp_path / "logs"))
-    found = [ended[name]() for name in ("one", "two")]
+    ended = outcomes(tasks, notes, tmp_path / "logs")
+    found = [ended[name][0] for name in ("one", "two")]
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert [value for value, *_ in found] == [1, 2] and all(one[3] == threads == str(one[2]) for one in found)
     assert os.getpid() not in [process for _, process, *_ in found]
-    with pytest.raises(UserError, match="nothing to do"):
-        ended["bad"]()
+    assert ended["bad"] == (None, "nothing to do")
     assert (tmp_path / "logs/one.log").read_text().split() == ["working", "on", "1", "printed"]
     assert "bad: failed" in notes.notes and "one: done" in notes.notes
 
@@ -100,9 +99,7 @@ def test_tasks_run_in_processes_of_their_own_with_a_share_of_the_cores_and_a_log
 def test_a_killed_process_is_told_in_one_sentence_and_the_others_go_on(tmp_path):
     tasks = {"dead": dies, "beside": partial(surroundings, "beside")}
     tasks |= {"parent": dies_and_leaves_a_child, "after": partial(surroundings, "after")}
-    ended = {
-        name: outcome(name, result, tmp_path) for name, result in run_parallel(tasks, Recorder(), jobs=2, logs=tmp_path)
-    }
+    ended = outcomes(tasks, Recorder(), tmp_path)
     for name in ("dead", "parent"):
         assert "was killed, perhaps for lack of memory; run again with fewer --jobs" in ended.pop(name)[1]
     assert {name: (found[0], why) for name, (found, why) in ended.items()} == {
@@ -110,14 +107,9 @@ def test_a_killed_process_is_told_in_one_sentence_and_the_others_go_on(tmp_path)
     }
 
 
-def test_what_a_pipe_cannot_carry_is_told_as_text(tmp_path):
-    tasks = {"error": cannot_be_pickled, "result": gives_what_cannot_be_pickled}
-    ended = {
-        name: outcome(name, result, tmp_path)[1]
-        for name, result in run_parallel(tasks, Recorder(), jobs=2, logs=tmp_path)
-    }
-    assert "Stubborn: one and two" in ended["error"] and "pickle" in ended["result"]
-    assert "in cannot_be_pickled" in (tmp_path / "error.log").read_text()
+def test_an_error_that_cannot_be_pickled_is_reported_as_text(tmp_path):
+    _, why = outcomes({"error": cannot_be_pickled}, Recorder(), tmp_path)["error"]
+    assert "Stubborn: one and two" in why and "in cannot_be_pickled" in (tmp_path / "error.log").read_text()
 
 
 SCRIPT = """
@@ -129,7 +121,7 @@ import weakdriven.commands.app
 def work(**_):
     here = pathlib.Path(sys.argv[1])
     tasks = {name: partial(getattr(tests, sys.argv[2]), here, name) for name in ("a", "b", "c")}
-    for name, _ in tests.run_parallel(tasks, tests.Recorder(), jobs=2, logs=here / "logs"):
+    for name, *_ in tests.run_parallel(tasks, tests.Recorder(), jobs=2, logs=here / "logs"):
         (here / f"{name}-told").touch()
 
 if __name__ == "__main__":
@@ -206,10 +198,7 @@ def test_those_that_run_may_save_when_the_first_process_is_told_to_stop(tmp_path
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_outcome_says_why_there_is_none_and_keeps_the_traceback_of_a_fault(tmp_path, jobs):
     tasks = {"a/good": partial(surroundings, 1), "a/bad": fails, "a/broken": breaks}
-    ended = {
-        name: outcome(name, result, tmp_path)
-        for name, result in run_parallel(tasks, Recorder(), jobs=jobs, logs=tmp_path)
-    }
+    ended = outcomes(tasks, Recorder(), tmp_path, jobs)
     assert ended["a/good"][0][0] == 1 and ended["a/good"][1] == "" and ended["a/bad"] == (None, "nothing to do")
     assert ended["a/broken"][1].startswith("ZeroDivisionError: a fault of ours")
     assert 'in breaks\n    raise ZeroDivisionError("a fault of ours")' in (tmp_path / "a/broken.log").read_text()
@@ -234,8 +223,8 @@ def test_a_command_that_is_told_to_stop_saves_what_it_trains_side_by_side(tmp_pa
 
 
 def test_one_job_works_in_this_process(tmp_path):
-    ended = run_parallel({"one": lambda progress: os.getpid()}, Recorder(), jobs=1, logs=tmp_path / "logs")
-    assert [result() for _, result in ended] == [os.getpid()] and not (tmp_path / "logs").exists()
+    ended = outcomes({"one": lambda progress: os.getpid()}, Recorder(), tmp_path / "logs", jobs=1)
+    assert ended == {"one": (os.getpid(), "")} and not (tmp_path / "logs").exists()
 
 
 def test_seeds_side_by_side_give_the_comparison_of_seeds_in_turn(tmp_path):

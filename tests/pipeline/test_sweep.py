@@ -314,7 +314,7 @@ def test_runs_side_by_side_give_the_same_table_and_share_as_well(swept, tmp_path
         ),
         ([], ["joint.strong_weight=0.5,1.5"], "joint.strong_weight: Input should be less than or equal to 1"),
         ([], ["lamda"], "Did you mean lambda?"),
-        (["joint.strong_weight=0.4"], ["lambda"], "joint.strong_weight stands in a grid and in your overrides"),
+        (["joint.strong_weight=0.4"], ["lambda"], "joint.strong_weight is in a grid and in your overrides"),
         (["eval.benchmarks=[]"], ["lambda"], "eval.benchmarks names none"),
     ],
 )

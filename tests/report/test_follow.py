@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from chromium import CHROMIUM, needs_chromium
 from report_runs import PLAN, finish, own_part, start
 from run_files import put
-from weakdriven.commands.app import app, main
+from weakdriven.commands.app import app
 from weakdriven.report.run import progress
 from weakdriven.report.run.follow import follow_report
 from weakdriven.report.run.page import render_report
@@ -157,13 +157,6 @@ def test_ctrl_c_and_sigterm_leave_an_ordinary_page(tmp_path, number):
     assert process.returncode == (0 if number == signal.SIGINT else 143) and "Traceback" not in errors
     assert len(output.splitlines()) == 1 and str(tmp_path / "report.html") in output
     assert 'id="reload"' not in page_of(tmp_path) and "Running:" in page_of(tmp_path)
-
-
-def test_watch_names_what_replaced_it(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "watch", "runs/demo", "--no-open", "--port", "8123"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and "weakdriven report RUN --follow" in capsys.readouterr().err
 
 
 @needs_chromium

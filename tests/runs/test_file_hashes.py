@@ -42,12 +42,3 @@ def test_a_large_file_is_hashed_once_also_under_another_name(tmp_path, reads):
 def test_a_changed_file_is_hashed_again(tmp_path, reads):
     first = file_digest(written(tmp_path / "a", b"x" * LARGE))
     assert file_digest(written(tmp_path / "a", b"y" * LARGE, age=5)) != first and len(reads) == 2
-
-
-def test_a_file_just_written_is_not_remembered_since_the_next_write_may_bear_the_same_time(tmp_path, reads):
-    file = written(tmp_path / "a", b"x" * LARGE, age=-1)
-    moment = file.stat().st_mtime_ns
-    first = file_digest(file)
-    file.write_bytes(b"y" * LARGE)
-    os.utime(file, ns=(moment, moment))
-    assert file_digest(file) != first and len(reads) == 2

@@ -11,7 +11,7 @@ from rich.console import Console
 from weakdriven.commands.app import main
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
-from weakdriven.pipeline.parallel import outcome
+from weakdriven.pipeline.parallel import attempt
 from weakdriven.runs.redact import redact, redact_output
 
 HF = "hf_" + "aBcD3fGh1jKlMnOpQrStUvWxYz" + "01234567"
@@ -74,12 +74,10 @@ def test_the_error_of_a_failed_run_is_redacted_since_a_table_shows_it(tmp_path):
     def fail(error):
         raise error
 
-    assert outcome("run", lambda: fail(UserError(f"The Hub refused {HF}.")), tmp_path) == (
-        None,
-        "The Hub refused hf_….",
-    )
-    _, sentence = outcome("run", lambda: fail(KeyError(HF)), tmp_path)
-    assert HF not in sentence + (tmp_path / "run.log").read_text(encoding="utf-8")
+    log = tmp_path / "run.log"
+    assert attempt(lambda: fail(UserError(f"The Hub refused {HF}.")), log) == (None, "The Hub refused hf_….")
+    _, sentence = attempt(lambda: fail(KeyError(HF)), log)
+    assert HF not in sentence + log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("override", [f"model={HF}", f"data.path=https://u:{HF}@h/x.jsonl", f"report_to=[{HF}]"])

@@ -3,8 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -125,9 +123,9 @@ def test_preferences_under_fsdp_are_refused_before_anything_is_computed(override
     environment = read_config(find_config("fsdp2-8gpu"))["fsdp_config"]
     for key, value in {"accelerate_use_fsdp": True, **environment}.items():
         monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
-    two: Any = SimpleNamespace(num_processes=2, is_main_process=True)
+    monkeypatch.setattr("weakdriven.pipeline.run.size", lambda: 2)
     with pytest.raises(UserError, match=r"(dpo|spin) trains in one process or under DDP, and FSDP is asked for; use"):
-        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, two)
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages)
     assert not (tmp_path / "run").exists(), "something was left behind"
 
 

@@ -11,13 +11,13 @@ from weakdriven.commands.eval import eval_app
 from weakdriven.commands.export import export_app
 from weakdriven.commands.plan import plan
 from weakdriven.commands.recipes import recipes_app
-from weakdriven.commands.report import report_app, watch
+from weakdriven.commands.report import report_app
 from weakdriven.commands.run import run
 from weakdriven.commands.select import select_app
 from weakdriven.commands.sweep import sweep
 from weakdriven.commands.verify import verify
 from weakdriven.errors import explain
-from weakdriven.runs.processes import first_to_say, leave
+from weakdriven.runs.processes import OtherProcessFailed, leave, rank
 from weakdriven.runs.redact import redact_output
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
@@ -36,7 +36,6 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.command()(diagnose)
 app.add_typer(report_app, name="report", no_args_is_help=True)
-app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(watch)
 app.command()(verify)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(export_app, name="export")
@@ -48,8 +47,7 @@ def main() -> None:
     try:
         with stoppable():
             app(standalone_mode=True)
-    except (SystemExit, KeyboardInterrupt) as end:  # every command that was not cut short ends in SystemExit
-        # Typer turns KeyboardInterrupt into SystemExit(130)
+    except (SystemExit, KeyboardInterrupt) as end:  # Typer turns KeyboardInterrupt into SystemExit(130)
         interrupted = isinstance(end, KeyboardInterrupt) or end.code == INTERRUPTED
         if interrupted:
             print("Stopped; run the same command again to resume.", file=sys.stderr)
@@ -58,18 +56,14 @@ def main() -> None:
             sys.exit(INTERRUPTED)
         raise
     except Stopped as stop:
-        say(str(stop))
+        if rank() == 0:
+            print(stop, file=sys.stderr)
         leave()  # all processes stop together
         sys.exit(EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             raise
-        say(f"Error: {sentence}")
+        if not isinstance(error, OtherProcessFailed):
+            print(f"Error: {sentence}", file=sys.stderr)
         sys.exit(2)
-
-
-def say(sentence: str) -> None:
-    """The last words of a command, printed by one of its processes."""
-    if "torch" not in sys.modules or first_to_say(sentence):
-        print(sentence, file=sys.stderr)

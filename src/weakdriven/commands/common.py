@@ -5,14 +5,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from weakdriven.config.file import load_recipe
+from weakdriven.config.file import describe, load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
 from weakdriven.runs.processes import rank
@@ -33,7 +33,7 @@ def default_command(name: str) -> type[TyperGroup]:
 
 
 def here(given: Given) -> Given:
-    """Reject addresses where a local directory is expected; pathlib has made one slash of their two."""
+    """Reject addresses where a local directory is expected; pathlib has turned their `//` into `/`."""
     for path in given if isinstance(given, list) else [given] if given else []:
         if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
             address = without_login(f"{scheme[0]}/{str(path)[scheme.end() :]}")
@@ -58,10 +58,13 @@ Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NA
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds, counting up from the recipe's seed.")]
 Force = Annotated[bool, typer.Option("--force", help="Train even if memory or disk are predicted to be too small.")]
 Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
+RunsOutput = Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-COMMAND.", callback=here)]
 TakeFrom = Annotated[
-    list[Path] | None,
-    typer.Option(help="Reuse identical finished stages from this run, or from a folder of runs.", callback=runs_given),
+    list[Path] | None, typer.Option(help="Reuse finished stages of a run, or of a folder of runs.", callback=runs_given)
 ]
+Round = Annotated[int | None, typer.Option("--round", help="Round; unset: the last finished one.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs in parallel, spread over the GPUs.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")]
 Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
 Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 
@@ -73,7 +76,7 @@ def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet
 
 
 def progress_of(quiet: bool) -> Any:
-    """Prints the progress, unless it is to be quiet; sets up the libraries for it."""
+    """The progress that a command shows; the libraries stop showing theirs."""
     quieten_libraries()
     from weakdriven.runs.progress import choose_progress
 
@@ -87,6 +90,20 @@ def print_table(
     for cells in rows:
         table.add_row(*cells)
     (console or Console()).print(table)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def interval(low: float, high: float, sign: Literal["", "+"] = "") -> str:
+    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+
+
+def print_described(shipped: dict[str, Path]) -> None:
+    """List shipped recipes or sweeps with their descriptions."""
+    for name, path in shipped.items():
+        print(f"{name:{max(map(len, shipped))}}  {describe(path)}")
 
 
 def refuse_failures(failed: list[str]) -> None:

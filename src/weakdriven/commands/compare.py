@@ -13,14 +13,10 @@ COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 def compare(
     recipe: common.RecipeArgument,
     overrides: common.Overrides = None,
-    methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas; sft_restart is always included.")
-    ] = COMPARED,
+    methods: Annotated[str, typer.Option(help="Separated by commas; sft_restart is always included.")] = COMPARED,
     seeds: common.Seeds = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Seeds to run in parallel, spread over the GPUs.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-compare.", callback=common.here)
-    ] = None,
+    jobs: common.Jobs = 1,
+    output: common.RunsOutput = None,
     take_from: common.TakeFrom = None,
     force: common.Force = False,
     rehearsal: common.Rehearse = None,
@@ -34,8 +30,7 @@ def compare(
     from weakdriven.runs.take_over import Siblings
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    options = RunOptions(Siblings(take_from or []), force, rehearsal)
-    shared = {"seeds": seeds, "jobs": jobs, "options": options}
+    shared = {"seeds": seeds, "jobs": jobs, "options": RunOptions(Siblings(take_from or []), force, rehearsal)}
     print_comparison(compare_methods(recipe, overrides or [], output, progress, methods=names, **shared))
 
 

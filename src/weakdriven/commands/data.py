@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from weakdriven.build.settings import BuildSettings
-from weakdriven.commands.common import Debug, Quiet, here, print_table, progress_of, quieten_libraries
+from weakdriven.commands.common import DataDir, Debug, Quiet, here, print_table, progress_of, quieten_libraries
 from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, settings_command, split_words
 
 data_app = typer.Typer(
@@ -18,20 +18,10 @@ data_app = typer.Typer(
 
 @data_app.command("show")
 def data_show(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A JSONL, JSON or Parquet file, a Hub dataset (owner/name or owner/name:configuration), "
-            "embedded:arithmetic."
-        ),
-    ],
+    source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, or a Hub dataset, as data.path.")],
     model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template to use.")] = "embedded:base",
-    style: Annotated[
-        Literal["tagged", "tag-free", "plain"], typer.Option(help="System prompt, as data.style.")
-    ] = "tagged",
-    domain: Annotated[
-        Literal["math", "code", "logic"], typer.Option(help="Domain of rows that name none, as data.domain.")
-    ] = "math",
+    style: Annotated[Literal["tagged", "tag-free", "plain"], typer.Option(help="As data.style.")] = "tagged",
+    domain: Annotated[Literal["math", "code", "logic"], typer.Option(help="As data.domain.")] = "math",
     rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
     max_length: Annotated[int, typer.Option(min=8, help="As data.max_length.")] = 4096,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
@@ -60,40 +50,28 @@ def data_show(
 @data_app.command("build", cls=settings_command(BuildSettings), context_settings=UNKNOWN_OPTIONS)
 def data_build(
     domain: Annotated[Literal["math", "code", "logic"], typer.Argument(help="What the rows are verified as.")],
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Raw files or Hub datasets (for logic, LogiQA 2.0 and ReClor), and settings as key=value (below)."
-        ),
-    ],
+    sources: Annotated[list[str], typer.Argument(help="Raw files or Hub datasets, and settings as key=value (below).")],
     output: Annotated[Path, typer.Option(help="Folder for the result; run again with it to resume.", callback=here)],
-    benchmarks: Annotated[
-        str, typer.Option(help="Drop rows that overlap with these: names separated by commas, all, or none.")
-    ] = "all",
-    data_dir: Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")] = None,
+    benchmarks: Annotated[str, typer.Option(help="Drop rows that overlap with these: names, all, or none.")] = "all",
+    data_dir: DataDir = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first rows of each source.")] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Model that writes the completions: folder, Hub id, or a name at teacher.url.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="Model that writes the completions; also at teacher.url.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Keep rows that are verified, in no benchmark and not repeated; funnel.json says what became of the others."""
     paths, words = split_words(sources)
-    options = {"domain": domain, "sources": paths, "data_dir": data_dir, "limit": limit}
-    options["benchmarks"] = asked_benchmarks(benchmarks)
+    checked = asked_benchmarks(benchmarks)
+    options = {"domain": domain, "sources": paths, "data_dir": data_dir, "limit": limit, "benchmarks": checked}
     if teacher is not None:
         words.append(f"teacher.model={teacher}")
-    settings = read_settings(BuildSettings, words, options, renamed=RENAMED)
+    settings = read_settings(BuildSettings, words, options)
     progress = progress_of(quiet)
     from weakdriven.build.build import build
 
     console = Console()
     print_funnel(build(settings, output, progress), console)
     console.print(f"{output / settings.result}", markup=False, highlight=False, soft_wrap=True)
-
-
-RENAMED = {"serve": "teacher.vllm_python", "teacher-template": "teacher.chat_template"}
 
 
 def asked_benchmarks(names: str) -> list[str] | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.commands.common import Debug, Quiet, RunArgument, progress_of
+from weakdriven.commands.common import Debug, Quiet, Round, RunArgument, progress_of
 
 
 def diagnose(
@@ -13,9 +13,7 @@ def diagnose(
     examples: Annotated[int, typer.Option(help="Examples to measure, drawn at random.")] = 200,
     rows: Annotated[str | None, typer.Option(help="Source of the examples; unset: the training set.")] = None,
     split: Annotated[str, typer.Option(help="Split of that source, if it has several.")] = "train",
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="Round; unset: the last finished one of the recipe as it is now.")
-    ] = None,
+    round_number: Round = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draw; unset: the recipe's.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -5,9 +5,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from weakdriven.commands.common import Debug, Quiet, default_command, here, print_table, progress_of
+from weakdriven.commands.common import (
+    DataDir,
+    Debug,
+    Quiet,
+    default_command,
+    here,
+    interval,
+    percent,
+    print_table,
+    progress_of,
+)
 from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, settings_command
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 
@@ -15,9 +24,7 @@ eval_app = typer.Typer(
     help="Benchmarks: weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR (short for eval run ...).",
     cls=default_command("run"),
 )
-Folder = Annotated[
-    Path, typer.Argument(help="Folder with <benchmark>/scores.json, as eval or RUN/eval/MODEL has.", callback=here)
-]
+Folder = Annotated[Path, typer.Argument(help="Results of eval, or RUN/eval/MODEL of a run.", callback=here)]
 KeyValues = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key=value (below).")]
 
 
@@ -27,7 +34,7 @@ def eval_run(
     benchmarks: Annotated[str, typer.Option(help="Names, separated by commas; docs/benchmarks.md lists them.")],
     output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to resume.", callback=here)],
     settings: KeyValues = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")] = None,
+    data_dir: DataDir = None,
     limit: Annotated[int | None, typer.Option(help="Evaluate on the first items of each benchmark only.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -36,7 +43,7 @@ def eval_run(
     from weakdriven.eval.benchmarks import benchmarks_named
 
     options = {"model": model, "benchmarks": benchmarks_named(benchmarks), "data_dir": data_dir, "limit": limit}
-    checked = read_settings(EvaluationSettings, settings, options, renamed={"serve": "vllm_python"})
+    checked = read_settings(EvaluationSettings, settings, options)
     progress = progress_of(quiet)
     from weakdriven.eval.standalone import evaluate_model
 
@@ -60,14 +67,20 @@ def eval_compare(first: Folder, second: Folder, debug: Debug = False) -> None:
 
     compared, left_out = compare(first, second)
     titles = ("benchmark", "items", "first", "second", "difference", "95% interval", "p", "only first, second", "test")
-    rows = []
-    for one in compared:
-        low, high = one.result.interval
-        only = "" if one.result.only_a is None else f"{one.result.only_a}, {one.result.only_b}"
-        accuracies = (percent(one.accuracy_a), percent(one.accuracy_b), f"{100 * one.result.difference:+.1f}")
-        interval = f"{100 * low:+.1f} to {100 * high:+.1f}"
-        p_value = f"{one.result.p_value:.2g}"
-        rows.append((f"{one.benchmark} v{one.version}", str(one.items), *accuracies, interval, p_value, only, one.test))
+    rows = [
+        (
+            f"{one.benchmark} v{one.version}",
+            str(one.items),
+            percent(one.accuracy_a),
+            percent(one.accuracy_b),
+            f"{100 * one.result.difference:+.1f}",
+            interval(*one.result.interval, "+"),
+            f"{one.result.p_value:.2g}",
+            "" if one.result.only_a is None else f"{one.result.only_a}, {one.result.only_b}",
+            one.test,
+        )
+        for one in compared
+    ]
     print_table(titles, rows, wide_console())
     if len(compared) > 1:
         means = [sum(getattr(one, f"accuracy_{m}") for one in compared) / len(compared) for m in "ab"]
@@ -82,22 +95,21 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
 
     several = any(one["samples"] > 1 for one in scores.values())
     ks = list(dict.fromkeys(k for one in scores.values() for k in one["pass_at_k"] if k != "1"))
-    table = Table("benchmark", "items", *(["samples"] if several else []), "accuracy", "95% interval")
-    for name in (*(f"pass@{k}" for k in ks), "no answer", "cut"):
-        table.add_column(name)
-    for name, one in scores.items():
-        low, high = one["interval"]
-        table.add_row(
+    titles = ["benchmark", "items", *(["samples"] if several else []), "accuracy", "95% interval"]
+    rows = [
+        (
             f"{name} v{one['version']}" + ("" if one["whole"] else " (part)"),
             str(one["items"]),
             *([str(one["samples"])] if several else []),
             percent(one["accuracy"]),
-            f"{100 * low:.1f} to {100 * high:.1f}",
+            interval(*one["interval"]),
             *(percent(one["pass_at_k"][k]) if k in one["pass_at_k"] else "" for k in ks),
             str(one["unanswered"]),
             str(one["cut"]),
         )
-    wide_console().print(table)
+        for name, one in scores.items()
+    ]
+    print_table([*titles, *(f"pass@{k}" for k in ks), "no answer", "cut"], rows, wide_console())
     if (mean := average(scores)) is not None:
         names = ", ".join(f"{name} v{one['version']}" for name, one in scores.items())
         print(f"Average of {names}: {percent(mean)}.")
@@ -109,7 +121,3 @@ def wide_console() -> Console:
     """In a file or a pipe rich would wrap tables at 80 columns."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}%"

@@ -1,14 +1,39 @@
-"""`weakdriven export`: what a run trained, in other forms."""
+"""`weakdriven export`: what a run trained, in other forms; `weakdriven run --push-to-hub` uses the first of them."""
 
 from typing import Annotated, Literal
 
 import typer
 
-from weakdriven.commands.common import Debug, quieten_libraries
-from weakdriven.commands.hub import export_hub
+from weakdriven.commands.common import Debug, RunArgument, quieten_libraries
+from weakdriven.errors import UserError
 
 export_app = typer.Typer(help="Save what a run trained in other forms.", no_args_is_help=True)
-export_app.command("hub")(export_hub)
+PushToHub = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push the result to the Hub at the end.")]
+Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repository a private one.")]
+
+
+@export_app.command("hub")
+def export_hub(
+    run: RunArgument,
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Model on the Hub; created if it does not exist.")],
+    private: Private = False,
+    debug: Debug = False,
+) -> None:
+    """Push the model that a run trained to the Hugging Face Hub: weights, tokenizer, card."""
+    quieten_libraries()
+    from weakdriven.report.card.hub import push_run
+
+    print(f"Pushed: {push_run(run, repo, private=private)}")
+
+
+def refuse_push(repo: str | None, *, private: bool) -> None:
+    """Check the push before the hours of a run, not after them."""
+    if repo:
+        from weakdriven.report.card.hub import check_push
+
+        check_push(repo)
+    elif private:
+        raise UserError("--private does nothing without --push-to-hub; add --push-to-hub OWNER/NAME or leave it out.")
 
 
 @export_app.command("mix")
@@ -16,12 +41,9 @@ def export_mix(
     strong: Annotated[str, typer.Argument(help="Model or adapter folder; or a run, a round of it, a checkpoint.")],
     weak: Annotated[str | None, typer.Argument(help="Model or adapter folder; leave it out for the others.")] = None,
     out: Annotated[str | None, typer.Argument(help="New folder; a run or round has one: RUN/round-N/mixture.")] = None,
-    strong_weight: Annotated[
-        float | None, typer.Option(help="Share of the strong logits; unset: as the run trained it, else 0.5.")
-    ] = None,
+    strong_weight: Annotated[float | None, typer.Option(help="Strong weight; unset: the run's, else 0.5.")] = None,
     dtype: Annotated[
-        Literal["bf16", "fp32"] | None,
-        typer.Option(help="Precision of the saved weights; unset: bf16 if both models are, else fp32."),
+        Literal["bf16", "fp32"] | None, typer.Option(help="Saved precision; unset: bf16 if both models are, else fp32.")
     ] = None,
     debug: Debug = False,
 ) -> None:

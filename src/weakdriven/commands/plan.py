@@ -1,6 +1,7 @@
 """`weakdriven plan`: memory, time and disk of a recipe, before it runs."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from weakdriven.commands.common import Debug, Overrides, RecipeArgument, here, quieten_libraries
+from weakdriven.commands.common import Debug, Output, Overrides, RecipeArgument, quieten_libraries
 from weakdriven.config.file import load_recipe
 
 if TYPE_CHECKING:
@@ -25,13 +26,9 @@ def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
-    sharding: Annotated[
-        str | None, typer.Option(help="Over several devices: fsdp (the default), or ddp (with lora).")
-    ] = None,
+    sharding: Annotated[str | None, typer.Option(help="On several devices: fsdp, or ddp (with lora).")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Run directory, whose tokenised rows are used if there.", callback=here)
-    ] = None,
+    output: Output = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -117,14 +114,10 @@ def print_advice(advice: "Advice", micro: int | None) -> None:
         saves = f"-{change.saves_bytes / GIB:.1f} GiB"
         print(f"  {change.override:46} {saves:>11}  time x{change.time:.2f}  {change.result}, {verdict}")
     if advice.together:
-        print(f"  Together these fit: {' '.join(shell(text) for text in advice.together)}")
+        print(f"  Together these fit: {shlex.join(advice.together)}")
     elif not any(change.fits for change in advice.changes):
         print("  No settings together fit; take more or larger devices (--gpus), or a smaller model.")
     print()
-
-
-def shell(override: str) -> str:
-    return f"'{override}'" if any(mark in override for mark in " {}[]") else override
 
 
 def count(number: float) -> str:
@@ -134,7 +127,7 @@ def count(number: float) -> str:
     """
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
-            return f"{number / size:.3g}{letter}" if number / size >= 100 else f"{number / size:#.3g}{letter}"
+            return f"{number / size:#.3g}".rstrip(".") + letter
     return f"{number:.0f}" if number else ""
 
 
@@ -144,6 +137,6 @@ def hours(seconds: float) -> str:
     ('0.01', '10.0', '')
     """
     value = seconds / 3600
-    if not seconds:
-        return ""
-    return f"{value:,.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.01 else "<0.01"
+    if value >= 1:
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if value >= 0.01 else "<0.01" if seconds else ""

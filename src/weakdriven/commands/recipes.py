@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.commands.common import RecipeArgument
-from weakdriven.config.file import describe, dump_recipe, load_recipe, recipe_schema, shipped_recipes
+from weakdriven.commands.common import RecipeArgument, print_described
+from weakdriven.config.file import dump_recipe, load_recipe, recipe_schema, shipped_recipes
 
 recipes_app = typer.Typer(help="The recipes that come with the package.", invoke_without_command=True)
 
@@ -15,17 +15,13 @@ recipes_app = typer.Typer(help="The recipes that come with the package.", invoke
 def recipes(context: typer.Context) -> None:
     """List the shipped recipes."""
     if context.invoked_subcommand is None:
-        shipped = shipped_recipes()
-        for name, path in shipped.items():
-            print(f"{name:{max(map(len, shipped))}}  {describe(path)}")
+        print_described(shipped_recipes())
 
 
 @recipes_app.command("show")
 def recipes_show(
     name: RecipeArgument,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Every setting, including those it extends and the defaults.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Every setting, also inherited ones and defaults.")] = False,
 ) -> None:
     """Print a recipe file."""
     recipe = load_recipe(name)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands.common import Debug, default_command, here
-from weakdriven.commands.hub import write_card_again
 from weakdriven.errors import UserError
 
 report_app = typer.Typer(
@@ -19,13 +18,12 @@ report_app = typer.Typer(
 def report_run(
     run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Rewrite only the page, while the run goes on or until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Rewrite the page while the run goes on.")] = False,
     debug: Debug = False,
 ) -> None:
     """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
+    from weakdriven.report.card import write_cards
     from weakdriven.report.run.follow import follow_report
     from weakdriven.runs.directory import BENCHMARK_SCORES, REPORT, RUN_FILE
 
@@ -40,7 +38,8 @@ def report_run(
         follow_report(run)
     else:
         print(write_report(run, figures=figures))
-        write_card_again(run)
+        for path, written in write_cards(run).items():
+            print(path if written else f"{path} was edited, so it stays as it is; remove it to have it written again.")
 
 
 @report_app.command("compare")
@@ -48,20 +47,11 @@ def report_compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories, or one folder of compare or sweep.", callback=here)
     ],
-    output: Annotated[
-        Path | None, typer.Option(help="The page (default: compare.html in the one folder, else in this one).")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Label of the reference that runs are tested against (default: an SFT control).")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The page; unset: compare.html in the folder or here.")] = None,
+    against: Annotated[str | None, typer.Option(help="Label of the reference run; unset: an SFT control.")] = None,
     debug: Debug = False,
 ) -> None:
     """Write one page for several runs: leaderboard, significance, cost against gain."""
     from weakdriven.report.compare.page import write_compare
 
     print(write_compare(runs, output, against=against))
-
-
-def watch() -> None:
-    """Removed: weakdriven report RUN --follow."""
-    raise UserError("weakdriven watch was removed; use weakdriven report RUN --follow.")

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands import common
-from weakdriven.commands.hub import Private, PushToHub, export_hub, refuse_push
+from weakdriven.commands.export import Private, PushToHub, export_hub, refuse_push
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
+from weakdriven.runs.launcher import LAUNCHED
+from weakdriven.runs.launcher import launch as start_launcher
 from weakdriven.runs.processes import launched, rank
 from weakdriven.runs.redact import without_login
 
@@ -19,14 +21,10 @@ def run(
     recipe: common.RecipeArgument,
     overrides: common.Overrides = None,
     output: Annotated[
-        str | None,
-        typer.Option(help="Run directory, or an address that finished stages are copied to; unset: runs/NAME."),
+        str | None, typer.Option(help="Run directory, or an address to copy stages to; unset: runs/NAME.")
     ] = None,
     work: Annotated[
-        Path | None,
-        typer.Option(
-            help="With an address as --output: directory to work in; unset: in the cache.", callback=common.here
-        ),
+        Path | None, typer.Option(help="Local directory of a run at an address; unset: a cache.", callback=common.here)
     ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
@@ -40,11 +38,9 @@ def run(
     debug: common.Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
-    if launch:
-        from weakdriven.runs import launcher
-
-        load_recipe(recipe, overrides)  # an error in it is one message, not one of each process
-        raise typer.Exit(launcher.launch(launch, launcher.without_launch(sys.argv[1:])))
+    if launch and LAUNCHED not in os.environ:
+        load_recipe(recipe, overrides)  # so that an error in it is reported once, and not by each process
+        raise typer.Exit(start_launcher(launch, sys.argv[1:]))
     folder, address = places(output, work)
     settings, root, progress = common.prepare(recipe, overrides, folder, quiet)
     refuse_push(push_to_hub, private=private)
@@ -95,8 +91,8 @@ def print_scores(root: Path) -> None:
             row["name"],
             row["benchmark"],
             f"{row['correct']}/{row['answers']}",
-            f"{100 * row['accuracy']:.1f}%",
-            f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+            common.percent(row["accuracy"]),
+            common.interval(row["low"], row["high"]),
         )
         for row in accuracy_rows(root)
     ]

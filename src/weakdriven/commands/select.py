@@ -42,9 +42,7 @@ def select_draw(
 @select_app.command("explain")
 def select_explain(
     run: common.RunArgument,
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="Round; unset: the last that has a selection.")
-    ] = None,
+    round_number: common.Round = None,
     id: Annotated[str | None, typer.Option(help="Explain why this example was chosen or not.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Hardest and most regressed examples to show.")] = 5,
     debug: common.Debug = False,
@@ -78,6 +76,8 @@ def select_pairing(
 
 
 def print_separations(found: "list[Separation]") -> None:
+    from weakdriven.pipeline.weak_candidates import TOO_CLOSE
+
     print(f"Strong model: entropy {found[0].strong_entropy:.4f} nats per token over {found[0].examples} examples.")
     rows = [
         (
@@ -92,5 +92,9 @@ def print_separations(found: "list[Separation]") -> None:
     ]
     common.print_table(("weak model", "entropy", "change to strong", "distance", "", "rank corr."), rows)
     print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
-    for warning in filter(None, (one.warning for one in found)):
-        print(f"Warning: {warning}")
+    for one in found:
+        if one.too_close:
+            print(
+                f"Warning: {one.weak} is {one.relative:.1%} of the strong model's entropy away from it. A pair below "
+                f"{TOO_CLOSE:.0%} has nearly the same doubts, so mixing adds little (paper B.5)."
+            )

@@ -1,7 +1,6 @@
 """Settings of a command, given as `key=value` like the overrides of a recipe, and listed by its --help."""
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -17,22 +16,20 @@ from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 
 UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
-"""Context settings of a command: unknown options come with the settings, where `read_settings` answers them."""
-SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+"""Context settings of a command: unknown options are passed on to `read_settings`, which says what to write instead."""
+SETTING = re.compile(r"--|[a-z_]+(\.[a-z_]+)*=")
 
 
-def read_settings(
-    model: type[SettingsT], words: list[str] | None, options: dict[str, Any], renamed: dict[str, str] | None = None
-) -> SettingsT:
-    """The settings of a command out of its `key=value` words and its options.
+def read_settings(model: type[SettingsT], words: list[str] | None, options: dict[str, Any]) -> SettingsT:
+    """The settings of a command from its `key=value` words and its options.
 
     Args:
         options: Values of settings that are options; None where an option was not given.
-        renamed: Former options by the settings that took their place, if these have other names.
     """
-    refuse_former_options(model, words or [], renamed or {})
     tree: dict[str, Any] = {}
     for word in words or []:
+        if word.startswith("--"):
+            refuse_option(model, word)
         apply_override(tree, word)
     for key, value in options.items():
         if value is not None:
@@ -42,41 +39,22 @@ def read_settings(
     return parse_settings(model, tree, "settings")
 
 
+def refuse_option(model: type[Settings], word: str) -> None:
+    option = word.partition("=")[0]
+    name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    key = next((key for key, _ in fields_of(model) if key.rpartition(".")[2] == name), None)
+    instead = f"write the setting {key}=VALUE" if key else "--help lists the options and the settings"
+    raise UserError(f"There is no option {option}; {instead}.")
+
+
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Paths and settings; options, and what follows them, are for `read_settings` to answer.
+    """Paths and settings; unknown options go to the settings, where `read_settings` reports them.
 
     >>> split_words(["train.txt", "s3://bucket/day=1/rows.jsonl", "teacher.keep=4"])
     (['train.txt', 's3://bucket/day=1/rows.jsonl'], ['teacher.keep=4'])
     """
-    if any(word.startswith("--") for word in words):
-        return [], words
     settings = [word for word in words if SETTING.match(word) and not Path(word).exists()]
     return [word for word in words if word not in settings], settings
-
-
-def refuse_former_options(model: type[Settings], words: list[str], renamed: dict[str, str]) -> None:
-    """Answer options that are settings, or nothing at all, with what to write instead."""
-    known = dict(fields_of(model))
-    given, instead = list[str](), list[str]()
-    for place, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        option, equals, value = word[2:].partition("=")
-        name = option.removeprefix("no-")
-        wanted = renamed.get(name, name.replace("-", "_"))
-        key = next((key for key in known if key == wanted or key.endswith(f".{wanted}")), None)
-        if key is None:
-            raise UserError(f"There is no option --{option}; --help lists the options and the settings.")
-        annotation = str(known[key].annotation)
-        if annotation == "<class 'bool'>":
-            value = str(name == option).lower()
-        elif not equals:
-            value = words[place + 1] if place + 1 < len(words) else "VALUE"
-        given.append(f"--{option}")
-        instead.append(shlex.quote(f"{key}=[{value}]" if annotation.startswith("list[") else f"{key}={value}"))
-    if given:
-        one = f"{given[0]} is a setting" if len(given) == 1 else f"{', '.join(given)} are settings"
-        raise UserError(f"{one}, written as key=value; use {' '.join(instead)}")
 
 
 def fields_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands import common
-from weakdriven.config.file import describe
 from weakdriven.config.sweep import shipped_sweeps
 from weakdriven.errors import UserError
 
@@ -15,14 +14,11 @@ def sweep(
     recipe: Annotated[str | None, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")] = None,
     overrides: common.Overrides = None,
     grid: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=0.1..0.9:9, KEY=a,b,c, a shipped sweep, or a sweep's .yaml; several make a product."),
+        list[str] | None, typer.Option(help="KEY=0.1..0.9:9, KEY=a,b,c, or a sweep; several make a product.")
     ] = None,
     seeds: common.Seeds = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, spread over the GPUs.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-sweep.", callback=common.here)
-    ] = None,
+    jobs: common.Jobs = 1,
+    output: common.RunsOutput = None,
     take_from: common.TakeFrom = None,
     force: common.Force = False,
     rehearsal: common.Rehearse = None,
@@ -32,9 +28,7 @@ def sweep(
 ) -> None:
     """Train a recipe at several values of its settings, under several seeds: one table and figures (docs/sweeps.md)."""
     if list_:
-        shipped = shipped_sweeps()
-        for name, path in shipped.items():
-            print(f"{name:{max(map(len, shipped)) + 2}} {describe(path)}")
+        common.print_described(shipped_sweeps())
         return
     if recipe is None:
         raise UserError("Name a recipe: weakdriven sweep RECIPE --grid KEY=VALUES. --list names the paper's sweeps.")
@@ -43,8 +37,7 @@ def sweep(
     from weakdriven.pipeline.sweep import sweep_recipe
     from weakdriven.runs.take_over import Siblings
 
-    options = RunOptions(Siblings(take_from or []), force, rehearsal)
-    shared = {"seeds": seeds, "jobs": jobs, "options": options}
+    shared = {"seeds": seeds, "jobs": jobs, "options": RunOptions(Siblings(take_from or []), force, rehearsal)}
     print_sweep(sweep_recipe(recipe, overrides or [], output, progress, grids=grid or [], **shared))
 
 

@@ -7,8 +7,7 @@ import typer
 
 from weakdriven.commands.common import Debug, here, print_table
 from weakdriven.errors import UserError
-from weakdriven.runs.files import read_json
-from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
+from weakdriven.runs.manifest import MANIFEST, files_of, refuse_damage
 
 
 def verify(
@@ -17,40 +16,33 @@ def verify(
 ) -> None:
     """Check every file of a run's finished stages against its size and hash, and name damaged stages."""
     found = check_stages(run)
-    rows = [
-        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else OLD)
+    rows = [  # stages of older versions and diagnostics list no files
+        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else "no list of files")
         for stage, files, size, wrong in found
     ]
     print_table(("stage", "files", "MiB", ""), rows)
-    if damaged := [(stage, wrong) for stage, _, _, wrong in found if wrong]:
-        raise UserError(
-            f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0][1]}. {remedy(run / damaged[0][0])}"
-        )
+    if damaged := [wrong for *_, wrong in found if wrong]:
+        raise UserError(f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0]}")
     listed = [files for _, files, _, _ in found if files]
     unlisted = f" Not checked, because they list no files: {len(found) - len(listed)}." * (len(listed) < len(found))
     print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
-
-
-OLD = "no list of files"
-"""For stages of versions that had none, and for diagnostics, which are computed again if they are incomplete."""
 
 
 def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
     """For each finished stage: its name, the number and bytes of its listed files, and what is wrong, if anything."""
     if not run.is_dir():
         raise UserError(f"There is no folder {run}; give a run directory.")
-    manifests = sorted(path for path in run.glob(f"**/{MANIFEST}") if ".work" not in path.parts)
-    if not manifests:
+    stages = [path.parent for path in sorted(run.glob(f"**/{MANIFEST}")) if ".work" not in path.parts]
+    if not stages:
         raise UserError(f"{run} holds no finished stage; give the directory of a run that has finished one.")
-    return [_check(path.parent, path.parent.relative_to(run).as_posix()) for path in manifests]
-
-
-def _check(folder: Path, name: str) -> tuple[str, int, int, str]:
-    try:
-        if not isinstance(read_json(folder / MANIFEST), dict):
-            return name, 0, 0, f"{folder / MANIFEST} is no manifest"
-        files = files_of(folder)
-    except UserError as error:
-        return name, 0, 0, str(error).split(f". {remedy(folder)}")[0].rstrip(".")
-    size = sum(fact["bytes"] for fact in files.values())
-    return name, len(files), size, damage(folder, files, contents=True) or ""
+    found = []
+    for folder in stages:
+        files, wrong = {}, ""
+        try:
+            files = files_of(folder)
+            refuse_damage(folder, files)
+        except UserError as error:
+            wrong = str(error)
+        size = sum(fact["bytes"] for fact in files.values())
+        found.append((folder.relative_to(run).as_posix(), len(files), size, wrong))
+    return found

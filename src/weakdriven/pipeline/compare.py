@@ -5,7 +5,6 @@ share, such as the tokens and the base model's answers, is taken over from one t
 """
 
 import difflib
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.errors import UserError, explain
-from weakdriven.pipeline.parallel import LOCKS, outcome, run_parallel, shown
+from weakdriven.pipeline.parallel import LOCKS, run_all
 from weakdriven.pipeline.run import RunOptions, carry_out, evaluate_models, is_finished, method_models, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
@@ -26,7 +25,6 @@ from weakdriven.runs.redact import redact
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
-from weakdriven.stages.model_stage import merged
 
 
 def compare_methods(
@@ -44,9 +42,9 @@ def compare_methods(
 
     Args:
         source: A recipe, as `load_recipe` takes it.
-        seeds: How many: the recipe's, and those after it.
-        jobs: Seeds that run at once, each in a process of its own.
-        options: Of every run.
+        seeds: Number of seeds, counting up from the recipe's seed.
+        jobs: Seeds that run in parallel, each in its own process.
+        options: Apply to every run.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)
@@ -59,16 +57,11 @@ def compare_methods(
     options = replace(options, siblings=Siblings(others, root / LOCKS))
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
-    logs = root / "logs"
-    tasks = {
-        name: partial(run_seed, root / name, recipe, methods=methods, options=options) for name, recipe in runs.items()
-    }
-    unshown = None
-    for name, result in run_parallel(tasks, progress, jobs=jobs, logs=logs):
+
+    def record(name: str, found: Any, why: str) -> None:
         seed = str(runs[name].seed)
-        found, why = (result(), "") if jobs == 1 else outcome(name, result, logs)
         if why:
-            found = {"failed": dict.fromkeys(methods, why)}  # the other seeds go on
+            found = {"failed": dict.fromkeys(methods, why)}
             facts["seeds"].pop(seed, None)
         else:
             facts["methods"] = found["methods"]
@@ -77,32 +70,33 @@ def compare_methods(
             facts["failed"].setdefault(method, {})[seed] = why
         if facts["seeds"]:
             write_json(root / COMPARE_FILE, facts)
-            unshown = shown(partial(write_comparison, root), progress)  # after each seed, so that one can look at it
-    if unshown:
-        raise unshown
+            write_comparison(root)
+
+    tasks = {
+        name: partial(run_seed, root / name, recipe, methods=methods, options=options) for name, recipe in runs.items()
+    }
+    run_all(tasks, progress, record, root=root, jobs=jobs)
     if not facts["seeds"]:
         raise UserError(next(iter(facts["failed"][methods[0]].values())))
-    shutil.rmtree(root / LOCKS, ignore_errors=True)
     return root
 
 
 def run_seed(
     root: Path, recipe: Recipe, progress: Progress, *, methods: list[str], options: RunOptions
 ) -> dict[str, Any]:
-    """All methods under one seed; returns what leads to each, and why one has no result."""
-    found: dict[str, Any] = {"methods": {}, "failed": {}}
-    work = partial(one_by_one, methods=methods, found=found)
-    carry_out(recipe, root, progress, work, evaluates=True, options=options)
+    """Run all methods under one seed; returns the stages of each, and why a method has no result."""
+    found = carry_out(recipe, root, progress, partial(one_by_one, methods=methods), evaluates=True, options=options)
     write_report(root)
     write_cards(root)
     return found
 
 
 def still_done(root: Path, runs: dict[str, Recipe]) -> dict[str, Any]:
-    """What an earlier call told of seeds that are done and the same now: a kill does not take them off the table."""
+    """Seeds of an earlier call that are finished under the same recipe, which stay in the table meanwhile."""
     earlier = read_json(root / COMPARE_FILE) if (root / COMPARE_FILE).is_file() else {"seeds": {}}
-    same = {seed: name for seed, name in earlier["seeds"].items() if name in runs}
-    seeds = {seed: name for seed, name in same.items() if is_finished(root / name, runs[name])}
+    seeds = {
+        seed: name for seed, name in earlier["seeds"].items() if name in runs and is_finished(root / name, runs[name])
+    }
     return {"seeds": seeds, "methods": earlier["methods"] if seeds else {}}
 
 
@@ -126,21 +120,20 @@ def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
     return recipe
 
 
-def one_by_one(context: Context, *, methods: list[str], found: dict[str, Any]) -> None:
-    """Every method trained and evaluated; one that cannot be leaves the others alone."""
+def one_by_one(context: Context, *, methods: list[str]) -> dict[str, Any]:
+    """Train and evaluate every method; one that fails leaves the others alone."""
+    found: dict[str, Any] = {"methods": {}, "failed": {}}
     data = data_stage(context)
     for method in methods:
         found["methods"][method] = needs(context, method)
         try:
-            models = method_models(context, data, method)
-            if method == context.recipe.method and context.recipe.lora and context.recipe.lora.output == "merged":
-                merged(context, models[-1])
-            evaluate_models(context, models)
+            evaluate_models(context, method_models(context, data, method))
         except Exception as error:
             if not context.run.computes or (sentence := explain(error)) is None:
                 raise
-            found["failed"][method] = redact(sentence)  # which is written into comparison.json
+            found["failed"][method] = redact(sentence)  # because it is written into comparison.json
             context.progress.note(f"{method} has no result: {sentence}")
+    return found
 
 
 def needs(context: Context, method: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -26,7 +26,7 @@ from weakdriven.report.read import current_stages
 from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, TOKENS, Progress, claim_run
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import read_json, write_json, write_text
-from weakdriven.runs.processes import agree, all_processes, on_main, raise_together
+from weakdriven.runs.processes import agree, failing_together, is_main, join_processes, on_main, size
 from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.checks import check_recipe
@@ -37,9 +37,6 @@ from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import merged
 from weakdriven.stages.remote_copy import RemoteCopy
 from weakdriven.training.snapshots import snapshot_steps
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 Work = Callable[[Context], Any]
 """Asks for the stages of a recipe, in their order."""
@@ -64,7 +61,8 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptio
 
     Started by a launcher, all processes train, scan and generate together, and the main one writes.
     """
-    carry_out(recipe, root, progress, all_stages, all_processes(), evaluates=True, options=options)
+    join_processes()
+    carry_out(recipe, root, progress, all_stages, evaluates=True, options=options)
 
     def write() -> None:
         write_report(root)
@@ -85,15 +83,15 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, round_number: 
         raise UserError(
             f"There is no round {round_number}: joint.rounds is {recipe.joint.rounds}; give one from 1 to that."
         )
-    processes = all_processes()
+    join_processes()
 
     def up_to_the_active_set(context: Context) -> Stage:
         data = data_stage(context)
         weak, strong = pair_of(context, wmss(context, data, rounds=round_number - 1), round_number)
         return select(context, round_number, weak, strong, data)
 
-    carry_out(recipe, root, progress, up_to_the_active_set, processes)
-    return processes.is_main_process
+    carry_out(recipe, root, progress, up_to_the_active_set)
+    return is_main()
 
 
 def carry_out(
@@ -101,7 +99,6 @@ def carry_out(
     root: Path,
     progress: Progress,
     work: Work,
-    processes: "PartialState | None" = None,
     *,
     evaluates: bool = False,
     reads_only: bool = False,
@@ -114,7 +111,6 @@ def carry_out(
         reads_only: An existing run must not change: nothing is trained or computed again, no plan is written.
     """
     transformers_logging.disable_progress_bar()
-    count, is_main = (processes.num_processes, processes.is_main_process) if processes else (1, True)
     remote = options.remote
     with ExitStack() as held:
         on_main(lambda: held.enter_context(claim_run(root, recipe.name)))
@@ -122,7 +118,7 @@ def carry_out(
             on_main(lambda: remote.open(recipe.name))
 
         def check() -> tuple[Context, list[Planned], dict[str, str]]:
-            return checked(recipe, DryRun(root, siblings=options.siblings), work, count, evaluates, reads_only)
+            return checked(recipe, DryRun(root, siblings=options.siblings), work, evaluates, reads_only)
 
         context, planned, plan = check()
         if remote and agree(on_main(lambda: remote.bring(planned))):
@@ -133,7 +129,7 @@ def carry_out(
             siblings=options.siblings,
             seed=recipe.seed,
             progress=progress,
-            is_main=is_main,
+            is_main=is_main(),
             agree=agree,
             copy=remote.send if remote else None,
             message=partial(ran_out, context, work),
@@ -147,7 +143,7 @@ def carry_out(
                 check_room(context, data, planned, work, force=options.force)
                 if options.rehearsal if options.rehearsal is not None else torch.cuda.is_available():
                     rehearse(context, data, planned, work)
-            if is_main and not reads_only:
+            if is_main() and not reads_only:
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
                 write_json(root / PLAN_FILE, plan)
                 write_json(root / RUN_FILE, read_json(root / RUN_FILE) | {"hub_models": hub_models(recipe)})
@@ -158,32 +154,25 @@ def carry_out(
 
 
 def checked(
-    recipe: Recipe, run: DryRun, work: Work, processes: int, evaluates: bool, reads_only: bool
+    recipe: Recipe, run: DryRun, work: Work, evaluates: bool, reads_only: bool
 ) -> tuple[Context, list[Planned], dict[str, str]]:
-    """A dry run: what will run, and the plan of the whole recipe; what one process finds wrong ends all of them."""
-    failure, found = None, None
-    try:
-        context = check_recipe(recipe, run, processes=processes, evaluates=evaluates)
+    """A dry run: what will run, and the plan of the whole recipe."""
+    with failing_together():
+        context = check_recipe(recipe, run, processes=size(), evaluates=evaluates)
         work(context)
         if reads_only:
             refuse_changes(run.planned)
-            refuse_training(run.planned)
-        found = context, run.planned, whole_plan(context, run.planned)
-    except UserError as error:
-        failure = error
-    raise_together(failure)
-    assert found is not None
-    return found
+        return context, run.planned, whole_plan(context, run.planned)
 
 
 def hub_models(recipe: Recipe) -> list[str]:
-    """Models of the recipe that come from the Hub; written down now, because a folder of that name may come later."""
+    """Models of the recipe that come from the Hub, recorded now because a folder of that name may come later."""
     named = [source for source in (recipe.model, recipe.sft.model) if source and source != EMBEDDED]
     return [source for source in named if not Path(source).expanduser().exists()]
 
 
 def is_finished(root: Path, recipe: Recipe) -> bool:
-    """Whether this very recipe was run there, and all of its stages are finished."""
+    """Whether exactly this recipe was run there, and all of its stages are finished."""
     files = (root / RECIPE_FILE, root / PLAN_FILE)
     if not all(file.is_file() for file in files) or files[0].read_text(encoding="utf-8") != dump_recipe(recipe):
         return False
@@ -191,7 +180,7 @@ def is_finished(root: Path, recipe: Recipe) -> bool:
 
 
 def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
-    """Two snapshots on one step: an error before anything is trained, where the steps are known from the rows alone."""
+    """Raise an error for two snapshots at one step before training, if the number of rows determines the steps."""
     known: dict[str, TrainSettings] = {} if recipe.sft.model else {"sft": recipe.sft}
     if recipe.method == "wmss" and (recipe.selection.match_steps or not recipe.selection.enabled):
         known["joint"] = recipe.joint
@@ -202,33 +191,32 @@ def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
 
 
 def whole_plan(context: Context, planned: list[Planned]) -> dict[str, str]:
-    """Name and key of every stage of the recipe; of those at hand where the rest cannot be known yet."""
+    """Name and key of every stage of the recipe; only of the planned ones if the rest cannot be known yet."""
     listing = Listing(context.run.root)
     try:
         all_stages(context.with_run(listing))
         return {name: stage.key for name, stage in listing.stages.items()}
-    except UserError:  # a benchmark's file is not there, which does not matter to a selection
+    except UserError:  # a benchmark's file is missing, which does not matter to a selection
         if any(entry.name.startswith("eval/") for entry in planned):
             raise
         return {entry.name: entry.key for entry in planned}
 
 
-def refuse_training(planned: list[Planned]) -> None:
-    for entry in planned:
-        name = entry.name
-        if entry.reason and name != "data" and not name.startswith(("entropy/", "pairing/")) and "/active" not in name:
-            raise UserError(
-                f"{name} has to be trained first ({entry.reason}), and this command does not train: start weakdriven "
-                "run or weakdriven select in one process until it is there, or give a trained model."
-            )
-
-
 def refuse_changes(planned: list[Planned]) -> None:
+    """Raise an error if an existing run would change: a stage be computed again, or a model be trained."""
     for entry in planned:
-        if entry.reason not in ("", NOT_RUN) and not entry.name.startswith("pairing/"):
+        name, reason = entry.name, entry.reason
+        if not reason or name.startswith("pairing/"):
+            continue
+        if reason != NOT_RUN:
             raise UserError(
-                f"{entry.name} of the existing run would be computed again ({entry.reason}); give the settings that "
-                "the run was made with, or another --output."
+                f"{name} of the existing run would be computed again ({reason}); give the settings that the run was "
+                "made with, or another --output."
+            )
+        if name != "data" and not name.startswith("entropy/") and "/active" not in name:
+            raise UserError(
+                f"{name} has to be trained first ({reason}), and this command does not train: start weakdriven run or "
+                "weakdriven select in one process until it is there, or give a trained model."
             )
 
 
@@ -236,8 +224,6 @@ def all_stages(context: Context) -> list[Model]:
     """Every model of the recipe, trained and evaluated."""
     recipe, data = context.recipe, data_stage(context)
     models = method_models(context, data, recipe.method)
-    if recipe.lora and recipe.lora.output == "merged":
-        merged(context, models[-1])
     models += [method_models(context, data, name)[-1] for name in recipe.baselines]
     evaluate_models(context, models)
     return models
@@ -245,10 +231,16 @@ def all_stages(context: Context) -> list[Model]:
 
 def method_models(context: Context, data: Stage, method: str) -> list[Model]:
     """What a method starts from and ends with: M0, M1 where it has one, its result."""
+    recipe = context.recipe
     if method == "wmss":
-        return wmss(context, data, context.recipe.joint.rounds)
-    has_first = context.given_strong or "sft" in stages_for(context, method)[1]
-    return [context.base, *([first_strong(context, data)] if has_first else []), BASELINES[method](context, data)]
+        models = wmss(context, data, recipe.joint.rounds)
+    else:
+        has_first = context.given_strong or "sft" in stages_for(context, method)[1]
+        first = [first_strong(context, data)] if has_first else []
+        models = [context.base, *first, BASELINES[method](context, data)]
+    if method == recipe.method and recipe.lora and recipe.lora.output == "merged":
+        merged(context, models[-1])
+    return models
 
 
 def stages_for(context: Context, method: str) -> tuple[Model, dict[str, Stage]]:
@@ -262,7 +254,7 @@ def stages_for(context: Context, method: str) -> tuple[Model, dict[str, Stage]]:
 
 
 def evaluate_models(context: Context, models: Sequence[Model]) -> None:
-    """Each model on each benchmark; its snapshots, if asked for, before it."""
+    """Evaluate each model on each benchmark; its snapshots before it, if `eval.snapshots` is set."""
     settings = context.recipe.eval
     kept = {model.name: [model.at(place) for place in model.kept] for model in models if settings.snapshots}
     for model in (one for last in models for one in (*kept.get(last.name, []), last)):

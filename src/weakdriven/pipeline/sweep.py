@@ -4,7 +4,6 @@ What runs share, such as the tokens, M1 and its entropies, is computed once: a r
 and waits for what another is computing.
 """
 
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.sweep import Axis, Point, as_overrides, axes_of, points_of
 from weakdriven.errors import UserError
-from weakdriven.pipeline.parallel import LOCKS, outcome, run_parallel, shown
+from weakdriven.pipeline.parallel import LOCKS, run_all, try_to_write
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, is_finished, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.sweep.files import SWEEP, read_sweep, write_sweep
@@ -40,9 +39,9 @@ def sweep_recipe(
     Args:
         source: A recipe, as `load_recipe` takes it.
         grids: As `axes_of` takes them.
-        seeds: How many: the recipe's, and those after it.
-        jobs: Runs at once, each in a process of its own.
-        options: Of every run.
+        seeds: Number of seeds, counting up from the recipe's seed.
+        jobs: Runs in parallel, each in its own process.
+        options: Apply to every run.
     """
     axes = axes_of(grids)
     points = points_of(axes)
@@ -65,29 +64,26 @@ def sweep_recipe(
             one.name: {"values": one.values, "settings": settings_at(recipes[one.name], axes)} for one in points
         },
         "default": next((name for name, recipe in recipes.items() if recipe == default), None),
-        "runs": still_told(root, earlier["runs"], runs),
+        "runs": still_known(root, earlier["runs"], runs),
         "hardware": hardware(),
         "jobs": jobs,
         "versions": library_versions(),
     }
-    logs = root / "logs"
     others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *options.siblings.runs]
     options = replace(options, siblings=Siblings(others, root / LOCKS))
-    done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
-    missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
-    tasks = {folder: partial(run_point, root / folder, recipe, options=options) for folder, recipe in missing_first}
-    unshown = shown(partial(write_sweep, root, facts), progress) if facts["runs"] else None
-    for number, (folder, result) in enumerate(run_parallel(tasks, progress, jobs=jobs, logs=logs), 1):
-        if jobs == 1:
-            progress.note(f"{folder}: run {number} of {len(runs)}")
-        model, why = outcome(folder, result, logs)
+
+    def record(folder: str, model: Any, why: str) -> None:
         facts["runs"][folder] = {"status": "failed", "reason": why} if why else {"status": "done", "model": model}
         if why:
             progress.note(f"{folder} has no result: {why}")
-        unshown = shown(partial(write_sweep, root, facts), progress)  # after each run, so that one can look at it
-    if unshown:
-        raise unshown
-    shutil.rmtree(root / LOCKS, ignore_errors=True)
+        write_sweep(root, facts)
+
+    done = {folder for folder, one in facts["runs"].items() if one["status"] == "done"}
+    missing_first = sorted(runs.items(), key=lambda run: run[0] in done)
+    tasks = {folder: partial(run_point, root / folder, recipe, options=options) for folder, recipe in missing_first}
+    if facts["runs"]:
+        try_to_write(partial(write_sweep, root, facts), progress)
+    run_all(tasks, progress, record, root=root, jobs=jobs)
     return root
 
 
@@ -106,14 +102,14 @@ def run_point(root: Path, recipe: Recipe, progress: Progress, *, options: RunOpt
 def recipes_of(
     source: str, overrides: list[str], axes: list[Axis], points: list[Point]
 ) -> tuple[Recipe | None, dict[str, Recipe]]:
-    """The recipe without the sweep, if it is one then, and that of each point; all are checked before anything runs.
+    """The recipe without the sweep, if it is valid, and that of each point; all are checked before anything runs.
 
-    Several answers to an item, for example, are a recipe only where a point gives the temperature too.
+    For example, several samples for each item are valid only if a point sets the temperature too.
     """
     for override in overrides:
         key = override.partition("=")[0]
         if any(key in axis.keys for axis in axes):
-            raise UserError(f"{key} stands in a grid and in your overrides; remove one of them.")
+            raise UserError(f"{key} is in a grid and in your overrides; remove one of them.")
     common = [*(word for axis in axes for word in as_overrides(axis.settings)), *overrides]
     recipes = {one.name: load_recipe(source, common, varied=as_overrides(one.overrides)) for one in points}
     for recipe in recipes.values():
@@ -126,7 +122,7 @@ def recipes_of(
 
 
 def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> None:
-    """A folder has one table, so the table of another sweep would be lost."""
+    """A folder has one table, so raise an error rather than lose the table of another sweep."""
     there, asked = [axis["label"] for axis in earlier.get("axes", [])], [axis.label for axis in axes]
     if there and sorted(there) != sorted(asked):
         raise UserError(
@@ -135,28 +131,26 @@ def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> 
         )
 
 
-def still_told(root: Path, told: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
-    """What an earlier call told of runs that failed, or are done and the same now: a kill does not take it away."""
-    known = {folder: told[folder] for folder in runs if folder in told}
+def still_known(root: Path, earlier: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
+    """Runs of an earlier call that failed, or are finished under the same recipe; they stay in the table meanwhile."""
     return {
-        folder: one
-        for folder, one in known.items()
-        if one["status"] != "done" or is_finished(root / folder, runs[folder])
+        folder: earlier[folder]
+        for folder, recipe in runs.items()
+        if folder in earlier and (earlier[folder]["status"] != "done" or is_finished(root / folder, recipe))
     }
 
 
 def runs_of(recipes: dict[str, Recipe], seeds: range) -> dict[str, Recipe]:
-    """Folder to recipe, in order: the first point of every seed, whose work the rest takes over, then seed by seed."""
-    pairs = sorted(
-        ((place, name, seed) for place, name in enumerate(recipes) for seed in seeds),
-        key=lambda one: (one[0] > 0, one[2], one[0]),
-    )
-    return {f"{name}/seed-{seed}": recipes[name].model_copy(update={"seed": seed}) for _, name, seed in pairs}
+    """Folder to recipe, in order: the first point of every seed, whose work the rest reuses, then seed by seed."""
+    first, *rest = recipes
+    pairs = [*((first, seed) for seed in seeds), *((name, seed) for seed in seeds for name in rest)]
+    return {f"{name}/seed-{seed}": recipes[name].model_copy(update={"seed": seed}) for name, seed in pairs}
 
 
 def settings_at(recipe: Recipe, axes: list[Axis]) -> dict[str, Any]:
-    """The swept settings as the recipe of a point has them, also those that it leaves at their default."""
-    return {key: value_at(recipe.model_dump(mode="json"), key) for axis in axes for key in axis.keys}
+    """The swept settings in the recipe of a point, including defaults."""
+    settings = recipe.model_dump(mode="json")
+    return {key: value_at(settings, key) for axis in axes for key in axis.keys}
 
 
 def value_at(tree: Any, key: str) -> Any:
@@ -166,6 +160,6 @@ def value_at(tree: Any, key: str) -> Any:
 
 
 def earlier_runs(root: Path, runs: dict[str, Recipe]) -> list[Path]:
-    """Runs of points that this folder held before and that are not asked for now."""
+    """Runs in this folder that the command does not name; their stages are reused."""
     found = sorted(path.parent for path in root.glob(f"*/*/{RUN_FILE}"))
     return [path for path in found if path.relative_to(root).as_posix() not in runs]

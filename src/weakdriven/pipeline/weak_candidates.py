@@ -11,7 +11,7 @@ from weakdriven.errors import UserError
 from weakdriven.methods.wmss import first_strong
 from weakdriven.pipeline.run import carry_out
 from weakdriven.runs.directory import SCORES, Progress
-from weakdriven.runs.processes import all_processes
+from weakdriven.runs.processes import is_main, join_processes
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.checks import ready_model
 from weakdriven.stages.context import Context
@@ -27,7 +27,7 @@ TOO_CLOSE = 0.05
 
 @dataclass(frozen=True)
 class Separation:
-    """How far a weak model's entropies lie from the strong one's, over some examples."""
+    """How far a weak model's entropies are from the strong one's, over some examples."""
 
     weak: str
     examples: int
@@ -39,8 +39,6 @@ class Separation:
     """Standard error of that mean."""
     distance: float
     """Mean of its absolute value."""
-    falling: float
-    """Share of examples on which the strong model is surer."""
     correlation: float | None
     """Rank correlation of the two models' entropies."""
 
@@ -53,21 +51,11 @@ class Separation:
     def too_close(self) -> bool:
         return self.distance == 0 or self.relative < TOO_CLOSE
 
-    @property
-    def warning(self) -> str:
-        """Empty for a pair that can carry signal."""
-        if not self.too_close:
-            return ""
-        return (
-            f"{self.weak} lies {self.relative:.1%} of the strong model's entropy away from it. A pair below "
-            f"{TOO_CLOSE:.0%} has nearly the same doubts, so mixing adds little (paper B.5)."
-        )
-
 
 def pair_checkpoints(
     recipe: Recipe, root: Path, progress: Progress, *, weak: list[str], strong: str | None, examples: int
 ) -> list[Separation]:
-    """Separation of the base and of each given checkpoint from the strong model, in the order given; empty in helpers.
+    """Separation of the base and of each given checkpoint from the strong model; empty except on the main process.
 
     Args:
         strong: Folder, adapter folder or Hub id; unset: the recipe's M1, which must be there.
@@ -75,24 +63,24 @@ def pair_checkpoints(
     """
     if examples < 2:
         raise UserError(f"--examples is {examples}; a separation needs at least 2.")
-    processes = all_processes()
+    join_processes()
 
     def scored(context: Context) -> list[tuple[str, Stage]]:
         data = data_stage(context)
-        leader = named(strong, context) if strong else first_strong(context, data)
-        models = [(strong or "strong", leader), ("base", context.base)]
+        strongest = named(strong, context) if strong else first_strong(context, data)
+        models = [(strong or "strong", strongest), ("base", context.base)]
         models += [(source, named(source, context)) for source in dict.fromkeys(weak)]
         return [(source, entropy_stage(context, model, data, examples)) for source, model in models]
 
-    (_, leading), *others = carry_out(recipe, root, progress, scored, processes, reads_only=True)
-    if not processes.is_main_process:
+    (_, reference), *others = carry_out(recipe, root, progress, scored, reads_only=True)
+    if not is_main():
         return []
-    strong_N = read_scores(leading.path / SCORES)["entropy"].to_numpy()
+    strong_N = read_scores(reference.path / SCORES)["entropy"].to_numpy()
     return [separation(name, read_scores(s.path / SCORES)["entropy"].to_numpy(), strong_N) for name, s in others]
 
 
 def named(source: str, context: Context) -> Model:
-    """A checkpoint under the end of its path, which a person recognises, and its key, which tells it from others."""
+    """A checkpoint, named by the end of its path, which a person recognises, and its key, which is unique."""
     model = ready_model(source, source, context.recipe, context.base)
     place = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(source).parts[-2:])).strip("-.")
     return replace(model, name=f"{place}-{model.key[:8]}")
@@ -113,6 +101,5 @@ def separation(name: str, weak_N: np.ndarray, strong_N: np.ndarray) -> Separatio
         change=float(change_N.mean()),
         error=float(change_N.std(ddof=1) / len(change_N) ** 0.5),
         distance=float(abs(change_N).mean()),
-        falling=float((change_N < 0).mean()),
         correlation=rank_correlation(weak_N, strong_N),
     )

@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from weakdriven.errors import UserError
-from weakdriven.runs.files import PART, now, sync, write_json
+from weakdriven.runs.files import PART, now, read_json, sync, write_json
 from weakdriven.runs.machine import library_versions
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.runs.signals import stop_here
@@ -26,12 +26,9 @@ DIAGNOSTICS, SNAPSHOTS = "diagnostics", "snapshots"
 DIAGNOSIS_VERSION = 2
 """Of what `weakdriven diagnose` measures; raised where results of an older version must not be used."""
 
-STATE = ("tries", "seconds", "begun")
-"""Numbers of a try that the next one asks for."""
-
 
 class Progress:
-    """What a run tells the person watching; this one says nothing."""
+    """Shows the progress of a run; this one shows nothing."""
 
     def plan(self, planned: list[Planned]) -> None: ...
     def begin(self, stage: str, reason: str) -> None: ...
@@ -45,7 +42,7 @@ class Progress:
 
 
 def put_in_place(home: Path, target: Path) -> None:
-    """Make what a stage's work folder holds in `out` its result; an older one is moved aside first and removed last."""
+    """Make `out` in a stage's work folder its result; an older result is moved aside first and removed last."""
     target.parent.mkdir(parents=True, exist_ok=True)
     old = home / "replaced"
     shutil.rmtree(old, ignore_errors=True)
@@ -62,25 +59,22 @@ def work_folder(root: Path, stage: str) -> Path:
 
 
 def start_try(home: Path, key: str) -> tuple[int, float]:
-    """Make the folders `work` and `out`; returns how many tries at this key came before and the seconds they took.
+    """Make the folders `work` and `out`; returns the number of earlier tries at this key, and their seconds.
 
-    What an interrupted try left in `work` is kept if it was at the same key.
+    What an interrupted try left in `work` is kept if its key was the same.
     """
-    try:
-        state = json.loads((home / "state.json").read_text(encoding="utf-8"))
-        known = state["key"] == key and all(isinstance(state[name], int | float) for name in STATE)
-    except (OSError, ValueError, KeyError, TypeError):
-        state, known = {}, False
-    if not known:
+    file = home / "state.json"
+    state = read_json(file) if file.is_file() else {}
+    if state.get("key") != key:
         shutil.rmtree(home, ignore_errors=True)
         state = {"key": key, "tries": 0, "seconds": 0.0}
     else:  # a killed try cannot say how long it took, but its newest file can, unless the clock was set back since
         last = max(path.stat().st_mtime for path in home.rglob("*"))
-        state["seconds"] = max(state["seconds"], 0.0) + max(last - state["begun"], 0.0)
+        state["seconds"] += max(last - state["begun"], 0.0)
     shutil.rmtree(home / "out", ignore_errors=True)
     for name in ("work", "out"):
         (home / name).mkdir(parents=True, exist_ok=True)
-    write_json(home / "state.json", {**state, "tries": state["tries"] + 1, "begun": time.time()})
+    write_json(file, {**state, "tries": state["tries"] + 1, "begun": time.time()})
     return state["tries"], state["seconds"]
 
 
@@ -94,9 +88,9 @@ def finished_key(folder: Path) -> str | None:
 
 @contextmanager
 def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
-    """Hold the run directory of a recipe, made if need be; refuse one that belongs to another recipe or process.
+    """Hold the run directory of a recipe, made if need be; one of another recipe or process is an error.
 
-    If the recipe turns out to be wrong before any stage of a new run is finished, no trace is left.
+    If the recipe turns out to be wrong before any stage of a new run has begun, no trace is left.
     """
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
@@ -110,12 +104,11 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     elif any(path.name.removesuffix(PART) not in OUR_FILES for path in root.iterdir()):
         raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
-    with (root / WORK / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
-        _held.add(lock)
+
+    def busy() -> None:
+        raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
+
+    with locked(root / WORK / "lock", busy):
         if is_new:
             version = library_versions()["weakdriven"]
             write_json(run_file, {"recipe": recipe_name, "weakdriven": version, "created": now()})
@@ -131,6 +124,20 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
                     for folder in made:
                         folder.rmdir()
             raise
+
+
+@contextmanager
+def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file; if another process holds it, call `busy`, which may raise an error, and wait."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _held.add(lock)
+        try:
+            yield
         finally:
             _held.discard(lock)
             fcntl.flock(lock, fcntl.LOCK_UN)
@@ -161,16 +168,14 @@ def refuse_other_owner(run_file: bytes, place: str, recipe_name: str) -> None:
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """Run directories that these are or hold: a run, or what `compare`, `sweep` or a folder of theirs is made of."""
-    found: dict[Path, list[Path]] = {
-        folder: [
-            path.parent for depth in ("", "*/", "*/*/", "*/*/*/") for path in sorted(folder.glob(depth + RUN_FILE))
-        ]
-        for folder in folders
-    }
-    if empty := [str(folder) for folder, runs in found.items() if not runs]:
-        raise UserError(
-            f"{empty[0]} is no run directory and holds none: no {RUN_FILE} in it or in three levels of folders "
-            "below; give what run, compare or sweep wrote."
-        )
-    return [run for runs in found.values() for run in runs]
+    """The run directories that these folders are or hold, such as those of `compare` and `sweep`."""
+    found = list[Path]()
+    for folder in folders:
+        runs = [path.parent for depth in ("", "*/", "*/*/", "*/*/*/") for path in sorted(folder.glob(depth + RUN_FILE))]
+        if not runs:
+            raise UserError(
+                f"{folder} is no run directory and holds none: no {RUN_FILE} in it or in three levels of folders "
+                "below; give what run, compare or sweep wrote."
+            )
+        found += runs
+    return found

@@ -1,12 +1,12 @@
 """The bytes that a run and each of its training phases will write, compared with the free disk space."""
 
 import math
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.runs.files import hard_link
 
 CHECKPOINTS = 3
 """Two are kept, and the next is written before the oldest is removed."""
@@ -31,24 +31,22 @@ def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: i
 
 
 def held(folder: Path) -> int:
-    """Bytes of all files in a folder; what an earlier try has written needs no space again."""
+    """Bytes of all files in a folder, such as those of an earlier try, which need no space again."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def unlinkable(stage: Path, here: Path) -> int:
-    """Bytes of a finished stage that would have to be copied, because they cannot be hard-linked to `here`.
+    """Bytes of a finished stage that have to be copied to `here`; none if its files can be hard-linked.
 
-    Each file is tried, since links fail not only across disks: also across two mounts of one, or for files of others.
+    One file is tried, since links fail not only across disks: also across two mounts of one, or for files of others.
     """
-    copied = 0
+    file = next(path for path in stage.rglob("*") if path.is_file())
     with tempfile.TemporaryDirectory(dir=here, prefix="links-") as folder:
-        trial = Path(folder) / "one"
-        for path in (path for path in stage.rglob("*") if path.is_file()):
-            if hard_link(str(path), str(trial)):
-                trial.unlink()
-            else:
-                copied += path.stat().st_size
-    return copied
+        try:
+            os.link(file.resolve(), Path(folder) / file.name)
+        except OSError:
+            return held(stage)
+    return 0
 
 
 def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> None:
@@ -65,7 +63,7 @@ def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, sa
 
 
 def shortage(folder: Path, need: int, what: str) -> str:
-    """The beginning of a sentence about how much space a file system lacks and what to do, or nothing."""
+    """The beginning of a sentence about how much space a file system lacks and what to do; empty if it has enough."""
     free = shutil.disk_usage(folder).free
     if free >= need:
         return ""

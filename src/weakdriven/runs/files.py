@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
@@ -19,8 +18,6 @@ SEAL = "crc32"
 """Last field of a sealed line: the checksum of the line without it."""
 LARGE = 1 << 20
 """Bytes from which on a file's hash is cached."""
-CLOCK_TICK = 2_000_000_000
-"""Nanoseconds within which a file system may give two writes the same time; FAT's are the longest."""
 _DIGESTS: dict[tuple[int, ...], str] = {}
 
 
@@ -36,18 +33,17 @@ def file_digest(path: Path) -> str:
         same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if same in _DIGESTS:
             return _DIGESTS[same]
-        old = time.time_ns() - found.st_mtime_ns > CLOCK_TICK  # otherwise the next change may keep the same time
         digester = hashlib.sha256()
         while block := file.read(1 << 22):
             digester.update(block)
     result = digester.hexdigest()[:32]
-    if old and found.st_size >= LARGE:
+    if found.st_size >= LARGE:
         _DIGESTS[same] = result
     return result
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object that we wrote."""
+    """The object in a JSON file that we wrote."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -62,9 +58,9 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file whose writer may have been killed; the file is cut off before its first damaged line.
+    """Rows of a file whose writer may have been killed; the file is truncated at its first damaged line.
 
-    What follows that line goes too, because a caller may match rows by their place, as verdicts with samples.
+    Later lines go too, because a caller may match rows by their place, as verdicts with samples.
     """
     rows, good = [], 0
     if path.exists():
@@ -155,17 +151,10 @@ def sync(path: Path) -> None:
 
 def link(source: str, target: str) -> None:
     """Hard-link a file, or copy it where that is impossible; for shutil.copytree."""
-    if not hard_link(source, target):
-        shutil.copy2(source, target)
-
-
-def hard_link(source: str, target: str) -> bool:
-    """Give a file a second name; returns whether that was possible."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # another disk, one without hard links, or a file of another user
-        return False
-    return True
+        shutil.copy2(source, target)
 
 
 def now() -> str:

@@ -19,7 +19,8 @@ from weakdriven.errors import UserError
 from weakdriven.runs.signals import EXIT_CODE
 from weakdriven.runs.yaml import read_yaml, shipped
 
-OPTION = "--launch"
+OPTION, LAUNCHED = "--launch", "WEAKDRIVEN_LAUNCHED"
+"""The variable is set for the processes that we launch, which get the same command line and ignore the option."""
 PASSED_ON = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
@@ -40,8 +41,6 @@ def find_config(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    if name.startswith("zero3"):  # shipped once
-        refuse_deepspeed()
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
@@ -69,19 +68,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def without_launch(arguments: Sequence[str]) -> list[str]:
-    """
-    >>> without_launch(["run", "demo", "--launch", "one-gpu", "--quiet"]), without_launch(["run", "--launch=one-gpu"])
-    (['run', 'demo', '--quiet'], ['run'])
-    """
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument != OPTION and not argument.startswith(f"{OPTION}="):
-            kept.append(argument)
-        skip = argument == OPTION and not skip
-    return kept
-
-
 def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
     """The launcher's command as a list, because no shell reads it."""
     machine = ["--machine_rank", rank] if (rank := os.environ.get("WEAKDRIVEN_MACHINE_RANK")) else []
@@ -101,7 +87,7 @@ def launch(name: str, arguments: Sequence[str]) -> int:
     config = read_config(path)
     if config["distributed_type"] == "DEEPSPEED":
         refuse_deepspeed()
-    environment = {**os.environ}
+    environment = {**os.environ, LAUNCHED: "1"}
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
     if config.get("num_processes", 1) == 1 and config.get("num_machines", 1) == 1:
         if (gpus := str(config.get("gpu_ids", "all"))) != "all":

@@ -56,7 +56,7 @@ def files_of(folder: Path) -> Inventory:
     if not (folder / MANIFEST).is_file():
         return {}
     manifest: Any = read_json(folder / MANIFEST)
-    files = manifest.get(FILES, {}) if isinstance(manifest, dict) else {}
+    files: Any = manifest.get(FILES, {}) if isinstance(manifest, dict) else None
     if not _is_inventory(files):
         raise UserError(f"{folder / MANIFEST} is damaged: its list of files cannot be read. {remedy(folder)}")
     return files
@@ -69,10 +69,9 @@ def key_and_files(manifest: bytes) -> tuple[str | None, Inventory | None]:
         key, files = found["key"], found[FILES]
     except (ValueError, KeyError, TypeError):
         return None, None
-    if not _is_inventory(files):
+    if not _is_inventory(files) or any(path.is_absolute() or ".." in path.parts for path in map(PurePosixPath, files)):
         return None, None
-    paths = map(PurePosixPath, files)
-    return (None, None) if any(path.is_absolute() or ".." in path.parts for path in paths) else (key, files)
+    return key, files
 
 
 def _is_inventory(files: Any) -> bool:
@@ -90,21 +89,19 @@ def is_stage(folder: Path) -> bool:
     return isinstance(manifest, dict) and manifest.keys() >= {"stage", "key"}
 
 
-def refuse_damage(folder: Path, *, contents: bool = True, spare: Sequence[str] = ()) -> None:
-    """Raise an error if a finished stage has changed, before anything is made from it."""
-    if found := damage(folder, files_of(folder), contents=contents, spare=spare):
+def refuse_damage(
+    folder: Path, files: Inventory | None = None, *, contents: bool = True, spare: Sequence[str] = ()
+) -> None:
+    """Raise an error if files of a finished stage (unset: all) have changed, before anything is made from them."""
+    if found := damage(folder, files_of(folder) if files is None else files, contents=contents, spare=spare):
         raise UserError(f"{found}. {remedy(folder)}")
 
 
 def refuse_damaged_model(folder: Path) -> None:
     """The same for a model that is a finished stage or a snapshot in one; other models have no inventory."""
-    stage = next((place for place in (folder, *folder.parents[:2]) if is_stage(place)), None)
-    if stage is None:
-        return
-    inside = folder.relative_to(stage)
-    files = {name: fact for name, fact in files_of(stage).items() if Path(name).parent == inside}
-    if found := damage(stage, files, contents=True):
-        raise UserError(f"{found}. {remedy(stage)}")
+    if stage := next((place for place in (folder, *folder.parents[:2]) if is_stage(place)), None):
+        inside = folder.relative_to(stage)
+        refuse_damage(stage, {name: fact for name, fact in files_of(stage).items() if Path(name).parent == inside})
 
 
 def remedy(folder: Path) -> str:

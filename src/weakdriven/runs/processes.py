@@ -3,38 +3,35 @@
 Without a launcher there is one process, and every function here does nothing or does the work itself.
 """
 
-import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from weakdriven.errors import UserError, explain
 from weakdriven.runs.signals import Stopped
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 T = TypeVar("T")
 
 
 class OtherProcessFailed(UserError):
-    """The message of an error in another process of this run."""
+    """The message of an error in another process of this run, which prints it."""
 
 
 PATIENCE = timedelta(days=1)
 """How long one process waits for another: the main process may tokenise for hours while the others wait."""
 
 
-def all_processes() -> "PartialState":
+def join_processes() -> None:
     """Join the processes that a launcher started, if any."""
     import torch
     from accelerate import PartialState
 
     # on a CPU accelerate sees a single process without cpu=True
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def launched() -> int:
@@ -48,7 +45,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Number of processes that have joined (`all_processes`); before that, and without a launcher, 1."""
+    """Number of processes that have joined (`join_processes`); before that, and without a launcher, 1."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -100,10 +97,7 @@ def merged(shares: Sequence[T]) -> list[T]:
 
 
 def on_main(work: Callable[[], T]) -> T | None:
-    """Do `work` on the main process alone; if it fails, all processes raise its message.
-
-    Returns the result on the main process and None on the others, which may be unable to hold it.
-    """
+    """Do `work` on the main process alone and return its result there; if it fails, all processes raise its message."""
     return ended_together(work if is_main() else lambda: None, agree)
 
 
@@ -132,26 +126,17 @@ def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
     return result
 
 
-def raise_together(failure: UserError | None) -> None:
-    """Raise in all processes an error that any of them has found; those without an error pass None."""
-    messages = gathered([None if failure is None else str(failure)])
-    if failure is not None:
-        raise failure
-    for message in filter(None, messages):
-        raise OtherProcessFailed(message)
-
-
-def first_to_say(sentence: str) -> bool:
-    """Whether no other process of this run has printed the same sentence yet; for errors that all of them meet."""
-    import torch.distributed as dist
-
-    if size() == 1:
-        return True
-    key = hashlib.sha256(sentence.encode()).hexdigest()[:16]
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """A UserError that any process raises inside this block ends all of them; the first such process reports it."""
+    failure = None
     try:
-        return dist.distributed_c10d._get_default_store().add(f"weakdriven/said/{key}", 1) == 1
-    except RuntimeError:  # the process that keeps the store may have ended; printed twice is better than never
-        return True
+        yield
+    except UserError as error:
+        failure = error
+    for place, message in enumerate(gathered([failure and str(failure)])):
+        if message:
+            raise failure if failure and place == index() else OtherProcessFailed(message)
 
 
 def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int, int]:
@@ -168,25 +153,20 @@ def refuse_uneven(batches: dict[str, int], processes: int) -> None:
     """Each step's rows must be divisible by the number of processes, so that each has the same share of the mean.
 
     Args:
-        batches: Name of a setting, or of what else it is, to its number of rows.
+        batches: Name, such as that of a setting, to its number of rows.
     """
+    common = math.gcd(*batches.values())
+    fitting = ", ".join(str(count) for count in range(1, common + 1) if common % count == 0)
     for name, rows in batches.items():
         if rows % processes:
-            common = math.gcd(*batches.values())
-            fitting = [str(count) for count in range(1, common + 1) if common % count == 0]
-            counts = ", ".join(fitting if len(fitting) <= 12 else [*fitting[:11], "...", fitting[-1]])
             raise UserError(
-                f"{name} is {rows}, which {processes} processes cannot share evenly; start {counts} "
+                f"{name} is {rows}, which {processes} processes cannot share evenly; start {fitting} "
                 f"process{'es' if common > 1 else ''}, or choose a batch_size that they divide."
             )
 
 
 def leave() -> None:
-    """Leave the process group before exiting; otherwise the exit may abort.
-
-    A gloo thread can still hold the last collective's tensors, and releasing them needs an interpreter that is no
-    longer there: https://github.com/pytorch/pytorch/issues/190489.
-    """
-    dist = sys.modules.get("torch.distributed")  # a command that needs no torch does not load it to end
+    """Leave the process group, or the exit may abort: https://github.com/pytorch/pytorch/issues/190489."""
+    dist = sys.modules.get("torch.distributed")  # None in a command that needs no torch
     if dist and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -1,12 +1,10 @@
-"""What a run prints while it goes on: a live list with a progress bar on a terminal, plain lines elsewhere."""
+"""What a run prints while it goes on: a line for each stage, and on a terminal a progress bar."""
 
 import time
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.text import Text
 
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.signals import stop_here
@@ -74,62 +72,30 @@ class PlainProgress(Progress):
         self._print(f"    done in {seconds:.1f} s")
 
 
-class TerminalProgress(Progress):
-    """All stages with ticks, and under the running one a bar with rate, time left, loss and learning rate."""
+class TerminalProgress(PlainProgress):
+    """The same lines, and under them a bar with rate, time left, loss and learning rate."""
 
     def __init__(self, console: Console):
-        self.console = console
-        self.lines: dict[str, str] = {}
+        super().__init__(console)
         columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-        self.bar = Bar(TextColumn("     "), *columns, TextColumn("{task.fields[facts]}"))
-        self.live = Live(console=console, refresh_per_second=5)
-        self.running = ""
-
-    def plan(self, planned: list[Planned]) -> None:
-        self.lines = {entry.name: f"  · {entry.name}" for entry in planned}
-        self.live.start()
-        self._draw()
+        self.bar = Bar(TextColumn("   "), *columns, TextColumn("{task.fields[facts]}"), console=console, transient=True)
 
     def begin(self, stage: str, reason: str) -> None:
-        self.running, self.pace = stage, Pace()
-        self.lines[stage] = f"  ▸ {stage}  ({reason})"
-        for task in self.bar.task_ids:
-            self.bar.remove_task(task)
+        self.close()
+        super().begin(stage, reason)
         self.task = self.bar.add_task("", total=None, rate="", facts="")
-        self._draw()
-
-    def skip(self, stage: str) -> None:
-        self.lines[stage] = f"  ✓ {stage}  (done before)"
-        self._draw()
-
-    def note(self, text: str) -> None:
-        self.console.print(f"  {text}", markup=False, highlight=False)  # above the list
+        self.bar.start()
 
     def update(self, done: int, total: int, **facts: float) -> None:
         stop_here()
         rate = f"{self.pace.rate(done):.1f}/s"
         self.bar.update(self.task, completed=done, total=total, rate=rate, facts=_facts(facts))
-        self._draw()
 
     def end(self, stage: str, seconds: float) -> None:
-        self.lines[stage] = f"  ✓ {stage}  {seconds:.1f} s"
-        self.running = ""
-        self._draw()
+        self.close()
+        super().end(stage, seconds)
 
     def close(self) -> None:
-        self.live.stop()
-
-    def _draw(self) -> None:
-        """As many lines as the terminal has room for, always with the running stage among them."""
-        names, room = list(self.lines), max(self.console.height - 4, 3)
-        middle = names.index(self.running) if self.running else len(names) - 1
-        first = max(0, min(middle - room // 2, len(names) - room))
-        parts: list[Text | Bar] = [Text(f"  … {first} above", style="dim")] if first else []
-        for name in names[first : first + room]:
-            style = "bold" if name == self.running else ""
-            parts.append(Text(self.lines[name], style=style, no_wrap=True, overflow="ellipsis"))
-            if name == self.running:
-                parts.append(self.bar)
-        if (below := len(names) - first - room) > 0:
-            parts.append(Text(f"  … {below} below", style="dim"))
-        self.live.update(Group(*parts))
+        self.bar.stop()
+        for task in self.bar.task_ids:
+            self.bar.remove_task(task)

@@ -84,7 +84,7 @@ def is_random(value: str) -> bool:
 
 
 class RedactingStream:
-    """A text stream that redacts what is written to it; everything else is the other stream's."""
+    """A text stream that redacts what is written to it and passes everything else on."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from weakdriven.runs.files import digest
 
@@ -14,13 +14,6 @@ NOT_RUN = "not run yet"
 
 Compute = Callable[[Path, Path], dict[str, Any]]
 """Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""
-
-
-class Keyed(Protocol):
-    """What a stage may read: another stage, or a model."""
-
-    @property
-    def key(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +30,8 @@ class Stage:
     compute: Compute
     settings: dict[str, Any] | Callable[[], dict[str, Any]] = field(default_factory=dict)
     """What decides the result; part of the key."""
-    inputs: Mapping[str, Keyed | str | Callable[[], str]] = field(default_factory=dict)
-    """Everything that is read, by name; its keys are part of the key."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Everything that is read, by name: a stage or a model, or its key, or a function that returns its key."""
     execution: dict[str, Any] | Callable[[], dict[str, Any]] = field(default_factory=dict)
     """Settings that change speed or memory and not the result, such as a micro-batch size."""
     shared: bool = False
@@ -55,16 +48,12 @@ class Stage:
     @cached_property
     def facts(self) -> dict[str, dict[str, Any]]:
         """Settings and keys of the inputs, as the manifest holds them."""
-        return {"settings": json.loads(json.dumps(called(self.settings))), "inputs": self._input_keys()}
+        inputs = {name: called(getattr(one, "key", one)) for name, one in self.inputs.items()}
+        return {"settings": json.loads(json.dumps(called(self.settings))), "inputs": inputs}
 
     @cached_property
     def key(self) -> str:
         return digest(self.facts)
-
-    def _input_keys(self) -> dict[str, str]:
-        return {
-            name: called(one) if isinstance(one, str) or callable(one) else one.key for name, one in self.inputs.items()
-        }
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""Finished stages of other runs: found, taken over by hard links, and never computed by two runs at once."""
+"""Reuse of finished stages of other runs by hard links; no two runs compute the same stage at once."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import finished_key
+from weakdriven.runs.directory import finished_key, locked
 from weakdriven.runs.files import link, read_json, sync_tree, write_json
 from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
 from weakdriven.runs.stage import Stage
@@ -40,16 +39,9 @@ class Siblings:
             yield
             return
         self.locks.mkdir(parents=True, exist_ok=True)
-        with (self.locks / stage.key).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                note(f"{stage.name}: another run is computing it; this one waits for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may still hold the file open
+        waits = f"{stage.name}: another run is computing it; this one waits for it"
+        with locked(self.locks / stage.key, lambda: note(waits)):
+            yield
 
 
 def is_finished(folder: Path, stage: Stage) -> bool:
