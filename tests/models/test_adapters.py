@@ -195,6 +195,7 @@ def test_a_frozen_base_is_not_written_again(tmp_path):
     "config, message",
     [
         (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts outside"),
+        (lora(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts outside"),
         (lora(alora_invocation_tokens=[3]), "LORA, which acts outside"),
     ],
 )

@@ -333,8 +333,8 @@ def test_mistakes_are_answered_before_anything_is_computed(overrides, message, t
 @pytest.mark.parametrize(
     "package, message",
     [
-        (None, "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
-        ("here", "needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one is missing here"),
+        (None, r"needs a CUDA device and bitsandbytes .*, and one is missing here"),
+        ("here", r"needs a CUDA device and bitsandbytes .*, and one is missing here"),
     ],
 )
 def test_four_bits_without_what_they_need(package, message, monkeypatch):
@@ -390,7 +390,7 @@ def test_an_adapter_over_a_copy_of_the_base_is_accepted_and_the_base_is_part_of_
     "changes, message",
     [
         ({"init_lora_weights": "pissa"}, "was made with init_lora_weights pissa, which changes the base itself"),
-        ({"target_modules": ["lm_head"]}, "The strong model's adapter targets lm_head"),
+        ({"target_modules": ["lm_head"]}, "The strong model's adapter is LORA on lm_head"),
         ({"peft_type": "NONSENSE"}, "adapter_config.json cannot be read"),
     ],
 )

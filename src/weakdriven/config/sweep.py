@@ -19,8 +19,6 @@ from weakdriven.runs.files import digest
 from weakdriven.runs.yaml import load_yaml, shipped
 
 MOST_POINTS = 1000
-RESERVED = ("figures", "logs")
-"""Folders in a sweep's directory that are not points."""
 shipped_sweeps = partial(shipped, "sweeps")
 
 
@@ -181,7 +179,7 @@ def read_sweep_file(path: Path) -> list[Axis]:
 def _named_axis(label: str, points: dict[Any, Any], path: Path) -> Axis:
     choices = []
     for name, overrides in points.items():
-        if str(name) in RESERVED:
+        if str(name) in ("figures", "logs"):
             raise UserError(f"{path}: a point may not be called {name}, which is a folder of every sweep.")
         named = f"{label}-{name}" if isinstance(name, int | float) else str(name)
         choices.append(Choice(named, name, _group(overrides, path, f"points.{name}", empty=True)))

@@ -31,10 +31,13 @@ KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
 def refuse_adapter(config: Any, name: str) -> None:
     """Raise an error for adapters that the mixed loss would ignore."""
     kind = getattr(config.peft_type, "value", config.peft_type)
-    if config.is_prompt_learning or config.peft_type in IN_FORWARD or getattr(config, "alora_invocation_tokens", None):
+    targets = getattr(config, "target_modules", None)
+    on_head = isinstance(targets, list | set | tuple) and "lm_head" in targets
+    outside = config.is_prompt_learning or config.peft_type in IN_FORWARD
+    if on_head or outside or getattr(config, "alora_invocation_tokens", None):
         raise UserError(
-            f"The {name} model's adapter is {kind}, which acts outside the model's layers, where the mixed loss does "
-            "not see it; use one that acts inside them, such as LoraConfig."
+            f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which acts outside the layers that the "
+            "mixed loss sees; use one that acts inside them, such as LoraConfig without lm_head in target_modules."
         )
 
 

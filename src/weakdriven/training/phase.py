@@ -91,8 +91,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         ) from error
     if phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)
-    if rows is None:
-        rows = cast(Dataset, trainer.train_dataset)
+    rows = cast(Dataset, trainer.train_dataset) if rows is None else rows
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return counters | {"trained_tokens": trained_tokens(rows)}
