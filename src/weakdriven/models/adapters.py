@@ -37,7 +37,7 @@ def refuse_adapter(config: Any, name: str) -> None:
     if on_head or outside or getattr(config, "alora_invocation_tokens", None):
         raise UserError(
             f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which acts where the mixed loss "
-            "does not see it; use one that acts inside the layers, such as LoraConfig without lm_head in target_modules."
+            "does not see it; use one that acts inside layers, such as LoraConfig without lm_head in target_modules."
         )
 
 
