@@ -1,4 +1,4 @@
-"""Several runs: `table.py` for a folder of `weakdriven compare`, `runs.py` for any run directories, `page.py` for both.
+"""Several runs: `table.py` for a folder of `weakdriven compare` or any run directories, `page.py` their page.
 
 The page of a sweep is here too; its tables and figures are in `sweep`.
 """

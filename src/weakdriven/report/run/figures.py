@@ -3,9 +3,9 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind
+from weakdriven.report.format import colour, duration, model_name, number, score, stage_kind
 from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
-from weakdriven.report.run.examples import SCATTER_POINTS
+from weakdriven.report.read import SCATTER_POINTS
 
 Rows = list[dict[str, Any]]
 OTHERS = ("purple", "grey", "green", "blue", "orange")
@@ -29,12 +29,14 @@ def loss_figures(data: dict[str, Any]) -> list[Figure]:
     ]
     figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS)]
     figures += [round_losses(one["number"], logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
-    others = [name for name in logs if name.startswith("baselines/") and name != "baselines/sft"]
+    others = [
+        (model_name(name.replace("baselines/", "baseline-")), rows)
+        for name, rows in logs.items()
+        if name.startswith("baselines/") and name != "baselines/sft"
+    ]
     for number_, begin in enumerate(range(0, len(others), len(OTHERS)), 1):
         chosen = zip(others[begin : begin + len(OTHERS)], OTHERS, strict=False)
-        curves = [
-            logged(logs[one], "loss", model_name(one.replace("baselines/", "baseline-")), css) for one, css in chosen
-        ]
+        curves = [logged(rows, "loss", name, css) for (name, rows), css in chosen]
         title = "Other methods" + (f", part {number_}" if len(others) > len(OTHERS) else "")
         note = "Each curve is its method's own loss; the losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{number_}", title, curves, x=STEP, y="loss", caption=note))
@@ -54,6 +56,7 @@ def round_losses(round_number: int, rows: Rows) -> Figure | None:
 
 def step_figures(data: dict[str, Any]) -> list[Figure]:
     """What joint training logged besides its losses: what is left to learn from, and where the logits drift."""
+    note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
     figures = []
     for t in (one["number"] for one in data["rounds"]):
         rows: Rows = data["metrics"].get(f"round-{t}/strong", [])
@@ -64,11 +67,8 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
             logged(rows, "strong_probability", "strong alone", "blue", complement=True),
             logged(rows, "margin_share", "margin condition holds", "orange", dashed=True),
         ]
-        note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
-        y = "share, mean over tokens"
-        figures.append(
-            line_figure(f"mass-round-{t}", f"Negative mass and margins, round {t}", mass, x=STEP, y=y, caption=note)
-        )
+        title, y = f"Negative mass and margins, round {t}", "share, mean over tokens"
+        figures.append(line_figure(f"mass-round-{t}", title, mass, x=STEP, y=y, caption=note))
         for name, key, title, y in (
             ("gradient", "grad_norm", "Gradient norm", "norm of each model's gradient"),
             ("drift", "mean_logit", "Mean logit", "mean over vocabulary and tokens"),
@@ -81,25 +81,19 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
     return present(figures)
 
 
-def selection_figures(one: dict[str, Any], counters: dict[str, Any]) -> list[Figure]:
+def selection_figures(one: dict[str, Any], manifests: dict[str, Any]) -> list[Figure]:
     """Of one round: entropies, probabilities, and what the sampling weight consists of."""
-    t, terms = one["number"], mapping(counters.get("term_shares"))
-    changes = {words: counters.get(key) for key, words in CHANGES.items()}
-    return present(
-        [
-            entropy_scatter(one),
-            odds_figure(one),
-            stacked_shares(f"terms-round-{t}", f"Sampling weight by term, round {t}", terms, TERM_COLOURS),
-            stacked_shares(
-                f"changes-round-{t}", f"Entropy from weak to strong, round {t}", changes, CHANGE_COLOURS, "examples"
-            ),
-        ]
-    )
+    t = one["number"]
+    counters = manifests.get(f"round-{t}/active", {}).get("counters", {})
+    changes = {words: counters[key] for key, words in CHANGES.items() if key in counters}
+    terms = stacked_shares("terms", t, "Sampling weight by term", counters.get("term_shares", {}))
+    moved = stacked_shares("changes", t, "Entropy from weak to strong", changes, "examples")
+    return present([entropy_scatter(one), odds_figure(one), terms, moved])
 
 
-TERM_COLOURS = {"consolidation": "green", "difficulty": "blue", "repair": "orange"}
 CHANGES = {"falling": "fell", "equal": "stayed", "rising": "rose"}
-CHANGE_COLOURS = {"fell": "green", "stayed": "grey", "rose": "orange"}
+PARTS = {"consolidation": "green", "difficulty": "blue", "repair": "orange"}
+PARTS |= {"fell": "green", "stayed": "grey", "rose": "orange"}
 KINDS = {"chosen": "blue", "not chosen": "grey", "no draw yet": "grey"}
 
 
@@ -115,7 +109,7 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
         notes.append(f"A random sample of {SCATTER_POINTS:,} is shown.")
     rows = []
     for point in points:
-        draws = number(point["draws"])
+        draws = point["draws"]
         drawn = "draw not recorded" if draws is None else f"{draws:g} time{'s' * (draws != 1)}"
         chosen = "no draw yet" if not one["drawn"] else "chosen" if draws else "not chosen"
         values = {"weak": round(point["weak"], 5), "strong": round(point["strong"], 5)}
@@ -164,33 +158,30 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
     return Figure(name, title, {"height": 220, "data": {"values": rows}, **spec}, caption)
 
 
-def stacked_shares(
-    name: str, title: str, parts: dict[str, Any], colours: dict[str, str], unit: str = ""
-) -> Figure | None:
-    values = {part: parts[part] for part in colours if number(parts.get(part)) is not None}
-    whole = sum(values.values())
+def stacked_shares(name: str, t: int, title: str, parts: dict[str, float], unit: str = "") -> Figure | None:
+    whole = sum(parts.values())
     if not whole:
         return None
-    labels = {part: f"{part} {100 * value / whole:.1f}%" for part, value in values.items()}
+    labels = {part: f"{part} {100 * value / whole:.1f}%" for part, value in parts.items()}
     rows = [
         {"part": labels[part], "value": value, "share": value / whole, "place": place}
-        for place, (part, value) in enumerate(values.items())
+        for place, (part, value) in enumerate(parts.items())
     ]
     tips = [{"field": "part", "title": "part"}, number_tip("share", "share")]
     spec = layer(
         "bar",
         x=quantity("share", None, stack=True, axis={"format": "%"}),
-        color=category("part", {labels[part]: colours[part] for part in values}),
+        color=category("part", {label: PARTS[part] for part, label in labels.items()}),
         order={"field": "place"},
         tooltip=tips + ([number_tip("value", unit)] if unit else []),
     )
-    return Figure(name, title, {"height": 26, "data": {"values": rows}, **spec})
+    spec = {"height": 26, "data": {"values": rows}, **spec}
+    return Figure(f"{name}-round-{t}", f"{title}, round {t}", spec)
 
 
 def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     """Accuracy of every model with its interval, and pass@k where several samples were drawn."""
     rows = [row for row in rows if row["benchmark"] == benchmark]
-
     ends = {"value": "accuracy", "low": "low", "high": "high"}
     dots = [
         {"label": row["name"], "colour": colour(row["model"]), "text": score(row)}
@@ -218,14 +209,13 @@ STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "b
 def timeline(stages: Rows) -> list[Figure]:
     """Time of each finished stage, end to end in the order in which they finished, and its peak memory."""
     rows, clock = [], 0.0
-    done = [stage for stage in stages if stage["status"] == "done" and here(stage)]
+    done = [stage for stage in stages if stage["status"] == "done" and not stage["manifest"].get("taken_from")]
     for stage in sorted(done, key=lambda stage: str(stage["manifest"].get("finished"))):
-        seconds, memory = (number(stage["manifest"].get(key)) for key in ("wall_seconds", "peak_memory_bytes"))
+        seconds, memory = (stage["manifest"].get(key) for key in ("wall_seconds", "peak_memory_bytes"))
         end, gb = clock + (seconds or 0.0), None if memory is None else memory / 1e9
         row = {"stage": stage["name"], "kind": stage_kind(stage["name"]), "begin": clock / 60, "end": end / 60}
-        rows.append(
-            {**row, "took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
-        )
+        row |= {"took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
+        rows.append(row)
         clock = end
     if not rows:
         return []

@@ -5,8 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from weakdriven.report.html import render
-from weakdriven.report.run.page import run_content
+from weakdriven.report.run.page import render_report
 from weakdriven.report.run.progress import Progress, is_running
 from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
@@ -21,9 +20,9 @@ def follow_report(run: Path, *, every: float = 5.0) -> None:
     progress, seen = Progress(run), None
     try:
         while is_running(run):
-            begun, files = time.monotonic(), file_stamps(run)
-            if files != seen:
-                with suppress(OSError):  # a stage was put in place while we read it; the next page has it
+            begun = time.monotonic()
+            with suppress(OSError):  # a stage was put in place while we read it; the next page has it
+                if (files := file_stamps(run)) != seen:
                     write_page(run, progress, reload_seconds=every)
                     seen = files
             stop_here()
@@ -36,18 +35,13 @@ def follow_report(run: Path, *, every: float = 5.0) -> None:
 
 def write_page(run: Path, progress: Progress, *, reload_seconds: float = 0.0) -> None:
     """The page by way of the work folder: the run itself may write its page at the same moment."""
-    shown = run_content(run, progress) | {"reload_seconds": reload_seconds}
+    page, _ = render_report(run, progress, reload_seconds=reload_seconds)
     folder = run / WORK if (run / WORK).is_dir() else run
-    write_text(folder / REPORT, render("report.html.j2", shown))
+    write_text(folder / REPORT, page)
     os.replace(folder / REPORT, run / REPORT)
 
 
-def file_stamps(run: Path) -> set[tuple[str, int, int]]:
+def file_stamps(run: Path) -> set[tuple[Path, int, int]]:
     """Name, time and size of every file of a run but its page."""
-    found = set()
-    for folder, _, names in os.walk(run):
-        for name in names:
-            with suppress(OSError):
-                facts = os.stat(os.path.join(folder, name))
-                found.add((os.path.join(folder, name), facts.st_mtime_ns, facts.st_size))
-    return {one for one in found if os.path.basename(one[0]) != REPORT}
+    paths = [path for path in run.rglob("*") if path.name != REPORT and path.is_file()]
+    return {(path, facts.st_mtime_ns, facts.st_size) for path in paths for facts in [path.stat()]}

@@ -25,7 +25,7 @@ class Progress:
         names = [stage["name"] for stage in stages]
         waiting = {one["name"]: work_folder(self.run, one["name"]) for one in stages if one["status"] in WAITING}
         states = {name: read_object(folder / "state.json") for name, folder in waiting.items()}
-        begun = {name: when for name, one in states.items() if (when := number(one.get("begun"))) is not None}
+        begun = {name: state["begun"] for name, state in states.items() if state}
         stage = max(begun, key=lambda name: begun[name], default="")  # whose last try began last
         if not stage or not is_running(self.run):
             return ""

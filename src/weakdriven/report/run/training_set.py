@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from weakdriven.report.format import mapping, number
-
 
 def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
     """The part of funnel.json that the page shows; empty if there is none.
@@ -13,27 +11,25 @@ def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
     {'domain': '', 'sources': [], 'teacher': '', 'rows': 3,
      'tables': [('Rows', 4, 3, [{'reason': 'no gold', 'rows': 1, 'share': 0.25, 'first': ['7']}])]}
     """
-    if number(funnel.get("in")) is None:
+    if not funnel:
         return {}
-    tables = [("Rows", funnel)]
-    if completions := mapping(funnel.get("completions")):
-        tables.append(("Completions of the teacher", completions))
-    sources = funnel.get("sources")
+    steps = {"Rows": funnel, "Completions of the teacher": funnel.get("completions")}
     return {
-        "domain": str(funnel.get("domain") or ""),
-        "sources": list(map(str, sources)) if isinstance(sources, list) else [],
-        "teacher": str(mapping(funnel.get("teacher")).get("model") or ""),
-        "rows": number(funnel.get("rows", funnel.get("kept"))),
-        "tables": [(name, *_table(one)) for name, one in tables],
+        "domain": funnel.get("domain") or "",
+        "sources": funnel.get("sources", []),
+        "teacher": (funnel.get("teacher") or {}).get("model") or "",
+        "rows": funnel.get("rows", funnel["kept"]),
+        "tables": [(name, step["in"], step["kept"], _reasons(step)) for name, step in steps.items() if step],
     }
 
 
-def _table(funnel: dict[str, Any]) -> tuple[float | None, float | None, list[dict[str, Any]]]:
-    seen = number(funnel.get("in"))
-    lines = []
-    for reason, dropped in mapping(funnel.get("dropped")).items():
-        rows, first = number(mapping(dropped).get("rows")), mapping(dropped).get("first")
-        first = first if isinstance(first, list) else []
-        named = [": ".join(filter(None, map(str, mapping(one).values()))) for one in first]
-        lines.append({"reason": reason, "rows": rows, "share": (rows or 0) / seen if seen else None, "first": named})
-    return seen, number(funnel.get("kept")), lines
+def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "reason": reason,
+            "rows": dropped["rows"],
+            "share": dropped["rows"] / step["in"],
+            "first": [": ".join(filter(None, row.values())) for row in dropped["first"]],
+        }
+        for reason, dropped in step["dropped"].items()
+    ]

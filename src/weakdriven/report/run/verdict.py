@@ -1,30 +1,33 @@
 """The last WMSS model of a run against its SFT control, in words that claim no more than the paired test shows."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
-from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
+from weakdriven.report.format import CONTROLS, in_prose, plain, score
 
 SIGNIFICANCE_LEVEL = 0.05
 
 
 def final_model(data: dict[str, Any]) -> str | None:
     """The last round that has a score."""
-    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
-    rounds = [f"round-{one['number']}" for one in reversed(data["rounds"])]
-    return next((model for model in rounds if model in evaluated), None)
+    return _first_evaluated(data, [f"round-{one['number']}" for one in reversed(data["rounds"])])
 
 
 def control_of(data: dict[str, Any]) -> str:
-    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
-    return next((model for model in CONTROLS if model in evaluated), "baseline-sft")
+    return _first_evaluated(data, CONTROLS) or "baseline-sft"
+
+
+def _first_evaluated(data: dict[str, Any], models: Iterable[str]) -> str | None:
+    evaluated = {row["model"] for row in data["accuracy"]}
+    return next((model for model in models if model in evaluated), None)
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
     """A headline, then a sentence for each benchmark."""
-    rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"] if row["accuracy"] is not None}
+    rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
@@ -114,9 +117,9 @@ def effort(data: dict[str, Any]) -> str:
     theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
     parts = []
     for model, stages in ((final, ours), (control, theirs)):
-        counters = [mapping(mapping(manifests.get(stage)).get("counters")) for stage in stages]
-        sums = [[number(one.get(key)) for one in counters] for key in ("rows", "steps")]
-        if None in sums[0] + sums[1]:
+        counters = [manifests.get(stage, {}).get("counters", {}) for stage in stages]
+        if not all("rows" in one and "steps" in one for one in counters):
             return ""
-        parts.append(f"{in_prose(model)} on {plain(sum(sums[0]))} rows, {plain(sum(sums[1]))} steps")
+        rows, steps = (plain(sum(one[key] for one in counters)) for key in ("rows", "steps"))
+        parts.append(f"{in_prose(model)} on {rows} rows, {steps} steps")
     return f"Total training: {parts[0]}; {parts[1]}."
