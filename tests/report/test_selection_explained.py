@@ -13,8 +13,14 @@ from rich.console import Console
 
 from run_files import put, put_active, put_scores, put_table
 from weakdriven.errors import UserError
-from weakdriven.report.selection_explained import explain_example, explain_selection, load_selection
-from weakdriven.report.selection_explained.facts import describe_example, find_round, summarise
+from weakdriven.report.selection_explained import (
+    describe_example,
+    explain_example,
+    explain_selection,
+    find_round,
+    load_selection,
+    summarise,
+)
 
 IDS = ["a", "b", "c", "d"]
 WEAK, STRONG = [1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0]

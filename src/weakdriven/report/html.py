@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from weakdriven.report.figure import PALETTE, Figure, drawn_by_page
-from weakdriven.report.format import colour, duration, model_name, number, percent, plain, shorten
+from weakdriven.report.format import colour, duration, gibibytes, model_name, number, percent, plain, shorten
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -29,7 +29,7 @@ def environment(**options: Any) -> Environment:
     """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
     loader = FileSystemLoader(TEMPLATES)
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, **options)
-    filters = (number, percent, duration, plain, shorten, colour, model_name)
+    filters = (number, percent, duration, plain, shorten, colour, model_name, gibibytes)
     made.filters |= {function.__name__: function for function in filters}
     return made
 

@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from weakdriven.errors import UserError
 from weakdriven.report.card.front_matter import from_hub, front_matter, licence, public_name, without_paths
-from weakdriven.report.format import WAITING, duration, gibibytes, in_prose, mapping, plain
+from weakdriven.report.format import WAITING, in_prose, mapping
 from weakdriven.report.html import environment
 from weakdriven.report.read import DAMAGED, load_run
-from weakdriven.report.run.training_set import training_set
+from weakdriven.report.run.page import training_set
 from weakdriven.report.run.verdict import effort, verdict
 from weakdriven.runs.files import write_text
 from weakdriven.runs.yaml import load_yaml
@@ -22,13 +22,6 @@ CARD, ADAPTER_FILE, NO_BASE = "README.md", "adapter_config.json", "a base model 
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
 PEFT_TITLE = "# Model Card for Model ID"
 """Of the empty form that PEFT writes next to an adapter."""
-METHODS = {"sft": "supervised fine-tuning", "sft_restart": "supervised fine-tuning that restarts at M1"}
-LEFT_OUT = {
-    "dropped_long_prompts": "left out because the prompt was too long",
-    "dropped_empty_completions": "left out because the completion was empty",
-    "dropped_held_out": "left out because the same question is in a benchmark",
-    "truncated": "cut to the maximum length",
-}
 
 
 def write_cards(run: Path) -> dict[Path, bool]:
@@ -76,28 +69,18 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     source, built = recipe.get("data", {}).get("path"), training_set(data["funnel"])
     name, base = public_name(data["info"].get("recipe") or "unnamed run"), recipe.get("model", NO_BASE)
     done = {one["name"]: one["manifest"] for one in data["stages"] if one["status"] == "done"}
-    versions = {key: text for key, text in done[stage].get("versions", {}).items() if text != "not installed"}
-    merged = stage == "merged"
-    form = "the LoRA adapter" if adapter else "the adapted model with its adapter merged in" if merged else "the model"
+    own, sources = [row for row in rows if row["model"] == model], [source, *built.get("sources", [])]
     facts = {
-        "front_matter": front_matter(
-            recipe,
-            [row for row in rows if row["model"] == model],
-            name=name,
-            adapter=adapter,
-            sources=[source, *built.get("sources", [])],
-            known=known,
-        ),
+        "front_matter": front_matter(recipe, own, name=name, adapter=adapter, sources=sources, known=known),
         "name": name,
         "recipe": {key: recipe.get(key, {}) for key in ("sft", "selection", "joint")},
         "recipe_text": yaml.safe_dump(without_paths(recipe, known), sort_keys=False, allow_unicode=True, width=100),
         "method": method,
-        "method_words": METHODS.get(method, in_prose(f"baseline-{method}")),
+        "method_words": in_prose(f"baseline-{method}"),
         "base": public_name(base, known),
-        "form": form,
-        "merged": merged,
+        "adapter": adapter,
+        "merged": stage == "merged",
         "round": trained.split("/")[0].removeprefix("round-"),
-        "rounds": plain(recipe.get("joint", {}).get("rounds", 1)),
         "verdict": " ".join(verdict(data)),
         "effort": effort(data),
         "model": model,
@@ -105,39 +88,15 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "chances": sorted({k for row in rows for k in row["pass_at_k"]}, key=lambda k: (len(k), k)),
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
         "source": public_name(source or "an unknown source", known),
-        **data_facts(done),
+        "counters": done.get("data", {}).get("counters", {}),
+        "draws": {found[1]: one for name, one in done.items() if (found := re.fullmatch(r"round-(\d+)/active", name))},
         "funnel": built.get("tables", []),
-        "versions": ", ".join(f"{key} {text}" for key, text in versions.items()) or "The versions were not recorded",
-        "hardware": done[stage].get("hardware"),
-        "costs": cost_rows(done),
+        "result": done[stage],
+        "done": done,
+        "total": sum(one.get("wall_seconds") or 0.0 for one in done.values() if not one.get("taken_from")),
         "licence": licence(base, known),
     }
     return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
-
-
-def data_facts(done: dict[str, Any]) -> dict[str, Any]:
-    """What became of the rows of the source."""
-    counters = done.get("data", {}).get("counters", {})
-    draws = ((re.fullmatch(r"round-(\d+)/active", name), one) for name, one in done.items())
-    return {
-        "examples": counters.get("examples"),
-        "rows_read": counters.get("rows_read", counters.get("examples")),
-        "left_out": [f"{plain(counters[key])} {why}" for key, why in LEFT_OUT.items() if counters.get(key)],
-        "supervised": counters.get("supervised_tokens"),
-        "draws": [(found[1], one["counters"].get("active")) for found, one in draws if found],
-    }
-
-
-def cost_rows(done: dict[str, Any]) -> list[list[str]]:
-    """Cost of each finished stage here; one that another run computed costs nothing."""
-    rows, total = [], 0.0
-    for name, one in done.items():
-        seconds, steps = one.get("wall_seconds"), one.get("counters", {}).get("steps")
-        memory, taken = one.get("peak_memory_bytes"), one.get("taken_from")
-        total += 0.0 if taken else seconds or 0.0
-        time = "taken over from another run, not counted" if taken else duration(seconds)
-        rows.append([name, time, "" if steps is None else plain(steps), "" if memory is None else gibibytes(memory)])
-    return [*rows, [Markup("**all**"), duration(total), "", ""]] if rows else []
 
 
 def as_markdown(value: Any) -> Markup:

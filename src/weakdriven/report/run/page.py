@@ -12,7 +12,6 @@ from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_figures, diagnosis_tables, sample_words
 from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
 from weakdriven.report.run.progress import Progress
-from weakdriven.report.run.training_set import training_set
 from weakdriven.report.run.verdict import control_of, effort, final_model, verdict
 from weakdriven.runs.directory import DIAGNOSTICS, REPORT
 from weakdriven.runs.files import write_text
@@ -41,7 +40,7 @@ def render_report(
     """
     try:
         data = load_run(run)
-        shown: dict[str, Any] = page_content(data) | {"progress": (progress or Progress(run)).line(data["stages"])}
+        shown: dict[str, Any] = page_content(data) | {"progress": (progress or Progress(run)).line(data)}
         parts = [chain(*part.values()) if isinstance(part, dict) else part for part in shown["drawn"].values()]
         figures: list[Figure] = list(chain(*parts))
         return render("report.html.j2", shown | {"reload_seconds": reload_seconds}, figures), figures
@@ -131,3 +130,35 @@ def sample_items(benchmark: str, data: dict[str, Any]) -> list[dict[str, Any]]:
         each = min(2, len(kinds[True, False]), len(kinds[False, True]))
         chosen = kinds[True, False][:each] + kinds[False, True][:each] + kinds[True, True][:1] + kinds[False, False][:1]
     return [{"benchmark": benchmark, "answers": {m: rows[item] for m, rows in models.items()}} for item in chosen]
+
+
+def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
+    """The part of funnel.json that the page shows; empty if there is none.
+
+    >>> training_set({"in": 4, "kept": 3, "dropped": {"no gold": {"rows": 1, "first": [{"id": "7", "detail": ""}]}}})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'domain': '', 'sources': [], 'teacher': '', 'rows': 3,
+     'tables': [('Rows', 4, 3, [{'reason': 'no gold', 'rows': 1, 'share': 0.25, 'first': ['7']}])]}
+    """
+    if not funnel:
+        return {}
+    steps = {"Rows": funnel, "Completions of the teacher": funnel.get("completions")}
+    return {
+        "domain": funnel.get("domain") or "",
+        "sources": funnel.get("sources", []),
+        "teacher": (funnel.get("teacher") or {}).get("model") or "",
+        "rows": funnel.get("rows", funnel["kept"]),
+        "tables": [(name, step["in"], step["kept"], _reasons(step)) for name, step in steps.items() if step],
+    }
+
+
+def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "reason": reason,
+            "rows": dropped["rows"],
+            "share": dropped["rows"] / step["in"],
+            "first": [": ".join(filter(None, row.values())) for row in dropped["first"]],
+        }
+        for reason, dropped in step["dropped"].items()
+    ]

@@ -45,11 +45,12 @@ def verdict(data: dict[str, Any]) -> list[str]:
         sentence = f"On {name}, {in_prose(final)} scores {score(rows[name, final])}"
         if name in pairs:
             sentence += f", {in_prose(control)} {score(rows[name, control])}"
-            sentence += f": {test_words(compared({name: pairs[name]}))}" if len(pairs) > 1 else ""
-        elif name in both and not all(data["samples"][name, model]["right"] for model in (final, control)):
-            sentence += f"; its samples or those of {in_prose(control)} are missing, so the two cannot be tested"
+            if len(pairs) > 1:
+                result = compared({name: pairs[name]})
+                significant = "significant" if result.p_items < SIGNIFICANCE_LEVEL else "not significant"
+                sentence += f": {difference_words(result)}; {significant}"
         elif name in both:
-            sentence += f"; {in_prose(control)} was scored on another version or other items: not comparable"
+            sentence += f"; not comparable with {in_prose(control)}: other items or version, or samples are missing"
         else:
             sentence += f"; {in_prose(control)} has no score to compare it with"
         sentences.append(f"{sentence}.")
@@ -71,39 +72,20 @@ def paired(data: dict[str, Any], benchmark: str, a: str, b: str) -> tuple[np.nda
 
 
 def headline(final: str, control: str, benchmarks: list[str], whole: SeedComparison) -> str:
-    """
-    >>> same = SeedComparison(0.004, (-0.01, 0.018), (0.004,), 0.6, None)
-    >>> headline("round-1", "baseline-sft", ["gsm8k"], same)  # doctest: +NORMALIZE_WHITESPACE
-    'No significant difference between WMSS (round 1) and SFT (same epochs): 0.4 points more on gsm8k,
-    95% interval -1.0 to +1.8, p = 0.600.'
-    """
-    where = f"on {benchmarks[0]}" if len(benchmarks) == 1 else f"on average over {len(benchmarks)} benchmarks"
+    where = f" on {benchmarks[0]}" if len(benchmarks) == 1 else f" on average over {len(benchmarks)} benchmarks"
     us, them = in_prose(final), in_prose(control)
     if whole.p_items >= SIGNIFICANCE_LEVEL:
         opening = f"No significant difference between {us} and {them}"
     else:
         opening = f"{us} is significantly {'better' if whole.difference > 0 else 'worse'} than {them}"
-    return f"{opening}: {points_words(whole.difference)} {where}, {interval_words(whole)}."
+    return f"{opening}: {difference_words(whole, where)}."
 
 
-def test_words(result: SeedComparison) -> str:
-    opening = "" if result.p_items < SIGNIFICANCE_LEVEL else "not "
-    return f"{points_words(result.difference)}, {interval_words(result)}; {opening}significant"
-
-
-def points_words(difference: float) -> str:
-    """
-    >>> points_words(0.021), points_words(-0.021), points_words(0.0)
-    ('2.1 points more', '2.1 points less', 'the same')
-    """
-    points = 100 * difference
-    return "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
-
-
-def interval_words(result: SeedComparison) -> str:
-    low, high = result.interval
+def difference_words(result: SeedComparison, where: str = "") -> str:
+    points, (low, high) = 100 * result.difference, result.interval
+    words = "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
     chance = "p < 0.001" if result.p_items < 0.001 else f"p = {result.p_items:.3f}"
-    return f"95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
+    return f"{words}{where}, 95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
 
 
 def effort(data: dict[str, Any]) -> str:
