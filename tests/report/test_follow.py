@@ -22,8 +22,7 @@ from run_files import put
 from weakdriven.commands.app import app, main
 from weakdriven.report.files import read_lines
 from weakdriven.report.run import progress
-from weakdriven.report.run.follow import follow_report
-from weakdriven.report.run.page import render_report
+from weakdriven.report.run.page import follow_report, render_report
 from weakdriven.report.run.progress import Progress, is_running
 from weakdriven.runs.directory import work_folder
 

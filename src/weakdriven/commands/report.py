@@ -26,7 +26,7 @@ def report_run(
 ) -> None:
     """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
-    from weakdriven.report.run.follow import follow_report
+    from weakdriven.report.run.page import follow_report
     from weakdriven.runs.directory import BENCHMARK_SCORES, REPORT, RUN_FILE
 
     if not (run / RUN_FILE).is_file():

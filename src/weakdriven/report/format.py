@@ -98,7 +98,6 @@ def is_place(name: str) -> bool:
 
 
 def stage_of(model: str) -> str:
-    """The stage that trains a model."""
     return f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
 
 

@@ -16,7 +16,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, shown: dict[str, Any], figures: Iterable[Figure]) -> str:
-    """A page with its style, its scripts and its data inside."""
     parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
     data = {"figures_json": embedded(drawn_by_page(figures))}
     page = environment().get_template(template).render(shown | parts | data)

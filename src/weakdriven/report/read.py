@@ -40,6 +40,7 @@ def load_run(run: Path) -> dict[str, Any]:
     current = _current(plan, manifests)
     recipe, data = run / directory.RECIPE_FILE, current.get("data", {})
     names = list(dict.fromkeys([*plan, *manifests]))
+    done = sorted((name for name in names if name in current), key=lambda name: str(current[name].get("finished")))
     scores = _read_scores(run, current, problems)
     logs = {name: run / name if name in current else directory.work_folder(run, name) / "work" for name in names}
     return {
@@ -51,6 +52,7 @@ def load_run(run: Path) -> dict[str, Any]:
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names
         ],
+        "done": {name: current[name] for name in done},
         "metrics": {
             name: rows for name, folder in logs.items() if (rows := read_lines(folder / directory.METRICS, problems))
         },
@@ -77,7 +79,6 @@ def read_plan(run: Path, problems: list[str]) -> dict[str, str]:
 
 
 def _read_manifests(run: Path, problems: list[str]) -> Manifests:
-    """Stage to manifest, in the order in which stages finished."""
     folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
     # not the work folders of stages in progress, nor what `select pairing` and `diagnose` measured
     ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != directory.DIAGNOSTICS]
@@ -131,10 +132,8 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
     examples = read_examples(run, wanted)
     for point in points:
         point["question"] = format.shorten(examples.get(point["row"], {}).get("prompt"), 90)
-    if (lost := len(wanted) - len(examples)) and (run / "data" / directory.EXAMPLES).is_file():
-        problems.append(
-            f"data/{directory.EXAMPLES}: {lost:,} of {len(wanted):,} charted examples were not found in their row."
-        )
+    if (lost := len(wanted) - len(examples)) and (run / "data/examples.jsonl").is_file():
+        problems.append(f"data/examples.jsonl: {lost:,} of {len(wanted):,} charted examples were not found.")
     return rounds
 
 
@@ -146,10 +145,7 @@ def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict
         rows = np.sort(np.random.default_rng(0).choice(usable, SCATTER_POINTS, replace=False))
     draws = drawn.values["draws"][rows].tolist() if drawn else [None] * len(rows)
     columns = zip(weak.ids_of(rows).items(), weak_N[rows].tolist(), strong_N[rows].tolist(), draws, strict=True)
-    points = [
-        {"row": row, "id": item, "weak": x, "strong": y, "draws": times, "question": ""}
-        for (row, item), x, y, times in columns
-    ]
+    points = [{"row": row, "id": item, "weak": x, "strong": y, "draws": times} for (row, item), x, y, times in columns]
     return {"points": points, "usable": len(usable), "left_out": len(weak_N) - len(usable), "drawn": drawn is not None}
 
 
@@ -216,11 +212,11 @@ def _read_diagnosis(run: Path, manifests: Manifests, problems: list[str]) -> dic
     found = {name: read_object(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
     facts = found["logits"].get("facts", {})
     if not all(found.values()) or facts.get("version") != directory.DIAGNOSIS_VERSION:
-        problems.append(f"{directory.DIAGNOSTICS} is incomplete or of another version; run weakdriven diagnose again.")
+        problems.append("diagnostics is incomplete or of another version; run weakdriven diagnose again.")
         return {}
-    keys = {name: manifests.get(format.stage_of(name), {}).get("key") for name in facts["models"]}
     # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
-    if old := [name for name, key in keys.items() if key and facts["models"][name]["key"] != key]:
+    stages = {name: manifests.get(format.stage_of(name)) for name in facts["models"]}
+    if old := [name for name, one in stages.items() if one and one["key"] != facts["models"][name]["key"]]:
         names = ", ".join(old)
         problems.append(f"diagnostics is outdated: {names} has been retrained since; run weakdriven diagnose again.")
     return found

@@ -68,7 +68,6 @@ def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
 
 
 def describe(whole: Scores) -> Row:
-    """Mean over seeds and benchmarks."""
     return {"score": score_of(whole), "interval": interval_of(whole), "by_seed": by_seed(whole).tolist()}
 
 

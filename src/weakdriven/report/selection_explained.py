@@ -62,7 +62,6 @@ class Selection:
         return self.weak.values["entropy"], self.strong.values["entropy"]
 
     def terms(self, row: int) -> dict[str, float]:
-        """The three weighted terms of one example."""
         weights = {name: self.settings[name] for name in (*LETTERS, "formula")}
         terms = selection_weights(*self.entropies, rows=[row], **weights)[:, 0]
         return dict(zip(LETTERS, terms.tolist(), strict=True))
@@ -130,7 +129,6 @@ def summarise(selection: Selection, top: int = 5) -> dict[str, Any]:
 
 
 def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
-    """Everything that decided whether one example was drawn."""
     ids = selection.active.ids
     row = ids.index(example_id).as_py()
     if row < 0:
@@ -206,7 +204,6 @@ def _text(text: Any, whole: bool) -> str:
 
 
 def explain_selection(run: Path, round_number: int | None, console: Console, top: int = 5) -> None:
-    """Print how a round's active set was drawn, its hardest examples and those that regressed most."""
     selection = load_selection(run, round_number)
     facts = summarise(selection, top)
     _print_note(selection, console)
@@ -220,7 +217,6 @@ def explain_selection(run: Path, round_number: int | None, console: Console, top
 
 
 def explain_example(run: Path, round_number: int | None, example_id: str, console: Console) -> None:
-    """Print why one example is in a round's active set or not."""
     selection = load_selection(run, round_number)
     facts = describe_example(selection, example_id)
     _print_note(selection, console)

@@ -48,7 +48,6 @@ def result_stages(data: dict[str, Any]) -> list[str]:
 
 
 def edited(path: Path) -> bool:
-    """Whether a person has changed a card, or written one."""
     if not path.is_file():
         return False
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -17,7 +17,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def from_hub(data: dict[str, Any]) -> set[str]:
     """Models and datasets that a run read from the Hub, as its files say: a bare name may also be a folder's."""
-    keys = [one["manifest"].get("inputs", {}).get("rows", "") for one in data["stages"] if one["status"] == "done"]
+    keys = [one.get("inputs", {}).get("rows", "") for one in data["done"].values()]
     keys += [key for _, key in data["funnel"].get("settings", {}).get("sources", [])]
     datasets = {key.rpartition("@")[0] for key in keys}  # a file's key is a hash, without @
     return datasets.union(data["info"].get("hub_models", [])) - {""}

@@ -63,7 +63,6 @@ def sample_words(facts: dict[str, Any]) -> str:
 
 
 def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
-    """The paper's two logit tables, and the effect of mixing."""
     logits, names = found["logits"], found["logits"]["facts"]["roles"]
     compared = "control" if "control" in names else "strong_before"
     tables = []
@@ -72,7 +71,10 @@ def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
         columns = ["weak", "strong_before", "strong_after"]
         tables.append(logit_table("Extended logit statistics", logits, EXTENDED, columns, "strong_before"))
     if pairs := found["gradients"]["pairs"]:
-        tables.append(pair_table(pairs))
+        sides = [f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items()]
+        columns = [pair_cells(pair) for pair in pairs.values()]
+        rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
+        tables.append(("Weak and strong mixed", ["per token", *sides], rows))
     return tables
 
 
@@ -87,12 +89,6 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
         values = [model_value(model, key) if model else None for model in models]
         cells.append([words, *map(_digits, values), _change(changed.get(key))])
     return title, [*titles, f"change\nfrom {names.get(start, MISSING)}"], cells
-
-
-def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
-    titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
-    columns = [pair_cells(pair) for pair in pairs.values()]
-    return "Weak and strong mixed", titles, [[words, *(cells[words] for cells in columns)] for words in columns[0]]
 
 
 def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
@@ -137,7 +133,6 @@ def _change(change: dict[str, Any] | None) -> str:
 
 
 def diagnosis_figures(found: dict[str, Any]) -> dict[str, list[Figure]]:
-    """By place on the page."""
     return {
         "pairs": pair_figures(found["gradients"]["pairs"]) if found else [],
         "logits": logit_figures(found["logits"]) if found else [],
@@ -166,16 +161,12 @@ def pair_figures(pairs: dict[str, Any]) -> list[Figure]:
     colours = dict(zip(WHEN.values(), ("green", "blue"), strict=True))
     margins = "A hard negative is a wrong token whose logit is closer to the true one under weak than under strong."
     masses = "Probability of all wrong tokens together, mean over tokens."
-    return present(
-        [
-            bar_figure("margins", "Margins", rows(SHARES), x="share", colours=colours, caption=margins),
-            bar_figure("masses", "Negative mass", rows(MASSES), x="probability", colours=colours, caption=masses),
-        ]
-    )
+    shares = bar_figure("margins", "Margins", rows(SHARES), x="share", colours=colours, caption=margins)
+    mass = bar_figure("masses", "Negative mass", rows(MASSES), x="probability", colours=colours, caption=masses)
+    return present([shares, mass])
 
 
 def drift_figures(chain: list[dict[str, Any]]) -> list[Figure]:
-    """Mean logit and its shape from M0 to the last model."""
     if len(chain) < 2:
         return []
     figures = []

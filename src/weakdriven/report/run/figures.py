@@ -21,7 +21,6 @@ def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False
 
 
 def loss_figures(data: dict[str, Any]) -> list[Figure]:
-    """Phase 1 with its control, every joint training, and the other methods."""
     logs: dict[str, Rows] = data["metrics"]
     first = [
         logged(logs.get("sft", []), "loss", model_name("sft"), "green"),
@@ -98,7 +97,6 @@ KINDS = {"chosen": "blue", "not chosen": "grey", "no draw yet": "grey"}
 
 
 def entropy_scatter(one: dict[str, Any]) -> Figure | None:
-    """A point for each example: its entropy under the weak model against that under the strong one."""
     points = one["points"]
     if not points:
         return None
@@ -116,9 +114,8 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
         rows.append({"id": point["id"], **values, "kind": chosen, "drawn": drawn, "question": point["question"]})
     limit = 1.03 * max(row[role] for row in rows for role in ("weak", "strong")) or 1.0
     scale = {"domain": [0, limit], "nice": False}
-    x, y = (
-        quantity(role, f"{role}: {model_name(one[role])}, nats per token", scale=scale) for role in ("weak", "strong")
-    )
+    titles = {role: f"{role}: {model_name(one[role])}, nats per token" for role in ("weak", "strong")}
+    x, y = (quantity(role, title, scale=scale) for role, title in titles.items())
     used = {kind: css for kind, css in KINDS.items() if any(row["kind"] == kind for row in rows)}
     tips = [{"field": "id"}, number_tip("weak", "weak"), number_tip("strong", "strong")]
     tips += [{"field": "drawn"}, {"field": "question"}]
@@ -180,7 +177,6 @@ def stacked_shares(name: str, t: int, title: str, parts: dict[str, float], unit:
 
 
 def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
-    """Accuracy of every model with its interval, and pass@k where several samples were drawn."""
     rows = [row for row in rows if row["benchmark"] == benchmark]
     ends = {"value": "accuracy", "low": "low", "high": "high"}
     dots = [
@@ -195,25 +191,22 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
         for row, css in zip(sampled, OTHERS * len(sampled), strict=False)
     ]
     title = f"{benchmark}: chance that one of k samples is right"
-    return present(
-        [
-            interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note),
-            line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True),
-        ]
-    )
+    accuracy = interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note)
+    return present([accuracy, line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True)])
 
 
 STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "baselines": "purple", "other": "green"}
 
 
-def timeline(stages: Rows) -> list[Figure]:
+def timeline(done: dict[str, Any]) -> list[Figure]:
     """Time of each finished stage, end to end in the order in which they finished, and its peak memory."""
     rows, clock = [], 0.0
-    done = [stage for stage in stages if stage["status"] == "done" and not stage["manifest"].get("taken_from")]
-    for stage in sorted(done, key=lambda stage: str(stage["manifest"].get("finished"))):
-        seconds, memory = (stage["manifest"].get(key) for key in ("wall_seconds", "peak_memory_bytes"))
+    for name, manifest in done.items():
+        if manifest.get("taken_from"):
+            continue
+        seconds, memory = (manifest.get(key) for key in ("wall_seconds", "peak_memory_bytes"))
         end, gb = clock + (seconds or 0.0), None if memory is None else memory / 1e9
-        row = {"stage": stage["name"], "kind": stage_kind(stage["name"]), "begin": clock / 60, "end": end / 60}
+        row = {"stage": name, "kind": stage_kind(name), "begin": clock / 60, "end": end / 60}
         row |= {"took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
         rows.append(row)
         clock = end
@@ -226,9 +219,8 @@ def timeline(stages: Rows) -> list[Figure]:
         "tooltip": [{"field": "stage"}, {"field": "took"}, {"field": "memory", "title": "peak memory"}],
     }
     view = {"height": 22 * len(rows), "data": {"values": rows}}
-    spans = layer(
-        {"type": "bar", "minBandSize": 2}, x=quantity("begin", "minutes of work"), x2={"field": "end"}, **shared
-    )
+    bar, begin = {"type": "bar", "minBandSize": 2}, quantity("begin", "minutes of work")
+    spans = layer(bar, x=begin, x2={"field": "end"}, **shared)
     note = "Bars are in the order in which stages finished, without pauses; stages from other runs are left out."
     figures = [Figure("stages-time", "Time of each stage", view | spans, note)]
     if any(row["gb"] is not None for row in rows):

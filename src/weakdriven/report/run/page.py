@@ -1,5 +1,8 @@
-"""The content of a run's page: verdict, figures, tables, sample answers; the template only lays them out."""
+"""The page of a run: its content, which the template only lays out, and writing it, again and again if need be."""
 
+import os
+import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,14 @@ from weakdriven.report.read import DAMAGED, load_run
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_figures, diagnosis_tables, sample_words
 from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
-from weakdriven.report.run.progress import Progress
+from weakdriven.report.run.progress import Progress, is_running
 from weakdriven.report.run.verdict import control_of, effort, final_model, verdict
-from weakdriven.runs.directory import DIAGNOSTICS, REPORT
+from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
+from weakdriven.runs.signals import stop_here
+
+IDLE = 4
+"""While a run is followed, we wait this many times as long as a page took: the run needs the processor."""
 
 
 def write_report(run: Path, *, figures: bool = False) -> Path:
@@ -50,16 +57,16 @@ def render_report(
 
 
 def page_content(data: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows: a verdict, tables and figures."""
-    diagnosis, diagnosed, problems = data["diagnosis"], diagnosis_figures({}), data["problems"]
+    manifests, problems = data["done"], data["problems"]
+    diagnosis, diagnosed = {}, diagnosis_figures({})
     try:
-        diagnosed, diagnosis = diagnosis_figures(diagnosis), diagnosis and diagnosis_words(diagnosis)
+        if found := data["diagnosis"]:
+            facts, diagnosed = found["logits"]["facts"], diagnosis_figures(found)
+            notes = [f"Missing: {name}: {why}" for name, why in facts["missing"].items()] + facts["notes"]
+            diagnosis = {"words": sample_words(facts), "notes": notes, "tables": diagnosis_tables(found)}
     except DAMAGED as error:
-        diagnosis, name = {}, type(error).__name__
-        problems = [*problems, f"{DIAGNOSTICS} cannot be shown ({name}: {error}); run weakdriven diagnose again."]
-    done = [stage for stage in data["stages"] if stage["status"] == "done"]
-    done.sort(key=lambda stage: str(stage["manifest"].get("finished")))
-    manifests = {stage["name"]: stage["manifest"] for stage in done}
+        name = type(error).__name__
+        problems = [*problems, f"diagnostics cannot be shown ({name}: {error}); run weakdriven diagnose again."]
     versions: dict[str, set[str]] = {}
     for manifest in manifests.values():
         for package, version in manifest.get("versions", {}).items():
@@ -85,7 +92,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
             "steps": step_figures(data),
             "selection": {one["number"]: selection_figures(one, manifests) for one in data["rounds"]},
             **diagnosed,
-            "stages": timeline(data["stages"]),
+            "stages": timeline(manifests),
         },
         "diagnosis": diagnosis,
         "tokens_json": embedded(data["tokens"]) if data["tokens"] else "",
@@ -97,12 +104,6 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "total_wall": sum(one.get("wall_seconds") or 0.0 for one in manifests.values() if not one.get("taken_from")),
         "versions": {package: ", ".join(sorted(found)) for package, found in sorted(versions.items())},
     }
-
-
-def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    facts = diagnosis["logits"]["facts"]
-    missing = [f"Missing: {name}: {why}" for name, why in facts["missing"].items()]
-    return {"words": sample_words(facts), "notes": missing + facts["notes"], "tables": diagnosis_tables(diagnosis)}
 
 
 def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -162,3 +163,35 @@ def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for reason, dropped in step["dropped"].items()
     ]
+
+
+def follow_report(run: Path, *, every: float = 5.0) -> None:
+    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C."""
+    progress, seen = Progress(run), None
+    try:
+        while is_running(run):
+            begun = time.monotonic()
+            with suppress(OSError):  # a stage was put in place while we read it; the next page has it
+                if (files := file_stamps(run)) != seen:
+                    write_page(run, progress, reload_seconds=every)
+                    seen = files
+            stop_here()
+            time.sleep(max(every, IDLE * (time.monotonic() - begun)))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        write_page(run, progress)
+
+
+def write_page(run: Path, progress: Progress, *, reload_seconds: float = 0.0) -> None:
+    """The page by way of the work folder: the run itself may write its page at the same moment."""
+    page, _ = render_report(run, progress, reload_seconds=reload_seconds)
+    folder = run / WORK if (run / WORK).is_dir() else run
+    write_text(folder / REPORT, page)
+    os.replace(folder / REPORT, run / REPORT)
+
+
+def file_stamps(run: Path) -> set[tuple[Path, int, int]]:
+    """Name, time and size of every file of a run but its page."""
+    stats = {path: path.stat() for path in run.rglob("*") if path.name != REPORT and path.is_file()}
+    return {(path, one.st_mtime_ns, one.st_size) for path, one in stats.items()}

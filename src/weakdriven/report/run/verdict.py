@@ -91,7 +91,6 @@ def difference_words(result: SeedComparison, where: str = "") -> str:
 def effort(data: dict[str, Any]) -> str:
     """Rows and steps that the two models of the verdict were trained on; equal epochs are not equal compute."""
     final, control = final_model(data), control_of(data)
-    manifests = {stage["name"]: stage["manifest"] for stage in data["stages"] if stage["status"] == "done"}
     if final is None:
         return ""
     last = int(final.removeprefix("round-"))
@@ -99,7 +98,7 @@ def effort(data: dict[str, Any]) -> str:
     theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
     parts = []
     for model, stages in ((final, ours), (control, theirs)):
-        counters = [manifests.get(stage, {}).get("counters", {}) for stage in stages]
+        counters = [data["done"].get(stage, {}).get("counters", {}) for stage in stages]
         if not all("rows" in one and "steps" in one for one in counters):
             return ""
         rows, steps = (plain(sum(one[key] for one in counters)) for key in ("rows", "steps"))

@@ -248,7 +248,6 @@ def over_steps(found: Row) -> Figure | None:
 
 
 def trajectory(row: Row, here: dict[str, Row]) -> list[Row]:
-    """Where a training started, its snapshots and its end, by steps."""
     family = str(row["model"])
     round_number = int(family.removeprefix("round-")) if family.startswith("round-") else 1
     start = here.get("base" if family == "baseline-sft" else model_at(round_number), {})
