@@ -3,23 +3,20 @@
 import json
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from weakdriven.report.figure import PALETTE, Figure, drawn_by_page
+from weakdriven.report.figure import PALETTE, TEMPLATES, Figure, drawn_by_page
 from weakdriven.report.format import colour, duration, gibibytes, model_name, number, percent, plain, shorten
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, shown: dict[str, Any], figures: Iterable[Figure]) -> str:
     parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
     data = {"figures_json": embedded(drawn_by_page(figures))}
     page = environment().get_template(template).render(shown | parts | data)
-    # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
+    # model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

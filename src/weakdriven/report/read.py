@@ -42,7 +42,8 @@ def load_run(run: Path) -> dict[str, Any]:
     names = list(dict.fromkeys([*plan, *manifests]))
     done = sorted((name for name in names if name in current), key=lambda name: str(current[name].get("finished")))
     scores = _read_scores(run, current, problems)
-    logs = {name: run / name if name in current else directory.work_folder(run, name) / "work" for name in names}
+    works = {name: directory.work_folder(run, name) / "work" for name in names}
+    logs = {name: (run / name if name in current else works[name]) / directory.METRICS for name in names}
     return {
         "info": read_object(run / directory.RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
@@ -53,16 +54,11 @@ def load_run(run: Path) -> dict[str, Any]:
             for name in names
         ],
         "done": {name: current[name] for name in done},
-        "metrics": {
-            name: rows for name, folder in logs.items() if (rows := read_lines(folder / directory.METRICS, problems))
-        },
+        "metrics": {name: rows for name, log in logs.items() if (rows := read_lines(log, problems))},
         "rounds": _read_rounds(run, plan, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
-        "samples": {
-            (benchmark, model): _read_samples(run / f"eval/{model}/{benchmark}" / directory.SAMPLES, problems)
-            for benchmark, model in scores
-        },
+        "samples": {(name, model): _read_samples(run / f"eval/{model}/{name}", problems) for name, model in scores},
         "diagnosis": _read_diagnosis(run, manifests, problems),
         "tokens": token_view(run, problems),
         "problems": problems,
@@ -192,11 +188,11 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
     return rows
 
 
-def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_samples(stage: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
     """Of each item which samples are right, and its first one with texts as short as the page shows them."""
     right: dict[str, list[bool]] = {}
     first: dict[str, dict[str, Any]] = {}
-    for row in read_lines(path, problems):
+    for row in read_lines(stage / directory.SAMPLES, problems):
         item = str(row.get("id"))
         right.setdefault(item, []).append(bool(row.get("correct")))
         if not row.get("sample"):

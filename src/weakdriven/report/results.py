@@ -54,10 +54,8 @@ def complete_models(run: Path) -> dict[str, Evaluated]:
 
 def scores(models: Sequence[Evaluated]) -> Scores:
     """Share of right samples by benchmark, (S, P), of one model under several seeds."""
-    return {
-        one.benchmark: np.concatenate([_shares(model[place]) for model in models])
-        for place, one in enumerate(models[0])
-    }
+    same = zip(*models, strict=False)
+    return {each[0].benchmark: np.concatenate([_shares(one) for one in each]) for each in same}
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from weakdriven.errors import UserError
@@ -132,10 +132,10 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
     ids = selection.active.ids
     row = ids.index(example_id).as_py()
     if row < 0:
+        some = ", ".join(map(repr, ids.slice(0, 3).to_pylist()))
         raise UserError(
             f"No example of round {selection.round_number} has the id {example_id!r}. Its {len(ids):,} ids look like "
-            f"{', '.join(map(repr, ids.slice(0, 3).to_pylist()))}; rows that were left out are counted in "
-            f"data/{MANIFEST}."
+            f"{some}; rows that were left out are counted in data/{MANIFEST}."
         )
     strong_N, probability_N = selection.entropies[1], selection.active.values["probability"]
     p = float(probability_N[row])
@@ -208,12 +208,11 @@ def explain_selection(run: Path, round_number: int | None, console: Console, top
     facts = summarise(selection, top)
     _print_note(selection, console)
     console.print(_pairs(_selection_lines(selection, facts), f"Selection of round {selection.round_number}"))
-    for title, examples in (
-        ("Hardest: highest entropy under the strong model", facts["hardest"]),
-        ("Most regressed: largest rise of the entropy from weak to strong", facts["regressed"]),
-    ):
-        if examples:
-            console.print(_example_table(title, examples))
+    if facts["hardest"]:
+        console.print(_example_table("Hardest: highest entropy under the strong model", facts["hardest"]))
+    if facts["regressed"]:
+        title = "Most regressed: largest rise of the entropy from weak to strong"
+        console.print(_example_table(title, facts["regressed"]))
 
 
 def explain_example(run: Path, round_number: int | None, example_id: str, console: Console) -> None:
@@ -281,9 +280,8 @@ def _example_lines(selection: Selection, facts: dict[str, Any]) -> dict[str, str
 
 
 def _pairs(lines: dict[str, str], title: str = "") -> Table:
-    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    columns = Column(style="dim"), Column(overflow="fold")
+    table = Table(*columns, title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
     for name, value in lines.items():
         table.add_row(name, Text(value))
     return table
@@ -299,12 +297,10 @@ def _score_table(facts: dict[str, Any], models: tuple[str, str], title: str) -> 
 
 
 def _example_table(title: str, examples: list[dict[str, Any]]) -> Table:
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column("id", overflow="fold", no_wrap=True)
-    for name in ("weak", "strong", "draws"):
-        table.add_column(name, overflow="fold", justify="right")
-    for name in ("prompt", "completion"):
-        table.add_column(name, overflow="fold")
+    numbers = [Column(name, overflow="fold", justify="right") for name in ("weak", "strong", "draws")]
+    texts = [Column(name, overflow="fold") for name in ("prompt", "completion")]
+    name = Column("id", overflow="fold", no_wrap=True)
+    table = Table(name, *numbers, *texts, title=Text(title), title_justify="left")
     for one in examples:
         numbers = [f"{one['weak_entropy']:.4f}", f"{one['strong_entropy']:.4f}", f"{one['draws']:,}"]
         table.add_row(*(Text(_clean(text)) for text in (one["id"], *numbers, one["prompt"], one["completion"])))

@@ -64,12 +64,10 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     if source.startswith(EMBEDDED):  # the model that comes with the package
         return {"license": "apache-2.0"}
     folder, name = Path(source).expanduser(), hub_id(source, known)
-    card = folder / "README.md" if folder.is_dir() and source not in known else None
     try:
-        if card is None and name:
-            found = try_to_load_from_cache(name, "README.md")
-            card = Path(found) if isinstance(found, str) else None
-        text = card.read_text(encoding="utf-8", errors="replace") if card else ""
+        own = folder.is_dir() and source not in known
+        card = str(folder / "README.md") if own else try_to_load_from_cache(name, "README.md") if name else None
+        text = Path(card).read_text(encoding="utf-8", errors="replace") if isinstance(card, str) else ""
         matter = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
         values = mapping(load_yaml(matter[1])) if matter else {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -80,10 +78,10 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     stated = {"license": kind}
     if isinstance(values.get("license_name"), str):
         stated["license_name"] = values["license_name"]
-    if isinstance(link, str) and (link.startswith("https://") or name):  # a file of its repository is not in ours
-        stated["license_link"] = (
-            link if link.startswith("https://") else f"https://huggingface.co/{name}/blob/main/{link}"
-        )
+    if isinstance(link, str) and link.startswith("https://"):
+        stated["license_link"] = link
+    elif isinstance(link, str) and name:  # a file of its repository, which is not in ours
+        stated["license_link"] = f"https://huggingface.co/{name}/blob/main/{link}"
     return stated
 
 

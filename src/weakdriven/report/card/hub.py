@@ -39,14 +39,12 @@ def check_push(repo: str) -> None:
         raise UserError(f"There is no login here that the Hub accepts ({_reason(error)}); {LOGIN}.") from None
     except Exception as error:  # httpx's, of which there are many
         raise UserError(f"The Hub cannot be reached ({_reason(error)}); check the network, or push later.") from None
-    role = who.get("auth", {}).get("accessToken", {}).get("role")
-    owners = [who.get("name"), *(one.get("name") for one in who.get("orgs", []))]
+    role, name = who.get("auth", {}).get("accessToken", {}).get("role"), who["name"]
+    owners = [name, *(one["name"] for one in who.get("orgs", []))]
     if role == "read":
-        raise UserError(f"The token of {who.get('name')} may only read; {LOGIN}.")
+        raise UserError(f"The token of {name} may only read; {LOGIN}.")
     if role == "write" and repo.split("/")[0] not in owners:  # a fine-grained token does not list its rights
-        raise UserError(
-            f"{who.get('name')} may not write to {repo}; give one of {', '.join(map(str, owners))} as owner."
-        )
+        raise UserError(f"{name} may not write to {repo}; give one of {', '.join(owners)} as owner.")
 
 
 def push_run(run: Path, repo: str, *, private: bool = False) -> str:

@@ -101,13 +101,10 @@ def headline(scored: list[Row], against: str) -> list[str]:
     sentences = [f"Highest score: {best['method']}, {with_brackets(best['score'], best['interval'])} percent."]
     tested = [row for row in scored if row.get("against")]
     sure = [row for row in tested if is_significant(row["against"])]
-    for word, chosen in (
-        ("better", [row for row in sure if row["against"]["difference"] > 0]),
-        ("worse", [row for row in sure if row["against"]["difference"] <= 0]),
-    ):
-        if chosen:
-            names = ", ".join(f"{row['method']} ({100 * row['against']['difference']:+.1f} points)" for row in chosen)
-            sentences.append(f"Significantly {word} than {against}: {names}.")
+    points = {row["method"]: 100 * row["against"]["difference"] for row in sure}
+    for word, sign in (("better", 1), ("worse", -1)):
+        if names := [f"{name} ({gain:+.1f} points)" for name, gain in points.items() if (gain > 0) == (sign > 0)]:
+            sentences.append(f"Significantly {word} than {against}: {', '.join(names)}.")
     if rest := [row["method"] for row in tested if row not in sure]:
         sentences.append(f"No significant difference from {against}: {', '.join(rest)}.")
     if len(tested) > 1:
@@ -128,18 +125,11 @@ def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> 
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
-    values = [
-        {
-            "name": row["method"],
-            "minutes": row["seconds"] / 60,
-            "gain": 100 * row["against"]["difference"],
-            "low": 100 * row["against"]["interval"][0],
-            "high": 100 * row["against"]["interval"][1],
-            "took": duration(row["seconds"]),
-        }
-        for row in rows
-        if row.get("against") and row.get("seconds") is not None
-    ]
+    values = []
+    for row in (row for row in rows if row.get("against") and row.get("seconds") is not None):
+        gain, (low, high) = row["against"]["difference"], row["against"]["interval"]
+        value = {"name": row["method"], "minutes": row["seconds"] / 60, "gain": 100 * gain}
+        values.append(value | {"low": 100 * low, "high": 100 * high, "took": duration(row["seconds"])})
     if not values:
         return None
     x = quantity("minutes", "minutes, without evaluation", scale={"zero": False})

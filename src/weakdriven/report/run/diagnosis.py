@@ -133,11 +133,8 @@ def _change(change: dict[str, Any] | None) -> str:
 
 
 def diagnosis_figures(found: dict[str, Any]) -> dict[str, list[Figure]]:
-    return {
-        "pairs": pair_figures(found["gradients"]["pairs"]) if found else [],
-        "logits": logit_figures(found["logits"]) if found else [],
-        "drift": drift_figures(found["drift"]["models"]) if found else [],
-    }
+    pairs, chain = found["gradients"]["pairs"], found["drift"]["models"]
+    return {"pairs": pair_figures(pairs), "logits": logit_figures(found["logits"]), "drift": drift_figures(chain)}
 
 
 def logit_figures(logits: dict[str, Any]) -> list[Figure]:

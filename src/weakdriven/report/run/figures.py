@@ -28,14 +28,11 @@ def loss_figures(data: dict[str, Any]) -> list[Figure]:
     ]
     figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS)]
     figures += [round_losses(one["number"], logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
-    others = [
-        (model_name(name.replace("baselines/", "baseline-")), rows)
-        for name, rows in logs.items()
-        if name.startswith("baselines/") and name != "baselines/sft"
-    ]
+    others = [name for name in logs if name.startswith("baselines/") and name != "baselines/sft"]
+    names = {one: model_name(one.replace("baselines/", "baseline-")) for one in others}
     for number_, begin in enumerate(range(0, len(others), len(OTHERS)), 1):
         chosen = zip(others[begin : begin + len(OTHERS)], OTHERS, strict=False)
-        curves = [logged(rows, "loss", name, css) for (name, rows), css in chosen]
+        curves = [logged(logs[one], "loss", names[one], css) for one, css in chosen]
         title = "Other methods" + (f", part {number_}" if len(others) > len(OTHERS) else "")
         note = "Each curve is its method's own loss; the losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{number_}", title, curves, x=STEP, y="loss", caption=note))
@@ -72,11 +69,9 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
             ("gradient", "grad_norm", "Gradient norm", "norm of each model's gradient"),
             ("drift", "mean_logit", "Mean logit", "mean over vocabulary and tokens"),
         ):
-            pair = [
-                logged(rows, f"strong_{key}", "strong", "blue"),
-                logged(rows, f"weak_{key}", "weak", "grey", dashed=True),
-            ]
-            figures.append(line_figure(f"{name}-round-{t}", f"{title}, round {t}", pair, x=STEP, y=y))
+            strong = logged(rows, f"strong_{key}", "strong", "blue")
+            weak = logged(rows, f"weak_{key}", "weak", "grey", dashed=True)
+            figures.append(line_figure(f"{name}-round-{t}", f"{title}, round {t}", [strong, weak], x=STEP, y=y))
     return present(figures)
 
 
@@ -186,10 +181,10 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     ]
     note = "Dot: accuracy. Line: 95% interval."
     sampled = [row for row in rows if row["pass_at_k"]]
-    curves = [
-        Curve(row["name"], css, [(1.0, row["accuracy"]), *((int(k), share) for k, share in row["pass_at_k"].items())])
-        for row, css in zip(sampled, OTHERS * len(sampled), strict=False)
-    ]
+    curves = []
+    for row, css in zip(sampled, OTHERS * len(sampled), strict=False):
+        chances = ((int(k), share) for k, share in row["pass_at_k"].items())
+        curves.append(Curve(row["name"], css, [(1.0, row["accuracy"]), *chances]))
     title = f"{benchmark}: chance that one of k samples is right"
     accuracy = interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note)
     return present([accuracy, line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True)])

@@ -20,6 +20,7 @@ from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
 from weakdriven.runs.signals import stop_here
 
+TRAININGS = ("training", "baselines")
 IDLE = 4
 """While a run is followed, we wait this many times as long as a page took: the run needs the processor."""
 
@@ -58,14 +59,15 @@ def render_report(
 
 def page_content(data: dict[str, Any]) -> dict[str, Any]:
     manifests, problems = data["done"], data["problems"]
-    diagnosis, diagnosed = {}, diagnosis_figures({})
+    diagnosis, diagnosed = {}, {}
     try:
         if found := data["diagnosis"]:
-            facts, diagnosed = found["logits"]["facts"], diagnosis_figures(found)
+            facts = found["logits"]["facts"]
             notes = [f"Missing: {name}: {why}" for name, why in facts["missing"].items()] + facts["notes"]
             diagnosis = {"words": sample_words(facts), "notes": notes, "tables": diagnosis_tables(found)}
+            diagnosed = diagnosis_figures(found)
     except DAMAGED as error:
-        name = type(error).__name__
+        diagnosis, name = {}, type(error).__name__
         problems = [*problems, f"diagnostics cannot be shown ({name}: {error}); run weakdriven diagnose again."]
     versions: dict[str, set[str]] = {}
     for manifest in manifests.values():
@@ -77,9 +79,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "name": data["info"].get("recipe") or "unnamed run",
         "problems": problems,
         "waiting": waiting,
-        "untrained": [
-            name for name in waiting if stage_kind(name) in ("training", "baselines") and name not in data["metrics"]
-        ],
+        "untrained": [name for name in waiting if stage_kind(name) in TRAININGS and name not in data["metrics"]],
         "leftover": LEFTOVER,
         "verdict": verdict(data),
         "effort": effort(data),

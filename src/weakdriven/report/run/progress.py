@@ -1,7 +1,6 @@
 """What a run in progress is doing, found out from its files alone."""
 
 import fcntl
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,12 @@ def is_running(run: Path) -> bool:
 
     We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
     """
-    try:
-        with open(run / WORK / "lock", "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as lock:
+    path = run / WORK / "lock"
+    if not path.is_file():
+        return False
+    with path.open("rb") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+        except BlockingIOError:
+            return True
     return False

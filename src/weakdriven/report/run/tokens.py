@@ -10,7 +10,6 @@ from weakdriven.report.files import read_examples
 from weakdriven.report.format import number, shorten
 from weakdriven.runs.directory import DIAGNOSTICS, EXAMPLES
 
-FILE = "tokens.parquet"
 TOKENS, NEGATIVES = 12_000, 5
 """Maximum of tokens in all examples together, and of hard negatives per token: a page must stay below 6 MB."""
 LISTS = {
@@ -36,15 +35,14 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
 
     A token is `[text, values...]`, then for each hard negative `text, values...`; texts are numbers of `texts`.
     """
-    path = run / DIAGNOSTICS / FILE
-    if not path.is_file():
-        return {}
+    path = run / DIAGNOSTICS / "tokens.parquet"
     grouped: dict[int, list[dict[str, Any]]] = {}
     try:
-        for token in parquet.read_table(path).to_pylist():
+        for token in parquet.read_table(path).to_pylist() if path.is_file() else ():
             grouped.setdefault(token["row"], []).append(token)
     except (OSError, KeyError, pa.ArrowException) as error:
-        problems.append(f"{DIAGNOSTICS}/{FILE} cannot be read ({type(error).__name__}); run weakdriven diagnose again.")
+        name = type(error).__name__
+        problems.append(f"diagnostics/tokens.parquet cannot be read ({name}); run weakdriven diagnose again.")
     if not grouped:
         return {}
     most = max(20, TOKENS // len(grouped))
@@ -55,16 +53,10 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
     examples = []
     for row, tokens in grouped.items():
         tokens.sort(key=lambda token: token["position"])
-        examples.append(
-            {
-                "row": row,
-                "id": wanted[row],
-                "lists": tokens[0]["lists"],
-                "tokens": [_packed(token, texts) for token in tokens[:most]],
-                "question": shorten(questions.get(row, {}).get("prompt"), 600),
-                "left_out": max(0, len(tokens) - most),
-            }
-        )
+        shown = {"row": row, "id": wanted[row], "lists": tokens[0]["lists"]}
+        shown["tokens"] = [_packed(token, texts) for token in tokens[:most]]
+        shown["question"] = shorten(questions.get(row, {}).get("prompt"), 600)
+        examples.append(shown | {"left_out": max(0, len(tokens) - most)})
     lists = {name: [n for n, one in enumerate(examples) if name in one["lists"]] for name in LISTS}
     return {
         "examples": examples,

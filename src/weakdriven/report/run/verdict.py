@@ -32,11 +32,9 @@ def verdict(data: dict[str, Any]) -> list[str]:
     if not rows:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
     if final is None:
-        there = "; ".join(
-            f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in rows.values()
-        )
+        scored = [f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in data["accuracy"]]
         opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"
-        return [f"{opening} {there}."]
+        return [f"{opening} {'; '.join(scored)}."]
     benchmarks = [benchmark for benchmark, model in rows if model == final]
     both = [name for name in benchmarks if (name, control) in rows]
     pairs = {name: pair for name in both if (pair := paired(data, name, control, final)) is not None}

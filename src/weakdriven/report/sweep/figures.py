@@ -96,22 +96,18 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     line = {"y": vertical("score"), "tooltip": [*tips, {"field": "low"}, {"field": "high"}]}
     own, held = {"transform": [{"filter": "!datum.control"}]}, {"transform": [{"filter": "datum.control"}]}
     seed = layer({"type": "point", "size": 22, "opacity": 0.7}, y=vertical("score"), tooltip=[*tips, {"field": "seed"}])
-    spec = {
-        "height": 280,
-        "data": {"values": lines},
-        "encoding": {
-            "x": {"field": "x", **x_of(x, [one["x"] for one in lines])},
-            "color": colours([one["series"] for one in at.values()], control and control["name"], legend=LEGEND),
-        },
-        "layer": [
-            layer({"type": "area", "opacity": 0.16, "invalid": "break-paths-filter-domains"}, **band),
-            {**own, **layer({"type": "line", "point": {"size": 45}}, **line)},
-            {**held, **layer({"type": "line", "strokeDash": [6, 4]}, **line)},
-            {"data": {"values": seeds}, **seed},
-            {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # a point between two gaps has no band
-        ],
+    encoding = {
+        "x": {"field": "x", **x_of(x, [one["x"] for one in lines])},
+        "color": colours([one["series"] for one in at.values()], control and control["name"], legend=LEGEND),
     }
-    return Figure("sweep", f"Accuracy over {x}: {found['recipe']}", spec, note)
+    layers = [
+        layer({"type": "area", "opacity": 0.16, "invalid": "break-paths-filter-domains"}, **band),
+        {**own, **layer({"type": "line", "point": {"size": 45}}, **line)},
+        {**held, **layer({"type": "line", "strokeDash": [6, 4]}, **line)},
+        {"data": {"values": seeds}, **seed},
+        {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # a point between two gaps has no band
+    ]
+    return Figure("sweep", f"Accuracy over {x}: {found['recipe']}", layered(280, lines, encoding, layers), note)
 
 
 def dots(found: Row, results: list[Row]) -> Figure:
@@ -136,18 +132,14 @@ def dots(found: Row, results: list[Row]) -> Figure:
         encoding["yOffset"] = {"field": "series", "sort": [own]}
         note += f" Below each: {controls[0]['name']}."
     x = quantity("score", PERCENT, scale={"zero": False})
+    mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
     layers = [
         layer({"type": "rule", "strokeWidth": 2}, x=x | {"field": "low"}, x2={"field": "high"}),
-        layer(
-            {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            x=x,
-            tooltip=fields("point", "series", "score", "low", "high"),
-        ),
+        layer(mark, x=x, tooltip=fields("point", "series", "score", "low", "high")),
         {"data": {"values": seeds}, **layer({"type": "tick", "opacity": 0.6}, x=x)},
     ]
-    view = {"height": {"step": 34, "for": "position"}, "data": {"values": rows}}
-    title = f"Accuracy by {', '.join(axes)}: {found['recipe']}"
-    return Figure("sweep", title, {**view, "encoding": encoding, "layer": layers}, note)
+    spec = layered({"step": 34, "for": "position"}, rows, encoding, layers)
+    return Figure("sweep", f"Accuracy by {', '.join(axes)}: {found['recipe']}", spec, note)
 
 
 def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
@@ -162,19 +154,14 @@ def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
     shade = quantity("score", None, scale={"range": [0.05, 0.6], "zero": False}, legend=None)
     tips = fields("x", "y", "score", "low", "high", "seeds")
     rect = layer({"type": "rect", "color": "@blue"}, opacity=shade, tooltip=tips)
-    spec = {
-        "height": {"step": 34},
-        "data": {"values": cells},
-        "encoding": {
-            "x": {"field": "x", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
-            "y": {"field": "y", "type": "ordinal", "title": y, "sort": "descending"},
-        },
-        "layer": [
-            {"transform": [{"filter": "datum.score != null"}], **rect},
-            layer({"type": "text", "color": "@ink"}, text={"field": "label"}),
-        ],
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
+        "y": {"field": "y", "type": "ordinal", "title": y, "sort": "descending"},
     }
+    scored = {"transform": [{"filter": "datum.score != null"}], **rect}
+    layers = [scored, layer({"type": "text", "color": "@ink"}, text={"field": "label"})]
     note = f"Mean accuracy in percent over benchmarks and {len(found['seeds'])} seeds; –: no result."
+    spec = layered({"step": 34}, cells, encoding, layers)
     return Figure("sweep", f"Accuracy over {x} and {y}: {found['recipe']}", spec, note)
 
 
@@ -184,26 +171,23 @@ def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None
     axes = labels(found)
     if len(names) < 2 or (x and len(axes) > 1):
         return None
+    points: Row = {row["point"]: place(found, row, x) if x else words(found, row, axes) for row in results}
     values = [
-        {
-            "at": place(found, row, x) if x else words(found, row, axes),
-            "benchmark": name,
-            "score": percent(row.get("benchmarks", {}).get(name, {}).get("accuracy")),
-        }
+        {"at": points[row["point"]], "benchmark": name, "score": percent(of_each.get(name, {}).get("accuracy"))}
         for row in results
+        for of_each in [row.get("benchmarks", {})]
         for name in names
     ]
-    points = list(dict.fromkeys(one["at"] for one in values))
     encoding: Spec = {
         "color": {"field": "benchmark", "type": "nominal", "title": None, "sort": names},
         "tooltip": fields("at", "benchmark", "score"),
     }
     if x:
         view = {"height": 280, "mark": {"type": "line", "point": True}}
-        encoding |= {"x": {"field": "at", **x_of(x, points)}, "y": vertical("score")}
+        encoding |= {"x": {"field": "at", **x_of(x, [*points.values()])}, "y": vertical("score")}
     else:
         view = {"height": {"step": 28}, "mark": {"type": "point", "filled": True, "size": 60}}
-        y = {"field": "at", "type": "nominal", "sort": points, "title": ", ".join(axes)}
+        y = {"field": "at", "type": "nominal", "sort": [*points.values()], "title": ", ".join(axes)}
         encoding |= {"x": vertical("score"), "y": y}
     spec = {"data": {"values": values}, **view, "encoding": encoding}
     return Figure("sweep-benchmarks", f"Accuracy on each benchmark: {found['recipe']}", spec, "Means over seeds.")
@@ -222,26 +206,16 @@ def over_steps(found: Row) -> Figure | None:
             own[at] = trajectory(row, here)
         elif row["role"] == "control":
             held.setdefault(row["name"] if row["shared"] else f"{row['name']}, {at}", trajectory(row, here))
-    rows = [
-        {"series": name, "control": each is held, **one}
-        for each in (own, held)
-        for name, points in each.items()
-        for one in points
-    ]
+    rows = [{"series": name, "control": False, **one} for name, points in own.items() for one in points]
+    rows += [{"series": name, "control": True, **one} for name, points in held.items() for one in points]
     dash = {"condition": {"test": "datum.control", "value": [6, 4]}, "value": [1, 0]}
     tips = fields("series", "steps", "score", "low", "high")
-    spec = {
-        "height": 280,
-        "data": {"values": rows},
-        "encoding": {
-            "x": quantity("steps", "optimizer steps of its last training"),
-            "color": colours([*own], *held, legend=LEGEND),
-        },
-        "layer": [
-            layer({"type": "area", "opacity": 0.12}, y=vertical("low"), y2={"field": "high"}),
-            layer({"type": "line", "point": True}, y=vertical("score"), strokeDash=dash, tooltip=tips),
-        ],
-    }
+    x = quantity("steps", "optimizer steps of its last training")
+    layers = [
+        layer({"type": "area", "opacity": 0.12}, y=vertical("low"), y2={"field": "high"}),
+        layer({"type": "line", "point": True}, y=vertical("score"), strokeDash=dash, tooltip=tips),
+    ]
+    spec = layered(280, rows, {"x": x, "color": colours([*own], *held, legend=LEGEND)}, layers)
     note = f"Means over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. At 0: the model that training starts "
     note += f"from.{' Dashed: SFT.' if held else ''}"
     return Figure("sweep-steps", f"Accuracy over the steps: {found['recipe']}", spec, note)
@@ -268,12 +242,15 @@ def x_of(title: str, values: list[float]) -> Row:
     return {"type": "quantitative", "title": title, "axis": ticks, "scale": scale}
 
 
+def layered(height: Any, rows: list[Row], encoding: Spec, layers: list[Spec]) -> Spec:
+    return {"height": height, "data": {"values": rows}, "encoding": encoding, "layer": layers}
+
+
 def fields(*names: str) -> list[Row]:
     return [{"field": name} for name in names]
 
 
 def colours(own: list[str], *controls: str | None, **more: Any) -> Row:
     names = {name: SERIES[place % len(SERIES)] for place, name in enumerate(dict.fromkeys(own))}
-    return category(
-        "series", names | {name: CONTROL for name in controls if name and name not in names}, title=None, **more
-    )
+    names |= {name: CONTROL for name in controls if name and name not in names}
+    return category("series", names, title=None, **more)

@@ -24,8 +24,6 @@ NOT_RUN = "not run yet"
 MEASURED = ["items", "correct", "accuracy", "low", "high"]
 COSTS = ["seconds", "trained_tokens", "peak_bytes"]
 OURS = ["point", "seed", "model", "share_of_steps", "steps", "benchmark", *MEASURED, *COSTS, "status", "reason"]
-Models = dict[tuple[str, str], dict[str, Evaluated]]
-"""(point, seed) to the models of its run."""
 
 
 def write_sweep(root: Path, facts: Row | None = None) -> Row:
@@ -79,19 +77,10 @@ def tables(found: Row) -> dict[str, Table]:
             shared[row["model"]] = [row["name"], seeds, score, time]
         else:
             others.append([*place, row["name"], seeds, score, time])
+    against = f"to {format.model_name(control) if control else 'SFT'}"
     of_model = ["model", "seeds", "score", "time"]
     made: dict[str, Table] = {
-        "Points": (
-            [
-                *axes,
-                "seeds",
-                "score",
-                "to the default",
-                f"to {format.model_name(control) if control else 'SFT'}",
-                "time",
-            ],
-            points,
-        ),
+        "Points": ([*axes, "seeds", "score", "to the default", against, "time"], points),
         "The same at every point": (of_model, list(shared.values())),
         "Other models": ([*axes, *of_model], others),
     }
@@ -212,7 +201,7 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     return rows
 
 
-def is_shared(model: str | None, found: Models, facts: Row) -> bool:
+def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Evaluated]], facts: Row) -> bool:
     """Whether every finished run has this model, and under each seed the same one."""
     done = [models for at, models in found.items() if state_of(facts, *at)["status"] == "done"]
     each = [{one[model] for (_, of), one in found.items() if of == seed and model in one} for seed in facts["seeds"]]
