@@ -51,26 +51,10 @@ def one(name, row, tmp_path, monkeypatch):
     return load_items(name, str(tmp_path))[0]
 
 
-def test_a_recipe_can_name_exactly_the_benchmarks_there_are():
+def test_a_recipe_can_name_every_benchmark_and_row_counts_are_the_published_ones():
     assert set(get_args(Benchmark)) == set(BENCHMARKS)
-
-
-def test_row_counts_are_the_published_ones():
-    counts = {
-        "aime2025": 30,
-        "math500": 500,
-        "amc23": 40,
-        "aqua": 254,
-        "gsm8k": 1319,
-        "mawps": 238,
-        "svamp": 1000,
-        "humaneval_plus": 164,
-        "mbpp_plus": 378,
-        "bigcodebench": 1140,
-        "livecodebench": 400,
-        "logiqa2": 1572,
-        "reclor": 500,
-    }
+    counts = dict(aime2025=30, math500=500, amc23=40, aqua=254, gsm8k=1319, mawps=238, svamp=1000)
+    counts |= dict(humaneval_plus=164, mbpp_plus=378, bigcodebench=1140, livecodebench=400, logiqa2=1572, reclor=500)
     assert {name: entry.rows for name, entry in BENCHMARKS.items() if not entry.embedded} == counts
 
 
@@ -102,13 +86,14 @@ def test_items_survive_json(name, row, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "place", ["gsm8k.jsonl", "gsm8k_test.jsonl.gz", "math/gsm8k.jsonl.gz", "math/gsm8k_test.jsonl"]
 )
-def test_a_file_is_found_by_either_name_in_the_folder_or_its_domain(place, tmp_path):
+def test_a_file_is_found_by_either_name_in_the_folder_or_its_domain(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], rows=30))
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows(1319)).encode()
+    text = "".join(json.dumps(row) + "\n" for row in rows()).encode()
     path.write_bytes(gzip.compress(text) if place.endswith("gz") else text)
     assert benchmark_source("gsm8k", str(tmp_path)) == str(path)
-    assert len(load_items("gsm8k", str(tmp_path))) == 1319
+    assert len(load_items("gsm8k", str(tmp_path))) == 30
 
 
 def test_the_folder_itself_comes_before_that_of_the_domain(tmp_path):
@@ -142,9 +127,8 @@ def test_a_benchmark_that_is_not_on_the_hub_says_where_it_comes_from(name, place
 
 
 def test_a_missing_file_is_an_error_that_names_folder_and_files(tmp_path):
-    with pytest.raises(UserError, match=r"no gsm8k.jsonl or gsm8k_test.jsonl in eval.data_dir=.*folder math") as error:
+    with pytest.raises(UserError, match=rf"no gsm8k.jsonl or gsm8k_test.jsonl in .*{tmp_path}.*folder math"):
         load_items("gsm8k", str(tmp_path))
-    assert str(tmp_path) in str(error.value)
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
@@ -152,23 +136,15 @@ def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
         benchmarks_named("gsm8k, math-500")
 
 
-@pytest.mark.parametrize("key", ["id", "question", "answer"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda row, key: row.pop(key),
-        lambda row, key: row.update({key: None}),
-        lambda row, key: row.update({key: " "}),
-    ],
-)
-def test_a_missing_or_empty_field_is_an_error_naming_row_and_field(key, change, tmp_path):
+@pytest.mark.parametrize("key, value", [("id", None), ("question", " "), ("answer", "")])
+def test_a_missing_or_empty_field_is_an_error_naming_row_and_field(key, value, tmp_path):
     items = rows()
-    change(items[4], key)
+    items[4][key] = value
     with pytest.raises(UserError, match=rf"aime2025.jsonl, row 5: the field '{key}' is missing"):
         aime(tmp_path, items)
 
 
-@pytest.mark.parametrize("count", [0, 29, 31])
+@pytest.mark.parametrize("count", [29, 31])
 def test_a_wrong_number_of_rows_is_an_error(count, tmp_path):
     with pytest.raises(UserError, match=rf"holds {count} items, but aime2025 has 30"):
         aime(tmp_path, rows(count))
@@ -187,23 +163,21 @@ def test_half_a_surrogate_pair_is_an_error(tmp_path):
 BAD = [
     ("reclor", CHOICE | {"options": ["1", "2", "3"]}, "expected 4 options with text"),
     ("reclor", CHOICE | {"options": ["1", "2", "3", " "]}, "expected 4 options with text"),
-    ("reclor", CHOICE | {"options": None}, "expected 4 options with text"),
     ("reclor", CHOICE | {"answer": "E"}, "the answer is 'E'; expected a letter from A to D"),
-    ("reclor", CHOICE | {"answer": "AB"}, "the answer is 'AB'"),
     ("reclor", CHOICE | {"context": ""}, "the field 'context' is missing"),
     ("aqua", CHOICE, "expected 5 options"),
-    *[("humaneval_plus", CODE | {key: None}, f"the field '{key}' is missing") for key in CODE],
+    ("humaneval_plus", CODE | {"entry_point": None}, "the field 'entry_point' is missing"),
     ("livecodebench", CONTEST | {"tests": []}, "tests is a list of objects"),
     (
         "livecodebench",
         CONTEST | {"tests": [{"input": 1, "output": "2", "testtype": "stdin"}]},
-        r"tests is a list of objects with input and output as text; found \{'input': 1",
+        "tests is a list of objects with input and output as text",
     ),
     ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "all tests of a row are stdin"),
     (
         "livecodebench",
         CONTEST | {"tests": [*CONTEST["tests"], {"input": "1", "output": "2", "testtype": "functional"}]},
-        "all tests of a row are stdin or all are functional; found functional, stdin",
+        "found functional, stdin",
     ),
     (
         "livecodebench",
@@ -213,7 +187,7 @@ BAD = [
     (
         "livecodebench",
         {"question_content": "q", "question_id": "1", "private_test_cases": "AAAA"},
-        "not in a layout that livecodebench is published in: the private tests cannot be unpacked",
+        "the private tests cannot be unpacked",
     ),
     ("bigcodebench", {"complete_prompt": "p", "libs": "[nonsense("}, "not in a layout"),
 ]
@@ -226,7 +200,7 @@ def test_a_bad_row_is_an_error_that_names_file_and_row(name, row, words, tmp_pat
     assert f"{name}.jsonl, row 1" in str(error.value)
 
 
-def test_a_letter_may_be_small(tmp_path, monkeypatch):
+def test_a_gold_letter_may_be_lower_case(tmp_path, monkeypatch):
     assert one("reclor", CHOICE | {"answer": " b"}, tmp_path, monkeypatch).gold == "B"
 
 
@@ -246,7 +220,7 @@ def test_a_contest_item_is_what_the_grader_reads(tmp_path, monkeypatch):
 
 def test_a_gold_answer_that_the_grader_cannot_read_is_an_error():
     items = [Item("a", "q", "12"), Item("b", "q", "\\boxed{}")]
-    with pytest.raises(UserError, match=r"math500: the grader cannot read the gold answer of 1 items \(first: b"):
+    with pytest.raises(UserError, match=r"gold answer of 1 items \(first: b"):
         check_items("math500", items)
     check_items("math500", items[:1])
 
@@ -257,15 +231,11 @@ def test_libraries_that_are_not_installed_are_named_with_the_number_of_items():
 
     there = item("there", ["json", "numpy"])
     absent = [item("x", ["no_such_a", "json"]), item("y", ["no_such_a"], "from no_such_b.c import d"), there]
-    assert missing_libraries([there]) == {}
+    assert missing_libraries([there, item("no python", ["json"], "import (")]) == {}
     assert missing_libraries(absent) == {"no_such_a": ["x", "y"], "no_such_b": ["y"]}
     check_items("bigcodebench", [there])
     with pytest.raises(UserError, match=r"2 of 3 items need libraries .*no_such_a, no_such_b\. Install them"):
         check_items("bigcodebench", absent)
-
-
-def test_a_test_that_is_no_python_names_no_library():
-    assert missing_libraries([Item("x", "q", CODE | {"libs": ["json"], "test": "import ("})]) == {}
 
 
 DATA = os.environ.get("WEAKDRIVEN_DATA")

@@ -112,13 +112,10 @@ def item(name, row, number=1):
     return as_item(name, our_fields(name, row, number), "here")
 
 
-def test_every_benchmark_but_the_embedded_one_has_a_published_layout():
-    assert {*MARKS, "gsm8k"} == set(BENCHMARKS) - {"arithmetic"} == set(CASES)
-
-
 @pytest.mark.parametrize("name, row", ROWS)
-def test_a_published_row_becomes_an_item(name, row):
-    made = item(name, row)
+def test_a_published_row_becomes_an_item_and_a_row_in_our_fields_stays_as_it_is(name, row):
+    ours, made = our_fields(name, row, 1), item(name, row)
+    assert our_fields(name, ours, 2) == ours
     assert made.id and made.question
     if BENCHMARKS[name].kind == "math":
         assert made.gold == "2" and made.options is None
@@ -126,20 +123,18 @@ def test_a_published_row_becomes_an_item(name, row):
         assert made.gold == "B" and len(made.options) == BENCHMARKS[name].options
 
 
-@pytest.mark.parametrize("name, row", ROWS)
-def test_a_row_in_our_fields_is_left_alone(name, row):
-    ours = our_fields(name, row, 1)
-    assert our_fields(name, ours, 2) == ours
+def test_every_benchmark_but_the_embedded_one_has_a_published_layout():
+    assert {*MARKS, "gsm8k"} == set(BENCHMARKS) - {"arithmetic"} == set(CASES)
 
 
-def test_ids_tell_rows_apart_and_say_where_they_come_from():
+def test_ids_are_unique_and_name_their_source():
     assert item("gsm8k", CASES["gsm8k"][0], 12).id == "gsm8k-test-0011"
     assert item("math500", CASES["math500"][0]).id == "math500-prealgebra/9"
     assert item("logiqa2", CASES["logiqa2"][0], 3).id == "logiqa2-test-0002-12"
     assert item("mbpp_plus", MBPP_PLUS).id == "Mbpp/900"
 
 
-def test_a_gsm8k_answer_is_what_stands_behind_the_mark_without_commas():
+def test_a_gsm8k_answer_is_the_text_after_the_mark_without_commas():
     assert our_fields("gsm8k", {"question": "q", "answer": "#### 3\n#### 1,200"}, 1)["answer"] == "1200"
     with pytest.raises(UserError, match="'answer' is missing"):
         item("gsm8k", {"question": "q", "answer": "no mark, 12"})
@@ -156,11 +151,11 @@ def test_aqua_options_lose_their_letters_once():
 
 
 @pytest.mark.parametrize("name", ["logiqa2", "reclor"])
-def test_a_logic_row_asks_context_question_and_options(name):
+def test_a_logic_prompt_has_context_question_and_options(name):
     assert item(name, CASES[name][0]).question == "One.\n\nWhich?\n\n(A) a\n(B) b\n(C) c\n(D) d"
 
 
-@pytest.mark.parametrize("label", [4, -1, None, True, "E"])
+@pytest.mark.parametrize("label", [4, -1, True, "E"])
 def test_a_label_that_is_no_option_is_an_error(label):
     with pytest.raises(UserError, match="answer"):
         item("reclor", CASES["reclor"][0] | {"label": label})
@@ -171,12 +166,7 @@ def test_a_label_that_is_no_option_is_an_error(label):
     [
         ("humaneval_plus", HUMANEVAL_PLUS, "def twice(x):\n    return 2 * x", "def twice(x):\n    return x"),
         ("mbpp_plus", MBPP_PLUS, MBPP_PLUS["code"], "def shared(a, b):\n    return a"),
-        (
-            "bigcodebench",
-            BIGCODEBENCH,
-            "import json\ndef task_func(x):\n    return json.dumps(x)",
-            "def task_func(x): 0",
-        ),
+        ("bigcodebench", BIGCODEBENCH, BIGCODEBENCH["canonical_solution"], "def task_func(x): 0"),
     ],
 )
 def test_a_published_code_row_can_be_graded(name, row, right, wrong):
@@ -186,13 +176,13 @@ def test_a_published_code_row_can_be_graded(name, row, right, wrong):
     assert not grade("code", f"```python\n{wrong}\n```", gold, **limits).correct
 
 
-def test_bigcodebench_asks_its_instruction_and_names_its_libraries():
+def test_bigcodebench_gives_its_instruction_and_names_its_libraries():
     made = item("bigcodebench", BIGCODEBENCH)
     assert made.question == BIGCODEBENCH["instruct_prompt"]
     assert made.gold["libs"] == ["json"] and made.gold["prompt"] == BIGCODEBENCH["complete_prompt"]
 
 
-def test_mbpp_plus_asks_for_the_function_that_its_first_assert_calls():
+def test_an_mbpp_plus_prompt_names_the_function_that_its_first_assert_calls():
     made = item("mbpp_plus", MBPP_PLUS)
     assert made.gold["entry_point"] == "shared" and made.gold["test_style"] == "asserts"
     assert MBPP_PLUS["test_list"][0] in made.question and MBPP_PLUS["test_list"][1] not in made.question
@@ -221,7 +211,7 @@ class Evil:
         return os.system, ("echo never > never",)
 
 
-@pytest.mark.parametrize("content", [Evil(), ["[]"], 5])
+@pytest.mark.parametrize("content", [Evil(), 5])
 def test_packed_tests_may_hold_text_only(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="cannot be unpacked"):
