@@ -31,6 +31,17 @@ def isolated() -> str:
     return isolation()
 
 
+def refused(*calls: str) -> str:
+    """A program that passes if each of these calls raises OSError; `check(code)` does for a negative code of C."""
+    return (
+        "import ctypes, os, signal, socket, stat, sys\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def check(code):\n    if code < 0: raise OSError(38, 'not implemented')\n"
+        f"for call in ({' '.join(f'lambda: {call},' for call in calls)}):\n"
+        "    try: call()\n    except OSError: continue\n    raise AssertionError(call.__code__.co_consts)\n"
+    )
+
+
 def assert_passes(result: CodeResult) -> None:
     assert result.passed, (result.status, result.stderr)
 

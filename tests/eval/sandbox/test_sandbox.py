@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sandbox_cases
-from sandbox_cases import assert_no_new_processes, assert_passes, host_processes, own, wait_until
+from sandbox_cases import assert_no_new_processes, assert_passes, host_processes, own, refused, wait_until
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.code import grade_code
 from weakdriven.eval.sandbox import CodeResult, SandboxError, run_code
@@ -54,17 +54,10 @@ def test_a_program_cannot_reach_anything_of_the_caller(isolated, tmp_path, monke
     monkeypatch.setenv("WEAKDRIVEN_TEST_SECRET", "hunter2")
     (mine := tmp_path / "mine.txt").write_text("keep")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        program = (
-            "import os, signal, socket\n"
-            f"for reach in (lambda: open({str(mine)!r}), lambda: open({sandbox.__file__!r}, 'a'),\n"
-            f"              lambda: open('/new', 'w'), lambda: socket.create_connection({server.getsockname()!r}, 2),\n"
-            f"              lambda: os.kill({os.getpid()}, 0), lambda: os.setuid(0)):\n"
-            "    try: reach()\n"
-            "    except OSError: continue\n"
-            "    raise AssertionError(reach.__code__.co_names)\n"
-            "assert 'WEAKDRIVEN_TEST_SECRET' not in os.environ\n"
-        )
-        assert_passes(run_code(program, timeout=30))
+        reach = f"socket.create_connection({server.getsockname()!r}, 2)"
+        write = f"open({sandbox.__file__!r}, 'a')", "open('/new', 'w')"
+        program = refused(f"open({str(mine)!r})", *write, reach, f"os.kill({os.getpid()}, 0)", "os.setuid(0)")
+        assert_passes(run_code(program + "assert 'WEAKDRIVEN_TEST_SECRET' not in os.environ", timeout=30))
     assert mine.read_text() == "keep"
 
 
