@@ -21,7 +21,6 @@ def packed(tests) -> str:
 HUMANEVAL_PLUS = {
     "task_id": "HumanEval/900",
     "prompt": 'def twice(x):\n    """Twice x."""\n',
-    "canonical_solution": "    return 2 * x\n",
     "entry_point": "twice",
     "test": "def check(candidate):\n    assert candidate(2) == 4\n",
 }
@@ -29,8 +28,6 @@ MBPP_PLUS = {
     "task_id": 900,
     "code": "def helper(x):\n    return x\ndef shared(a, b):\n    return tuple(set(a) & set(b))",
     "prompt": "Write a function to find what two tuples share.",
-    "source_file": "made up",
-    "test_imports": [],
     "test_list": ["assert set(shared((1, 2), (2, 3))) == set((2,))", "assert shared((1,), (2,)) == ()"],
     "test": "inputs = [[(1, 2), (2, 3)]]\nfor inp in inputs:\n    assert shared(*inp) == (2,)\n",
 }
@@ -39,20 +36,14 @@ BIGCODEBENCH = {
     "complete_prompt": 'import json\ndef task_func(x):\n    """x as JSON."""\n',
     "instruct_prompt": "Write x as JSON.\nYou should write self-contained code starting with:\n```\nimport json\n```",
     "canonical_solution": "    return json.dumps(x)",
-    "code_prompt": "import json\ndef task_func(x):\n",
     "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
     "    def test_one(self):\n        self.assertEqual(task_func([1]), '[1]')",
     "entry_point": "task_func",
-    "doc_struct": "{}",
     "libs": "['json']",
 }
 STDIN = {
-    "question_title": "Double",
     "question_content": "Print twice the number.",
-    "platform": "atcoder",
     "question_id": "abc900_a",
-    "contest_id": "abc900",
-    "contest_date": "2023-06-01T00:00:00",
     "starter_code": "",
     "difficulty": "easy",
     "public_test_cases": json.dumps([{"input": "2\n", "output": "4\n", "testtype": "stdin"}]),
@@ -61,7 +52,6 @@ STDIN = {
 }
 FUNCTIONAL = STDIN | {
     "question_id": "9000",
-    "platform": "leetcode",
     "starter_code": "class Solution:\n    def twice(self, x: int) -> int:\n        ",
     "public_test_cases": json.dumps([{"input": "2", "output": "4", "testtype": "functional"}]),
     "private_test_cases": json.dumps([{"input": "5", "output": "10", "testtype": "functional"}]),
@@ -74,26 +64,10 @@ CASES = {
         {"id": 3, "problem": "What is 1+1?", "answer": 2.0, "url": "u"},
     ],
     "gsm8k": [{"question": "What is 1+1?", "answer": "One and one <<1+1=2>>2.\n#### 2"}],
-    "math500": [
-        {
-            "problem": "What is 1+1?",
-            "solution": "$\\boxed{2}$",
-            "answer": "2",
-            "subject": "Prealgebra",
-            "level": 1,
-            "unique_id": "test/prealgebra/9.json",
-        }
-    ],
+    "math500": [{"problem": "What is 1+1?", "answer": "2", "level": 1, "unique_id": "test/prealgebra/9.json"}],
     "mawps": [{"id": 5, "original_text": "What is 1+1?", "segmented_text": "?", "equation": "x=1+1", "ans": 2.0}],
     "svamp": [{"ID": "chal-900", "Body": "There is 1.", "Question": "One more?", "Answer": "2.0", "Type": "Addition"}],
-    "aqua": [
-        {
-            "question": "What is 1+1?",
-            "options": ["A)1", "B)2", "C)3", "D)4", "E)5"],
-            "rationale": "B",
-            "correct": "B",
-        }
-    ],
+    "aqua": [{"question": "What is 1+1?", "options": ["A)1", "B)2", "C)3", "D)4", "E)5"], "correct": "B"}],
     "logiqa2": [
         {"id": 12, "answer": 1, "text": "One.", "question": "Which?", "options": ["a", "b", "c", "d"], "type": {}}
     ],

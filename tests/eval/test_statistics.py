@@ -121,10 +121,7 @@ def test_the_p_value_of_mcnemar_is_the_exact_binomial_one(only_a, only_b, p_valu
     assert (compared.only_a, compared.only_b) == (only_a, only_b)
     assert compared.p_value == pytest.approx(p_value, abs=1e-6)
     assert compared.difference == pytest.approx((only_b - only_a) / len(a))
-
-
-def test_thousands_of_items_that_differ_are_counted_exactly():
-    assert 0 < binomial_p_value(1000, 1200) < 1e-4
+    assert 0 < binomial_p_value(1000, 1200) < 1e-4, "thousands of items are counted exactly"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=10))
@@ -191,26 +188,6 @@ def test_the_interval_is_that_of_a_plain_loop_over_drawn_seeds_and_problems():
         means.append(np.mean(each))
     expected = np.quantile(means, [0.025, 0.975])
     assert interval_of(scores) == pytest.approx(expected, abs=0.012)
-
-
-def test_seeds_that_differ_widen_the_interval():
-    alike = {"a": np.tile(drawn(1, 200, 0.5), (3, 1))}
-    apart = {"a": np.concatenate([np.ones((1, 200)), np.zeros((1, 200)), drawn(1, 200, 0.5)])}
-    widths = [np.diff(interval_of(one))[0] for one in (alike, apart)]
-    assert widths[1] > 5 * widths[0]
-
-
-def test_with_one_seed_the_interval_is_that_of_its_problems():
-    values = drawn(1, 500, 0.4)
-    low, high = interval_of({"a": values})
-    half = 1.96 * np.sqrt(values.mean() * (1 - values.mean()) / 500)
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.005)
-
-
-def test_a_method_does_not_differ_from_itself():
-    scores = {"a": drawn(3, 50, 0.5)}
-    found = compare_seeds(scores, scores)
-    assert (found.difference, found.interval, found.p_items, found.p_seeds) == (0.0, (0.0, 0.0), 1.0, None)
 
 
 def test_a_clear_gain_is_found_by_problems_and_by_seeds():
