@@ -147,7 +147,7 @@ def test_verdicts_of_an_interrupted_grading_do_not_count_for_other_golds(folders
     assert read_json(folders["out"] / "scores.json")["correct"] == 0
 
 
-def test_a_folder_is_graded_again_from_what_it_holds_alone(folders, monkeypatch):
+def test_a_folder_of_results_is_graded_again_without_the_data(folders, monkeypatch):
     task = task_of()
     evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
     before = (folders["out"] / "samples.jsonl").read_text()

@@ -175,17 +175,20 @@ def test_500_programs_keep_steady_memory_and_leave_no_process_or_file_behind(iso
     }
     programs = (list(kinds) * 84)[:500]
 
-    def left_behind() -> tuple[list[str], int, int]:
-        temporary = [name for name in os.listdir("/tmp") if "weakdriven" in name or name in ("work", "program.py")]
-        return temporary, len(os.listdir("/proc/self/fd")), threading.active_count()
+    def temporary_files() -> set[str]:
+        return {name for name in os.listdir("/tmp") if "weakdriven" in name or name in ("work", "program.py")}
 
-    before, known, memory = left_behind(), host_processes(), []
+    def handles() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before, files, known, memory = handles(), temporary_files(), host_processes(), []
     with ThreadPoolExecutor(2) as threads:
         for program, result in zip(programs, threads.map(lambda one: run_code(one, timeout=60), programs), strict=True):
             assert result.status == kinds[program]
             memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
     print(f"{isolated}: {memory[0]:.1f} to {max(memory):.1f} MiB, {memory[-1]:.1f} at the end")
-    assert left_behind() == before
+    assert handles() == before
+    assert wait_until(lambda: temporary_files() <= files), "those of other tests on this machine go away"
     assert_no_new_processes(known)
     assert memory[-1] - memory[100] < 8  # the allocator of a process that ran other tests moves by a few on its own
 
