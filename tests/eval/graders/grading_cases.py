@@ -276,6 +276,7 @@ NEGATIONS = [
     choice("The answer is B. Option A is true but does not follow.", "B", True, "a remark after the answer"),
     choice("The answer is A, and B is wrong.", "A", True, "a negation after the answer"),
     choice("A, B and D are ruled out, leaving C.", "C", True, "what is left"),
+    choice("It rains, so A is wrong.", "A", False, "a conclusion that denies a letter", None),
     choice("I don't think option A fits.", "A", False, "a mention with a negation", None),
     choice("Why is A wrong? Because of the rain. The answer is D", "D", True, "a question first"),
 ]
