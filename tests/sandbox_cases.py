@@ -1,12 +1,13 @@
-"""What the tests of the sandbox share: both methods, short limits, and the processes on this machine."""
+"""What the tests of the sandbox share: its methods, generous limits, and the processes on this machine."""
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from weakdriven.eval.sandbox.run import CodeResult, run_code, why_not
+from weakdriven.eval.sandbox.run import CodeResult, isolation, no_isolation, run_code, why_not
 
 
 @pytest.fixture(params=["bubblewrap", "unshare"])
@@ -18,20 +19,42 @@ def method(request) -> str:
 
 @pytest.fixture
 def run(method):
-    """Runs a program by one method and under short limits."""
+    """Runs a program by each method, with more time than it needs."""
+    return lambda program, **limits: run_code(program, **{"method": method, "timeout": 30, **limits})
 
-    def run_here(program: str, **limits) -> CodeResult:
-        return run_code(program, **{"method": method, "timeout": 5, **limits})
 
-    return run_here
+@pytest.fixture
+def isolated() -> str:
+    """The one method that is used here unless another is asked for."""
+    if isolation() == "none":
+        pytest.skip(no_isolation())
+    return isolation()
+
+
+def refused(*calls: str) -> str:
+    """A program that passes if each of these calls raises OSError; `check(code)` does for a negative code of C."""
+    return (
+        "import ctypes, os, signal, socket, stat, sys\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def check(code):\n    if code < 0: raise OSError(38, 'not implemented')\n"
+        f"for call in ({' '.join(f'lambda: {call},' for call in calls)}):\n"
+        "    try: call()\n    except OSError: continue\n    raise AssertionError(call.__code__.co_consts)\n"
+    )
 
 
 def assert_passes(result: CodeResult) -> None:
     assert result.passed, (result.status, result.stderr)
 
 
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
 def host_processes() -> set[int]:
-    """Python and bwrap processes of the machine, by number."""
+    """Ids of the processes on the machine that belong to sandboxes."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,11 +69,7 @@ def host_processes() -> set[int]:
 
 def assert_no_new_processes(before: set[int]) -> None:
     """The kernel may take a moment to collect the dead; sandboxes of other sessions on this machine do not count."""
-    for _ in range(100):
-        if not (left := own(host_processes() - before)):
-            return
-        time.sleep(0.05)
-    raise AssertionError(left)
+    assert wait_until(lambda: not own(host_processes() - before)), own(host_processes() - before)
 
 
 def own(pids: set[int]) -> set[int]:

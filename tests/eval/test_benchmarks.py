@@ -51,36 +51,16 @@ def one(name, row, tmp_path, monkeypatch):
     return load_items(name, str(tmp_path))[0]
 
 
-def test_a_recipe_can_name_exactly_the_benchmarks_there_are():
+def test_a_recipe_can_name_every_benchmark_and_row_counts_are_the_published_ones():
     assert set(get_args(Benchmark)) == set(BENCHMARKS)
-
-
-def test_row_counts_are_the_published_ones():
-    counts = {
-        "aime2025": 30,
-        "math500": 500,
-        "amc23": 40,
-        "aqua": 254,
-        "gsm8k": 1319,
-        "mawps": 238,
-        "svamp": 1000,
-        "humaneval_plus": 164,
-        "mbpp_plus": 378,
-        "bigcodebench": 1140,
-        "livecodebench": 400,
-        "logiqa2": 1572,
-        "reclor": 500,
-    }
+    counts = dict(aime2025=30, math500=500, amc23=40, aqua=254, gsm8k=1319, mawps=238, svamp=1000)
+    counts |= dict(humaneval_plus=164, mbpp_plus=378, bigcodebench=1140, livecodebench=400, logiqa2=1572, reclor=500)
     assert {name: entry.rows for name, entry in BENCHMARKS.items() if not entry.embedded} == counts
+    budgets = {name: 8192 if name in ("aime2025", "amc23") else 4096 for name in counts}
+    assert {name: BENCHMARKS[name].max_new_tokens for name in counts} == budgets
 
 
-def test_new_tokens_are_8192_for_the_two_contests_and_4096_else():
-    budgets = {name: entry.max_new_tokens for name, entry in BENCHMARKS.items() if not entry.embedded}
-    assert {name for name, budget in budgets.items() if budget == 8192} == {"aime2025", "amc23"}
-    assert set(budgets.values()) == {4096, 8192}
-
-
-def test_the_embedded_benchmark_needs_no_folder():
+def test_the_embedded_benchmark_needs_no_file():
     items = load_items("arithmetic", None)
     assert len(items) == BENCHMARKS["arithmetic"].rows >= 500
     assert {item.level for item in items} == {"2", "3", "4", "5"}
@@ -102,13 +82,14 @@ def test_items_survive_json(name, row, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "place", ["gsm8k.jsonl", "gsm8k_test.jsonl.gz", "math/gsm8k.jsonl.gz", "math/gsm8k_test.jsonl"]
 )
-def test_a_file_is_found_by_either_name_in_the_folder_or_its_domain(place, tmp_path):
+def test_a_file_is_found_by_either_name_in_the_folder_or_its_domain(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], rows=30))
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows(1319)).encode()
+    text = "".join(json.dumps(row) + "\n" for row in rows()).encode()
     path.write_bytes(gzip.compress(text) if place.endswith("gz") else text)
     assert benchmark_source("gsm8k", str(tmp_path)) == str(path)
-    assert len(load_items("gsm8k", str(tmp_path))) == 1319
+    assert len(load_items("gsm8k", str(tmp_path))) == 30
 
 
 def test_the_folder_itself_comes_before_that_of_the_domain(tmp_path):
@@ -133,18 +114,18 @@ def test_without_a_folder_items_come_from_the_hub(monkeypatch):
     assert load_items("aime2025", None)[4] == Item("aime2025-4", "4?", "4") and asked == ["math-ai/aime25"]
 
 
-@pytest.mark.parametrize("name, place", [("mawps", "MWPToolkit"), ("reclor", "whyu.me/reclor")])
-def test_a_benchmark_that_is_not_on_the_hub_says_where_it_comes_from(name, place, tmp_path):
-    with pytest.raises(UserError, match=rf"{name} needs eval.data_dir, a folder that holds {name}.jsonl.*{place}"):
+@pytest.mark.parametrize(
+    "name, files, place",
+    [
+        ("mawps", "mawps.jsonl or mawps_test.jsonl .*folder math", "MWPToolkit"),
+        ("reclor", "reclor.jsonl .*folder logic", "whyu.me/reclor"),
+    ],
+)
+def test_a_missing_file_is_an_error_that_says_where_it_comes_from(name, files, place, tmp_path):
+    with pytest.raises(UserError, match=f"{name} needs eval.data_dir.*{place}"):
         load_items(name, None)
-    with pytest.raises(UserError, match=place):
+    with pytest.raises(UserError, match=f"no {files}.*{place}"):
         load_items(name, str(tmp_path))
-
-
-def test_a_missing_file_is_an_error_that_names_folder_and_files(tmp_path):
-    with pytest.raises(UserError, match=r"no gsm8k.jsonl or gsm8k_test.jsonl in eval.data_dir=.*folder math") as error:
-        load_items("gsm8k", str(tmp_path))
-    assert str(tmp_path) in str(error.value)
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
@@ -152,69 +133,40 @@ def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
         benchmarks_named("gsm8k, math-500")
 
 
-@pytest.mark.parametrize("key", ["id", "question", "answer"])
 @pytest.mark.parametrize(
-    "change",
+    "items, words",
     [
-        lambda row, key: row.pop(key),
-        lambda row, key: row.update({key: None}),
-        lambda row, key: row.update({key: " "}),
+        ([*rows(29), {"id": "x", "question": " ", "answer": "1"}], "row 30: the field 'question' is missing"),
+        ([*rows(29), {"id": "x", "question": "q", "answer": None}], "row 30: the field 'answer' is missing"),
+        ([*rows(29), {"question": "q", "answer": "1"}], "row 30: the field 'id' is missing"),
+        ([*rows(29), {"id": "x", "question": "\ud800", "answer": "1"}], "row 30: .*surrogate"),
+        ([*rows(29), {"id": "3", "question": "q", "answer": "1"}], "an id twice: '3' in rows 4 and 30"),
+        (rows(29), "holds 29 items, but aime2025 has 30"),
+        (rows(31), "holds 31 items, but aime2025 has 30"),
     ],
 )
-def test_a_missing_or_empty_field_is_an_error_naming_row_and_field(key, change, tmp_path):
-    items = rows()
-    change(items[4], key)
-    with pytest.raises(UserError, match=rf"aime2025.jsonl, row 5: the field '{key}' is missing"):
+def test_a_bad_file_is_an_error_that_says_where(items, words, tmp_path):
+    with pytest.raises(UserError, match=words):
         aime(tmp_path, items)
 
 
-@pytest.mark.parametrize("count", [0, 29, 31])
-def test_a_wrong_number_of_rows_is_an_error(count, tmp_path):
-    with pytest.raises(UserError, match=rf"holds {count} items, but aime2025 has 30"):
-        aime(tmp_path, rows(count))
-
-
-def test_a_repeated_id_is_an_error_that_names_both_rows(tmp_path):
-    with pytest.raises(UserError, match="holds an id twice: '3' in rows 4 and 30"):
-        aime(tmp_path, [*rows(29), {"id": "3", "question": "q", "answer": "1"}])
-
-
-def test_half_a_surrogate_pair_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"row 30: .*surrogate"):
-        aime(tmp_path, [*rows(29), {"id": "x", "question": "\ud800", "answer": "1"}])
+def io_test(given):
+    return {"input": given, "output": "2", "testtype": "functional"}
 
 
 BAD = [
     ("reclor", CHOICE | {"options": ["1", "2", "3"]}, "expected 4 options with text"),
     ("reclor", CHOICE | {"options": ["1", "2", "3", " "]}, "expected 4 options with text"),
-    ("reclor", CHOICE | {"options": None}, "expected 4 options with text"),
     ("reclor", CHOICE | {"answer": "E"}, "the answer is 'E'; expected a letter from A to D"),
-    ("reclor", CHOICE | {"answer": "AB"}, "the answer is 'AB'"),
     ("reclor", CHOICE | {"context": ""}, "the field 'context' is missing"),
     ("aqua", CHOICE, "expected 5 options"),
-    *[("humaneval_plus", CODE | {key: None}, f"the field '{key}' is missing") for key in CODE],
+    ("humaneval_plus", CODE | {"entry_point": None}, "the field 'entry_point' is missing"),
     ("livecodebench", CONTEST | {"tests": []}, "tests is a list of objects"),
-    (
-        "livecodebench",
-        CONTEST | {"tests": [{"input": 1, "output": "2", "testtype": "stdin"}]},
-        r"tests is a list of objects with input and output as text; found \{'input': 1",
-    ),
+    ("livecodebench", CONTEST | {"tests": [io_test(1)]}, "input and output as text"),
     ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "all tests of a row are stdin"),
-    (
-        "livecodebench",
-        CONTEST | {"tests": [*CONTEST["tests"], {"input": "1", "output": "2", "testtype": "functional"}]},
-        "all tests of a row are stdin or all are functional; found functional, stdin",
-    ),
-    (
-        "livecodebench",
-        CONTEST | {"tests": [{"input": "1", "output": "2", "testtype": "functional"}]},
-        "the field 'func_name' is missing",
-    ),
-    (
-        "livecodebench",
-        {"question_content": "q", "question_id": "1", "private_test_cases": "AAAA"},
-        "not in a layout that livecodebench is published in: the private tests cannot be unpacked",
-    ),
+    ("livecodebench", CONTEST | {"tests": [*CONTEST["tests"], io_test("1")]}, "found functional, stdin"),
+    ("livecodebench", CONTEST | {"tests": [io_test("1")]}, "the field 'func_name' is missing"),
+    ("livecodebench", {"question_content": "q", "private_test_cases": "AAAA"}, "the private tests cannot be unpacked"),
     ("bigcodebench", {"complete_prompt": "p", "libs": "[nonsense("}, "not in a layout"),
 ]
 
@@ -226,7 +178,7 @@ def test_a_bad_row_is_an_error_that_names_file_and_row(name, row, words, tmp_pat
     assert f"{name}.jsonl, row 1" in str(error.value)
 
 
-def test_a_letter_may_be_small(tmp_path, monkeypatch):
+def test_a_gold_letter_may_be_lower_case(tmp_path, monkeypatch):
     assert one("reclor", CHOICE | {"answer": " b"}, tmp_path, monkeypatch).gold == "B"
 
 
@@ -246,7 +198,7 @@ def test_a_contest_item_is_what_the_grader_reads(tmp_path, monkeypatch):
 
 def test_a_gold_answer_that_the_grader_cannot_read_is_an_error():
     items = [Item("a", "q", "12"), Item("b", "q", "\\boxed{}")]
-    with pytest.raises(UserError, match=r"math500: the grader cannot read the gold answer of 1 items \(first: b"):
+    with pytest.raises(UserError, match=r"gold answer of 1 items \(first: b"):
         check_items("math500", items)
     check_items("math500", items[:1])
 
@@ -257,15 +209,11 @@ def test_libraries_that_are_not_installed_are_named_with_the_number_of_items():
 
     there = item("there", ["json", "numpy"])
     absent = [item("x", ["no_such_a", "json"]), item("y", ["no_such_a"], "from no_such_b.c import d"), there]
-    assert missing_libraries([there]) == {}
+    assert missing_libraries([there, item("no python", ["json"], "import (")]) == {}
     assert missing_libraries(absent) == {"no_such_a": ["x", "y"], "no_such_b": ["y"]}
     check_items("bigcodebench", [there])
     with pytest.raises(UserError, match=r"2 of 3 items need libraries .*no_such_a, no_such_b\. Install them"):
         check_items("bigcodebench", absent)
-
-
-def test_a_test_that_is_no_python_names_no_library():
-    assert missing_libraries([Item("x", "q", CODE | {"libs": ["json"], "test": "import ("})]) == {}
 
 
 DATA = os.environ.get("WEAKDRIVEN_DATA")

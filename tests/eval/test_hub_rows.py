@@ -21,7 +21,6 @@ def packed(tests) -> str:
 HUMANEVAL_PLUS = {
     "task_id": "HumanEval/900",
     "prompt": 'def twice(x):\n    """Twice x."""\n',
-    "canonical_solution": "    return 2 * x\n",
     "entry_point": "twice",
     "test": "def check(candidate):\n    assert candidate(2) == 4\n",
 }
@@ -29,8 +28,6 @@ MBPP_PLUS = {
     "task_id": 900,
     "code": "def helper(x):\n    return x\ndef shared(a, b):\n    return tuple(set(a) & set(b))",
     "prompt": "Write a function to find what two tuples share.",
-    "source_file": "made up",
-    "test_imports": [],
     "test_list": ["assert set(shared((1, 2), (2, 3))) == set((2,))", "assert shared((1,), (2,)) == ()"],
     "test": "inputs = [[(1, 2), (2, 3)]]\nfor inp in inputs:\n    assert shared(*inp) == (2,)\n",
 }
@@ -39,20 +36,14 @@ BIGCODEBENCH = {
     "complete_prompt": 'import json\ndef task_func(x):\n    """x as JSON."""\n',
     "instruct_prompt": "Write x as JSON.\nYou should write self-contained code starting with:\n```\nimport json\n```",
     "canonical_solution": "    return json.dumps(x)",
-    "code_prompt": "import json\ndef task_func(x):\n",
     "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
     "    def test_one(self):\n        self.assertEqual(task_func([1]), '[1]')",
     "entry_point": "task_func",
-    "doc_struct": "{}",
     "libs": "['json']",
 }
 STDIN = {
-    "question_title": "Double",
     "question_content": "Print twice the number.",
-    "platform": "atcoder",
     "question_id": "abc900_a",
-    "contest_id": "abc900",
-    "contest_date": "2023-06-01T00:00:00",
     "starter_code": "",
     "difficulty": "easy",
     "public_test_cases": json.dumps([{"input": "2\n", "output": "4\n", "testtype": "stdin"}]),
@@ -61,7 +52,6 @@ STDIN = {
 }
 FUNCTIONAL = STDIN | {
     "question_id": "9000",
-    "platform": "leetcode",
     "starter_code": "class Solution:\n    def twice(self, x: int) -> int:\n        ",
     "public_test_cases": json.dumps([{"input": "2", "output": "4", "testtype": "functional"}]),
     "private_test_cases": json.dumps([{"input": "5", "output": "10", "testtype": "functional"}]),
@@ -74,26 +64,10 @@ CASES = {
         {"id": 3, "problem": "What is 1+1?", "answer": 2.0, "url": "u"},
     ],
     "gsm8k": [{"question": "What is 1+1?", "answer": "One and one <<1+1=2>>2.\n#### 2"}],
-    "math500": [
-        {
-            "problem": "What is 1+1?",
-            "solution": "$\\boxed{2}$",
-            "answer": "2",
-            "subject": "Prealgebra",
-            "level": 1,
-            "unique_id": "test/prealgebra/9.json",
-        }
-    ],
+    "math500": [{"problem": "What is 1+1?", "answer": "2", "level": 1, "unique_id": "test/prealgebra/9.json"}],
     "mawps": [{"id": 5, "original_text": "What is 1+1?", "segmented_text": "?", "equation": "x=1+1", "ans": 2.0}],
     "svamp": [{"ID": "chal-900", "Body": "There is 1.", "Question": "One more?", "Answer": "2.0", "Type": "Addition"}],
-    "aqua": [
-        {
-            "question": "What is 1+1?",
-            "options": ["A)1", "B)2", "C)3", "D)4", "E)5"],
-            "rationale": "B",
-            "correct": "B",
-        }
-    ],
+    "aqua": [{"question": "What is 1+1?", "options": ["A)1", "B)2", "C)3", "D)4", "E)5"], "correct": "B"}],
     "logiqa2": [
         {"id": 12, "answer": 1, "text": "One.", "question": "Which?", "options": ["a", "b", "c", "d"], "type": {}}
     ],
@@ -112,13 +86,10 @@ def item(name, row, number=1):
     return as_item(name, our_fields(name, row, number), "here")
 
 
-def test_every_benchmark_but_the_embedded_one_has_a_published_layout():
-    assert {*MARKS, "gsm8k"} == set(BENCHMARKS) - {"arithmetic"} == set(CASES)
-
-
 @pytest.mark.parametrize("name, row", ROWS)
-def test_a_published_row_becomes_an_item(name, row):
-    made = item(name, row)
+def test_a_published_row_becomes_an_item_and_a_row_in_our_fields_stays_as_it_is(name, row):
+    ours, made = our_fields(name, row, 1), item(name, row)
+    assert our_fields(name, ours, 2) == ours
     assert made.id and made.question
     if BENCHMARKS[name].kind == "math":
         assert made.gold == "2" and made.options is None
@@ -126,20 +97,18 @@ def test_a_published_row_becomes_an_item(name, row):
         assert made.gold == "B" and len(made.options) == BENCHMARKS[name].options
 
 
-@pytest.mark.parametrize("name, row", ROWS)
-def test_a_row_in_our_fields_is_left_alone(name, row):
-    ours = our_fields(name, row, 1)
-    assert our_fields(name, ours, 2) == ours
+def test_every_benchmark_but_the_embedded_one_has_a_published_layout():
+    assert {*MARKS, "gsm8k"} == set(BENCHMARKS) - {"arithmetic"} == set(CASES)
 
 
-def test_ids_tell_rows_apart_and_say_where_they_come_from():
+def test_ids_are_unique_and_name_their_source():
     assert item("gsm8k", CASES["gsm8k"][0], 12).id == "gsm8k-test-0011"
     assert item("math500", CASES["math500"][0]).id == "math500-prealgebra/9"
     assert item("logiqa2", CASES["logiqa2"][0], 3).id == "logiqa2-test-0002-12"
     assert item("mbpp_plus", MBPP_PLUS).id == "Mbpp/900"
 
 
-def test_a_gsm8k_answer_is_what_stands_behind_the_mark_without_commas():
+def test_a_gsm8k_answer_is_the_text_after_the_mark_without_commas():
     assert our_fields("gsm8k", {"question": "q", "answer": "#### 3\n#### 1,200"}, 1)["answer"] == "1200"
     with pytest.raises(UserError, match="'answer' is missing"):
         item("gsm8k", {"question": "q", "answer": "no mark, 12"})
@@ -156,11 +125,11 @@ def test_aqua_options_lose_their_letters_once():
 
 
 @pytest.mark.parametrize("name", ["logiqa2", "reclor"])
-def test_a_logic_row_asks_context_question_and_options(name):
+def test_a_logic_prompt_has_context_question_and_options(name):
     assert item(name, CASES[name][0]).question == "One.\n\nWhich?\n\n(A) a\n(B) b\n(C) c\n(D) d"
 
 
-@pytest.mark.parametrize("label", [4, -1, None, True, "E"])
+@pytest.mark.parametrize("label", [4, -1, True, "E"])
 def test_a_label_that_is_no_option_is_an_error(label):
     with pytest.raises(UserError, match="answer"):
         item("reclor", CASES["reclor"][0] | {"label": label})
@@ -171,12 +140,7 @@ def test_a_label_that_is_no_option_is_an_error(label):
     [
         ("humaneval_plus", HUMANEVAL_PLUS, "def twice(x):\n    return 2 * x", "def twice(x):\n    return x"),
         ("mbpp_plus", MBPP_PLUS, MBPP_PLUS["code"], "def shared(a, b):\n    return a"),
-        (
-            "bigcodebench",
-            BIGCODEBENCH,
-            "import json\ndef task_func(x):\n    return json.dumps(x)",
-            "def task_func(x): 0",
-        ),
+        ("bigcodebench", BIGCODEBENCH, BIGCODEBENCH["canonical_solution"], "def task_func(x): 0"),
     ],
 )
 def test_a_published_code_row_can_be_graded(name, row, right, wrong):
@@ -186,13 +150,13 @@ def test_a_published_code_row_can_be_graded(name, row, right, wrong):
     assert not grade("code", f"```python\n{wrong}\n```", gold, **limits).correct
 
 
-def test_bigcodebench_asks_its_instruction_and_names_its_libraries():
+def test_bigcodebench_gives_its_instruction_and_names_its_libraries():
     made = item("bigcodebench", BIGCODEBENCH)
     assert made.question == BIGCODEBENCH["instruct_prompt"]
     assert made.gold["libs"] == ["json"] and made.gold["prompt"] == BIGCODEBENCH["complete_prompt"]
 
 
-def test_mbpp_plus_asks_for_the_function_that_its_first_assert_calls():
+def test_an_mbpp_plus_prompt_names_the_function_that_its_first_assert_calls():
     made = item("mbpp_plus", MBPP_PLUS)
     assert made.gold["entry_point"] == "shared" and made.gold["test_style"] == "asserts"
     assert MBPP_PLUS["test_list"][0] in made.question and MBPP_PLUS["test_list"][1] not in made.question
@@ -221,7 +185,7 @@ class Evil:
         return os.system, ("echo never > never",)
 
 
-@pytest.mark.parametrize("content", [Evil(), ["[]"], 5])
+@pytest.mark.parametrize("content", [Evil(), 5])
 def test_packed_tests_may_hold_text_only(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="cannot be unpacked"):

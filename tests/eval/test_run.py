@@ -12,7 +12,7 @@ from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module
-from weakdriven.eval.benchmarks import BENCHMARKS, Item, load_items
+from weakdriven.eval.benchmarks import BENCHMARKS, Item
 from weakdriven.eval.generate import Completion
 from weakdriven.eval.run import check_task, evaluate, prepare_task, refresh
 from weakdriven.eval.settings import RegradeSettings
@@ -22,11 +22,9 @@ from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.progress import TerminalProgress
 from weakdriven.runs.stage import Planned
 
-GOLD = {item.id: item.gold for item in load_items("arithmetic", None)}
-
 
 class Scripted:
-    """Answers item p rightly in its first `right[p]` samples; breaks down after `most` answers."""
+    """The first `right[p]` samples of item p are right; fails after `most` completions."""
 
     def __init__(self, task, right, most=10**9):
         self.task, self.right, self.most, self.asked = task, right, most, 0
@@ -45,9 +43,28 @@ class Scripted:
             on_done({row: Completion(f"So \\boxed{{{answer}}}.", 7, "stop")})
 
 
-def task_of(limit=4, **settings):
-    given = EvalSettings(benchmarks=["arithmetic"], limit=limit, **settings)
-    return prepare_task("arithmetic", Renderer(embedded_tokenizer(), "math", "plain"), given, seed=42)
+def task_of(style="plain", **settings):
+    given = EvalSettings(benchmarks=["arithmetic"], limit=4, **settings)
+    return prepare_task("arithmetic", Renderer(embedded_tokenizer(), "math", style), given, seed=42)
+
+
+def no_engine():
+    pytest.fail("all completions were there")
+
+
+def stop_grading(monkeypatch, after):
+    """Samples are graded one at a time; Ctrl-C comes after this many. Returns a list with an entry for each."""
+    graded, grade_many = [], run_module.grade_many
+
+    def counted(kind, texts, golds, **options):
+        if len(graded) == after:
+            raise KeyboardInterrupt
+        graded.append(len(texts))
+        return grade_many(kind, texts, golds, **options)
+
+    monkeypatch.setattr(run_module, "BLOCK", 1)
+    monkeypatch.setattr(run_module, "grade_many", counted)
+    return graded
 
 
 @pytest.fixture
@@ -58,7 +75,7 @@ def folders(tmp_path):
     return {"work": work, "out": out, "progress": Progress()}
 
 
-def test_every_sample_keeps_what_was_asked_and_answered_and_why_it_was_judged_so(folders):
+def test_a_sample_keeps_its_prompt_its_text_and_its_verdict_with_the_reason(folders):
     task = task_of()
     evaluate(task, lambda: Scripted(task, [1, 1, 0, 1]), **folders)
     samples = list(read_jsonl(folders["out"] / "samples.jsonl"))
@@ -97,7 +114,7 @@ def test_pass_at_k_mean_at_n_and_the_first_sample_are_separate_numbers(folders):
     assert len(list(read_jsonl(folders["out"] / "samples.jsonl"))) == 256
 
 
-def test_an_interrupted_generation_goes_on_where_it_stopped(folders):
+def test_an_interrupted_generation_resumes_where_it_stopped(folders):
     task = task_of()
     first = Scripted(task, [1, 1, 1, 1], most=3)
     with pytest.raises(UserError, match="gone"):
@@ -110,31 +127,31 @@ def test_an_interrupted_generation_goes_on_where_it_stopped(folders):
     assert read_json(folders["out"] / "scores.json")["correct"] == 4
 
 
-def test_an_interrupted_grading_keeps_its_verdicts_and_asks_for_no_engine(folders, monkeypatch):
-    task, graded = task_of(), []
-    grade_many = run_module.grade_many
-
-    def counted(kind, texts, golds, **options):
-        if len(graded) == 2:
-            raise KeyboardInterrupt
-        graded.append(len(texts))
-        return grade_many(kind, texts, golds, **options)
-
-    monkeypatch.setattr(run_module, "BLOCK", 1)
-    monkeypatch.setattr(run_module, "grade_many", counted)
+def test_an_interrupted_grading_keeps_its_verdicts_and_needs_no_engine(folders, monkeypatch):
+    task, graded = task_of(), stop_grading(monkeypatch, after=2)
     with pytest.raises(KeyboardInterrupt):
         evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
-    monkeypatch.setattr(run_module, "grade_many", lambda *a, **o: graded.append(1) or grade_many(*a, **o))
-    evaluate(task, lambda: pytest.fail("all answers were there"), **folders)
-    assert len(graded) == 4
+    graded.append(0)  # the interrupt came, and comes no more
+    evaluate(task, no_engine, **folders)
+    assert sum(graded) == 4
     assert read_json(folders["out"] / "scores.json")["correct"] == 3
 
 
-def test_a_folder_is_graded_again_from_what_it_holds_alone(folders, monkeypatch):
+def test_verdicts_of_an_interrupted_grading_do_not_count_for_other_golds(folders, monkeypatch):
+    task, graded = task_of(), stop_grading(monkeypatch, after=2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(task, lambda: Scripted(task, [1, 1, 1, 1]), **folders)
+    graded.append(0)
+    other = replace(task, items=[replace(item, gold=str(int(item.gold) + 7)) for item in task.items])
+    evaluate(other, no_engine, **folders)
+    assert read_json(folders["out"] / "scores.json")["correct"] == 0
+
+
+def test_a_folder_of_results_is_graded_again_without_the_data(folders, monkeypatch):
     task = task_of()
     evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
     before = (folders["out"] / "samples.jsonl").read_text()
-    monkeypatch.setattr("weakdriven.eval.benchmarks.read_rows", lambda *a: pytest.fail("it must not need the data"))
+    monkeypatch.setattr("weakdriven.eval.benchmarks.read_rows", lambda *a: pytest.fail("read the data"))
     scores = regrade_folder(folders["out"].parent, RegradeSettings(), Progress())
     assert scores["arithmetic"]["correct"] == 3
     assert (folders["out"] / "samples.jsonl").read_text() == before
@@ -145,7 +162,7 @@ def test_a_folder_is_graded_again_from_what_it_holds_alone(folders, monkeypatch)
     assert scores["arithmetic"]["correct"] == 4
 
 
-def test_a_new_version_or_a_mended_gold_is_graded_again_and_not_generated_again(folders, monkeypatch):
+def test_a_new_version_or_gold_is_graded_again_and_not_generated_again(folders, monkeypatch):
     task = task_of()
     evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
     wrong_before = next(read_jsonl(folders["out"] / "samples.jsonl"))
@@ -172,40 +189,13 @@ def test_prompts_over_the_limit_are_an_error_that_names_them():
         task_of(max_prompt_tokens=10)
 
 
-def test_a_changed_prompt_changes_the_key_and_the_seed_of_a_sample_does_not_depend_on_others():
-    plain, tagged = (
-        task_of(),
-        prepare_task(
-            "arithmetic",
-            Renderer(embedded_tokenizer(), "math", "tagged"),
-            EvalSettings(benchmarks=["arithmetic"], limit=4),
-            seed=42,
-        ),
-    )
+def test_a_changed_prompt_changes_the_key():
+    plain, tagged = task_of(), task_of(style="tagged")
     assert plain.prompts_key() != tagged.prompts_key()
     assert "\\boxed{}" in tagged.prompts[0]
 
 
-def test_verdicts_of_a_killed_try_do_not_count_for_other_golds_or_other_means(folders, monkeypatch):
-    task, grade_many, stop = task_of(), run_module.grade_many, [2]
-
-    def killed(kind, texts, golds, **options):
-        stop[0] -= 1
-        if stop[0] < 0:
-            raise KeyboardInterrupt
-        return grade_many(kind, texts, golds, **options)
-
-    monkeypatch.setattr(run_module, "BLOCK", 1)
-    monkeypatch.setattr(run_module, "grade_many", killed)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(task, lambda: Scripted(task, [1, 1, 1, 1]), **folders)
-    monkeypatch.setattr(run_module, "grade_many", grade_many)
-    other = replace(task, items=[replace(item, gold=str(int(item.gold) + 7)) for item in task.items])
-    evaluate(other, lambda: pytest.fail("all answers were there"), **folders)
-    assert read_json(folders["out"] / "scores.json")["correct"] == 0
-
-
-def test_a_regrade_takes_new_k_and_mends_the_manifest_and_other_means_regrade(folders):
+def test_a_regrade_updates_k_and_the_manifest_and_other_grader_options_regrade(folders):
     task = task_of(samples=4, temperature=0.7)
     evaluate(task, lambda: Scripted(task, [0, 1, 3, 4]), model="m", **folders)
     (folders["out"] / "manifest.json").write_text(json.dumps({"key": "x", "counters": {"correct": 8}}))
@@ -229,7 +219,7 @@ def test_a_finished_benchmark_is_graded_again_on_a_terminal_too(folders):
     assert read_json(folders["out"] / "scores.json")["correct"] == 0
 
 
-def test_a_budget_beyond_the_positions_and_a_python_that_is_none_are_refused_before_generation():
+def test_too_few_positions_and_a_python_that_is_none_are_errors_before_generation():
     task = task_of()
     check_task(task, task.longest())
     with pytest.raises(UserError, match=f"the model has {task.longest() - 1} positions; lower max_new_tokens"):

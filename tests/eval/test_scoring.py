@@ -63,7 +63,7 @@ def test_several_samples_are_compared_by_their_means(tmp_path):
         ({"protocol": {"samples": 1, "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 64}}, "temperature is 0.0"),
     ],
 )
-def test_results_under_different_terms_are_not_compared(tmp_path, changes, says):
+def test_results_under_different_protocols_are_not_compared(tmp_path, changes, says):
     a = write(tmp_path / "a", "gsm8k", [[1], [0]])
     b = write(tmp_path / "b", "gsm8k", [[1], [0]], **changes)
     with pytest.raises(UserError, match=says):

