@@ -356,10 +356,6 @@ class Rates(TrainerCallback):
         self.rates.append([group["lr"] for group in optimizer.param_groups])
 
 
-def test_the_same_rate_for_both_given_or_not_gives_the_same_weights(run, tmp_path):
-    assert_equal(both(trained(tmp_path / "run", weak_learning_rate=2e-3)), both(run[0]))
-
-
 def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
     anchored = trained(tmp_path / "run", strong_anchor=0.5)
     first, plain = anchored.state.log_history[0], run[0].state.log_history[0]
