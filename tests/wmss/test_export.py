@@ -250,35 +250,23 @@ def test_an_adapter_and_a_whole_model(export, tmp_path):
     check(tmp_path / "mix", dense(strong, embedded(), 0.5))
 
 
-def test_a_run_without_a_finished_round(refused, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    assert "has no finished round of joint training" in refused(tmp_path, tmp_path / "mix")
-
-
-def test_a_folder_without_a_weak_model(pair, refused, tmp_path):
-    said = refused(pair[0], tmp_path / "mix")
+def test_a_source_without_a_pair(run, pair, refused, tmp_path):
+    mix, strong = tmp_path / "mix", run / "round-1/strong"
+    said = refused(pair[0], mix)
     assert "strong has no folder weak with its weak model" in said and "joint.save_weak: true" in said
-
-
-def test_a_folder_that_is_not_there(refused, tmp_path):
-    assert "There is no folder " in refused(tmp_path / "nowhere", tmp_path / "mix")
-    assert "There is no model folder " in refused(tmp_path / "nowhere", EMBEDDED, tmp_path / "mix")
-
-
-def test_a_checkpoint_without_a_default_folder(run, refused):
-    assert "is no run or round, so there is no default folder; add a new one as OUT" in refused(run / "round-1/strong")
+    assert "There is no folder " in refused(tmp_path / "nowhere", mix)
+    assert "There is no model folder " in refused(tmp_path / "nowhere", EMBEDDED, mix)
+    assert "there is no default folder" in refused(strong)
+    assert "weak holds files" in refused(strong, strong / "weak")
+    (tmp_path / "run.json").write_text("{}")
+    assert "has no finished round of joint training" in refused(tmp_path, mix)
 
 
 def test_a_folder_that_holds_files(pair, refused, tmp_path):
     (tmp_path / "mix").mkdir()
     (tmp_path / "mix/notes.txt").write_text("mine")
-    assert "mix holds files; give a new or empty folder as OUT" in refused(*pair, tmp_path / "mix")
-    assert "notes.txt is a file; give a new or empty folder" in refused(*pair, tmp_path / "mix/notes.txt")
-
-
-def test_a_forgotten_out_does_not_overwrite_the_weak_model(run, refused):
-    strong = run / "round-1/strong"
-    assert "weak holds files" in refused(strong, strong / "weak")
+    assert "mix holds files" in refused(*pair, tmp_path / "mix")
+    assert "notes.txt is a file" in refused(*pair, tmp_path / "mix/notes.txt")
 
 
 @pytest.mark.parametrize("weight", ["-0.1", "nan"])
@@ -310,24 +298,20 @@ def test_a_folder_without_weights(pair, refused, tmp_path):
     assert "holds no .safetensors weights" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
 
 
-def test_an_adapter_whose_model_is_not_here(pair, refused, tmp_path):
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("./gone", "is an adapter over a model that is not here"),
+        (None, "does not name the adapter's model"),
+        ("weak", "lora does not fit"),
+    ],
+)
+def test_an_adapter_without_its_model(name, message, pair, refused, tmp_path):
     adapter(tmp_path / "lora", 1)
     config = tmp_path / "lora/adapter_config.json"
-    values = json.loads(config.read_text())
-    config.write_text(json.dumps(values | {"base_model_name_or_path": "./gone"}))
-    assert "is an adapter over a model that is not here. There is no model folder ./gone" in refused(
-        tmp_path / "lora", pair[1], tmp_path / "mix"
-    )
-    config.write_text(json.dumps(values | {"base_model_name_or_path": None}))
-    assert "does not name the adapter's model" in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
-
-
-def test_an_adapter_of_another_model(pair, refused, tmp_path):
-    adapter(tmp_path / "lora", 1)
-    config = tmp_path / "lora/adapter_config.json"
-    values = json.loads(config.read_text())
-    config.write_text(json.dumps(values | {"base_model_name_or_path": str(pair[1])}))
-    assert "lora does not fit" in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
+    base = str(pair[1]) if name == "weak" else name
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
+    assert message in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
 
 
 def test_a_saved_mixture_with_other_logits_is_removed(pair, refused, tmp_path, monkeypatch):

@@ -204,31 +204,20 @@ def test_the_kind_of_cache_in_the_strong_models_generation_config_is_dropped():
     assert strong.generation_config.cache_implementation == "static"
 
 
-@pytest.mark.parametrize("weight", [-0.1, float("nan")])
-def test_a_strong_weight_outside_its_range_is_an_error(weight):
-    with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
-        mixture(weight=weight)
-
-
-def test_heads_of_different_vocabularies_are_an_error():
+def test_wrong_weights_vocabularies_arguments_and_caches_are_an_error():
+    for weight in (-0.1, float("nan")):
+        with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
+            mixture(weight=weight)
     with pytest.raises(UserError, match="weak has 64 vocabulary rows, strong has 80"):
         MixtureForCausalLM.from_pair(tiny_model(vocab_size=80), tiny_model())
-
-
-@pytest.mark.parametrize("name", ["inputs_embeds", "output_attentions", "output_hidden_states"])
-def test_inputs_and_outputs_of_one_model_alone_are_an_error(name):
-    with pytest.raises(UserError, match=f"has no {name} of its own; ask its .strong or .weak"):
-        mixture()(prompts(), **{name: torch.ones(1) if name == "inputs_embeds" else True})
-
-
-def test_a_cache_of_one_model_is_an_error():
+    mixed = mixture()
+    for name in ("inputs_embeds", "output_attentions", "output_hidden_states"):
+        with pytest.raises(UserError, match=f"has no {name} of its own"):
+            mixed(prompts(), **{name: torch.ones(1) if name == "inputs_embeds" else True})
     with pytest.raises(UserError, match="got a DynamicCache as past_key_values"):
-        mixture()(prompts(), past_key_values=DynamicCache())
-
-
-def test_a_cache_of_another_kind_is_an_error():
-    with pytest.raises(UserError, match=r"cache_implementation is 'static'.*dynamic caches only"):
-        mixture().generate(prompts(), max_new_tokens=2, cache_implementation="static")
+        mixed(prompts(), past_key_values=DynamicCache())
+    with pytest.raises(UserError, match=r"cache_implementation is 'static'"):
+        mixed.generate(prompts(), max_new_tokens=2, cache_implementation="static")
 
 
 def test_a_model_without_an_ordinary_cache_generates_without_one():

@@ -249,17 +249,6 @@ def test_a_frozen_weak_model_may_be_narrower_than_the_strong_one():
     assert {g.dtype for g in gradients.values()} == {torch.float32}
 
 
-def test_only_supervised_positions_count():
-    pair = make_pair()
-    masked = BATCH["labels"].clone()
-    masked[0] = IGNORE
-    fewer = BATCH | {"labels": masked}
-    assert_equals_dense(pair, fewer)
-    assert pair(**fewer).num_tokens == (masked != IGNORE).sum() < pair(**BATCH).num_tokens
-    rest = {name: value[1:] for name, value in BATCH.items()}
-    torch.testing.assert_close(pair(**fewer).loss, pair(**rest).loss)
-
-
 def test_a_batch_without_supervised_tokens_has_loss_zero():
     pair = make_pair()
     output = pair(**BATCH | {"labels": torch.full_like(BATCH["labels"], IGNORE)})
@@ -298,16 +287,6 @@ def test_only_a_frozen_weak_model_stays_in_evaluation_mode(weak_trainable):
     assert pair.strong.training
     assert pair.weak.training == weak_trainable
     assert not pair.eval().strong.training
-
-
-def test_gradient_checkpointing_does_not_change_the_gradients():
-    pair, checkpointed = make_pair().train(), make_pair().train()
-    checkpointed.gradient_checkpointing_enable()
-    assert checkpointed.is_gradient_checkpointing
-    for each in (pair, checkpointed):
-        each(**BATCH).loss.backward()
-    for mine, other in zip(checkpointed.parameters(), pair.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
 
 
 def test_different_vocabularies_are_an_error():

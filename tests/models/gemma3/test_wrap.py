@@ -181,47 +181,33 @@ def test_settings_of_the_base_that_would_change_the_text_are_an_error(trained, b
     refused(trained, base, tmp_path / "out", "text_config would get rope_parameters = ")
 
 
-def test_exchanged_arguments_are_an_error(pair, tmp_path):
-    trained, base = pair
-    refused(base, trained, tmp_path / "out", "has model type gemma3; expected a text-only")
-    refused(trained, trained, tmp_path / "out", "is not a multimodal Gemma-3 .model type gemma3 with a vision_config")
-
-
 def test_other_models_and_adapters_are_an_error(pair, tmp_path):
+    trained, base = pair
+    out = tmp_path / "out"
+    refused(base, trained, out, "has model type gemma3; expected a text-only")
+    refused(trained, trained, out, "is not a multimodal Gemma-3 .model type gemma3 with a vision_config")
     tiny_model("qwen3").save_pretrained(tmp_path / "qwen")
-    refused(tmp_path / "qwen", pair[1], tmp_path / "out", "has model type qwen3; expected a text-only Gemma-3")
+    refused(tmp_path / "qwen", base, out, "has model type qwen3; expected a text-only Gemma-3")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    refused(tmp_path / "adapter", pair[1], tmp_path / "out", "is an adapter; expected a whole model")
-    refused(tmp_path / "nothing", pair[1], tmp_path / "out", "There is no model folder")
+    refused(tmp_path / "adapter", base, out, "is an adapter; expected a whole model")
+    refused(tmp_path / "nothing", base, out, "There is no model folder")
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [("tokenizer.json", "holds no tokenizer.json"), ("model.safetensors", "model.safetensors cannot be read")],
-)
-def test_a_trained_folder_that_lacks_a_file_is_an_error(name, message, trained, base, tmp_path):
-    (trained / name).unlink()
-    refused(trained, base, tmp_path / "out", message)
-
-
-def test_a_base_without_its_vision_tower_is_an_error(trained, base, tmp_path):
-    (base / "preprocessor_config.json").unlink()
-    refused(trained, base, tmp_path / "out", "processor_config.json, which servers read")
+def test_folders_that_lack_something_are_an_error(trained, base, tmp_path):
+    projector, out = "multi_modal_projector.mm_soft_emb_norm.weight", tmp_path / "out"
+    change_weights(base, lambda weights: weights.pop(projector))
+    refused(trained, base, out, f"The first is {projector}")
     change_weights(
         base, lambda weights: [weights.pop(name) for name in list(weights) if not name.startswith("language_model")]
     )
-    refused(
-        trained,
-        base,
-        tmp_path / "none",
-        r"weights differ. The first is multi_modal_projector\S+ expected .*, found none",
-    )
-
-
-def test_a_vision_tower_that_lacks_a_weight_is_an_error(trained, base, tmp_path):
-    change_weights(base, lambda weights: weights.pop("multi_modal_projector.mm_soft_emb_norm.weight"))
-    refused(trained, base, tmp_path / "out", "The first is multi_modal_projector.mm_soft_emb_norm.weight")
+    refused(trained, base, out, r"The first is multi_modal_projector\S+ expected .*, found none")
+    (base / "preprocessor_config.json").unlink()
+    refused(trained, base, out, "processor_config.json, which servers read")
+    (trained / "model.safetensors").unlink()
+    refused(trained, base, out, "model.safetensors cannot be read")
+    (trained / "tokenizer.json").unlink()
+    refused(trained, base, out, "holds no tokenizer.json")
 
 
 def test_a_tied_model_is_wrapped_without_a_head_of_its_own(trained, base, tmp_path):
