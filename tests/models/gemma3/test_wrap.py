@@ -196,14 +196,14 @@ def test_other_models_and_adapters_are_an_error(pair, tmp_path):
 
 def test_folders_that_lack_something_are_an_error(trained, base, tmp_path):
     projector, out = "multi_modal_projector.mm_soft_emb_norm.weight", tmp_path / "out"
+    (base / "preprocessor_config.json").unlink()
+    refused(trained, base, out, "processor_config.json, which servers read")
     change_weights(base, lambda weights: weights.pop(projector))
     refused(trained, base, out, f"The first is {projector}")
     change_weights(
         base, lambda weights: [weights.pop(name) for name in list(weights) if not name.startswith("language_model")]
     )
     refused(trained, base, out, r"The first is multi_modal_projector\S+ expected .*, found none")
-    (base / "preprocessor_config.json").unlink()
-    refused(trained, base, out, "processor_config.json, which servers read")
     (trained / "model.safetensors").unlink()
     refused(trained, base, out, "model.safetensors cannot be read")
     (trained / "tokenizer.json").unlink()
