@@ -78,7 +78,7 @@ def test_the_schema_explains_settings_and_allows_no_others():
     assert "Paper: lambda." in schema["$defs"]["JointSettings"]["properties"]["strong_weight"]["description"]
 
 
-def test_the_schema_requires_a_model_and_data_only_where_no_recipe_is_extended():
+def test_the_schema_requires_a_model_and_data_only_if_no_recipe_is_extended():
     schema = json.loads(recipe_schema())
     assert schema["properties"]["extends"]["type"] == "string"
     assert schema["if"] == {"not": {"required": ["extends"]}}
@@ -88,7 +88,7 @@ def test_the_schema_requires_a_model_and_data_only_where_no_recipe_is_extended()
 
 
 @pytest.mark.parametrize("phase", ["sft", "joint"])
-def test_each_phase_defaults_to_the_paper_and_to_our_choices_where_it_is_silent(phase: str):
+def test_each_phase_defaults_to_the_paper_and_to_our_choices_elsewhere(phase: str):
     paper = {"epochs": 1, "learning_rate": 1e-5, "batch_size": 512, "max_grad_norm": 1, "warmup_ratio": 0.1}
     ours = {"schedule": "linear", "adam_betas": (0.9, 0.999), "weight_decay": 0}
     ours |= {"optimizer": "adamw", "gradient_checkpointing": True}

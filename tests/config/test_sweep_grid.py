@@ -22,7 +22,7 @@ def test_a_range_is_spaced_evenly_and_prints_cleanly():
     assert as_overrides(found[2].overrides) == ["joint.strong_weight=0.3"]
 
 
-def test_whole_ends_give_whole_numbers_where_the_steps_are_whole():
+def test_whole_ends_give_whole_numbers_if_the_steps_are_whole():
     assert [one.values["sft.epochs"] for one in points("sft.epochs=1..4:4")] == [1, 2, 3, 4]
     assert [one.values["x"] for one in points("x=0..1:3")] == [0.0, 0.5, 1.0]
 

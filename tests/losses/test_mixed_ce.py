@@ -152,7 +152,7 @@ def test_shifting_the_logits_of_a_branch_by_a_constant_changes_nothing(way, shif
     torch.testing.assert_close(got[2], want[2], rtol=1e-4, atol=2e-5)
 
 
-# Formula 3: Theorem 1 and where it ends
+# Formula 3: Theorem 1 and its condition
 
 
 @every_fast_way

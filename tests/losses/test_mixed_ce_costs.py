@@ -64,7 +64,7 @@ def test_the_public_function_gives_the_dead_branch_no_gradient(way, strong_weigh
         ((0, 1, 3, 4), 6),
         ((0, 1), 4),  # frozen weak model
         ((0, 3), 4),  # LoRA pair: frozen heads
-        ((0,), 3),  # LoRA beside a frozen weak model
+        ((0,), 3),  # LoRA and a frozen weak model
         ((1,), 3),
         ((4,), 3),
         ((), 2),  # evaluation
@@ -99,7 +99,7 @@ def test_ignored_targets_cost_no_product_and_no_memory(way):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5, "caps": (3.0, 3.0)}], ids=["shared", "separate"])
-def test_chunked_never_holds_more_than_its_budget_beside_the_gradients(options, dtype, monkeypatch):
+def test_chunked_never_holds_more_than_its_budget_and_the_gradients(options, dtype, monkeypatch):
     rows, width, vocabulary = 7, 8, 999
     element = 2 * torch.finfo(dtype).bits // 8 + (3 if dtype == torch.float32 and not options else 4) * 4
     budget = rows * vocabulary * element + 5

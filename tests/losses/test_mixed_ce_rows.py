@@ -108,7 +108,7 @@ def test_a_target_in_the_first_or_last_place_is_found(device, last):
 
 
 @on_each_device
-def test_statistics_that_were_not_asked_for_are_nan(device):
+def test_disabled_statistics_are_nan(device):
     strong, weak, target = tile(2, 40, torch.float32, 6)
     options = PLAIN | {"statistics": False, "gradients": NO_GRADIENT}
     for _, results in both(device, strong, weak, target, vocabulary=40, **options):

@@ -336,7 +336,7 @@ def test_rows_that_do_not_match_the_targets_are_an_error(way):
 
 @every_fast_way
 def test_a_cap_on_one_branch_alone_gives_finite_gradients_without_an_anchor(way):
-    """The strong logits lie far above the mixed log-sum-exp, where their own softmax is not asked for."""
+    """The strong logits lie far above the mixed log-sum-exp, and their own softmax is not used."""
     strong, weak = torch.full((2, 3), 300.0), torch.tensor([[1.0, 2, 3], [3, 2, 1]])
     leaves = [x.to(way.device).requires_grad_() for x in (strong, weak)]
     eye = torch.eye(3, device=way.device)

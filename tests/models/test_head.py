@@ -50,7 +50,7 @@ def test_under_an_adapter_the_head_is_that_of_the_base_and_the_hidden_states_are
             assert not torch.allclose(logits, model(**INPUTS).logits, atol=1e-2)
 
 
-def test_a_head_that_is_trained_whole_beside_an_adapter_is_the_trained_copy():
+def test_a_head_that_is_trained_whole_next_to_an_adapter_is_the_trained_copy():
     model = adapted(modules_to_save=["lm_head"])
     weight = head(model).weight_VD
     assert weight.requires_grad

@@ -26,7 +26,7 @@ BASE = locate_model(EMBEDDED)
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the embedded model that a test may spoil."""
+    """A copy of the embedded model that a test may damage."""
     return shutil.copytree(BASE, tmp_path / "copy")
 
 
@@ -63,7 +63,7 @@ def test_a_folder_without_configuration_is_an_error(tmp_path):
         locate_model(str(tmp_path))
 
 
-def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision():
+def test_the_embedded_model_passes_every_check_and_loads_in_each_precision():
     check_model(BASE)
     assert load_model(BASE, precision="fp32").dtype == load_model(BASE, precision="bf16-mixed").dtype == torch.float32
     assert load_model(BASE, precision="bf16").dtype == torch.bfloat16

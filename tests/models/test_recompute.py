@@ -89,7 +89,7 @@ def test_products_with_frozen_weights_under_lora_are_not_computed_twice_either(f
 
 
 @pytest.mark.parametrize("family, needed", [("qwen3", 6), ("llama", 6), ("qwen2", 6), ("gemma3", 7)])
-def test_the_last_product_of_a_layer_is_kept_only_where_a_norm_needs_it(family, needed):
+def test_the_last_product_of_a_layer_is_kept_only_if_a_norm_needs_it(family, needed):
     model, kept = tiny_model(family, width=24).train(), []
     decide = policy(model, "keep_products")
 

@@ -64,7 +64,7 @@ def test_an_error_restores_the_setting(before):
 
 
 @pytest.mark.gpu
-def test_the_gradient_is_finite_where_every_score_is_low():
+def test_the_gradient_is_finite_if_every_score_is_low():
     length, width = 704, 64
     query, key, value = (torch.randn(1, 1, length, width, device="cuda", dtype=torch.bfloat16) * 0.1 for _ in range(3))
     query[..., 0], key[..., 0] = 1.0, -120 * width**0.5

@@ -54,7 +54,7 @@ def test_a_trainer_sees_nothing_of_a_row_but_ids_and_labels(work):
     assert given["train_dataset"].column_names == ["input_ids", "labels"]
 
 
-def test_trackers_write_where_the_run_keeps_them(work):
+def test_trackers_write_to_the_folder_of_the_run(work):
     phase(work, stage="round-1/strong").prepare(ROWS, TrainSettings(**SMALL), RECIPE)
     run = work.parents[2]
     assert run.name == "run"
@@ -112,6 +112,6 @@ def test_a_saved_model_generates_with_a_cache_and_its_stop_ids(precision, dtype,
     loaded = type(model).from_pretrained(out)
     assert loaded.dtype == dtype
     assert loaded.generation_config.eos_token_id == [1, 2]
-    assert model.dtype == torch.float32 and model.config.use_cache is False  # it may go on training
+    assert model.dtype == torch.float32 and model.config.use_cache is False  # it may continue training
     assert all(torch.equal(value, weights(model)[name].to(dtype)) for name, value in weights(loaded).items())
     assert (out / METRICS).is_file() and (out / "tokenizer.json").is_file()

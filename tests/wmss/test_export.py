@@ -250,7 +250,7 @@ def test_an_adapter_and_a_whole_model(export, tmp_path):
     check(tmp_path / "mix", dense(strong, embedded(), 0.5))
 
 
-def test_a_source_without_a_pair(run, pair, refused, tmp_path):
+def test_a_source_without_a_pair_is_an_error(run, pair, refused, tmp_path):
     mix, strong = tmp_path / "mix", run / "round-1/strong"
     said = refused(pair[0], mix)
     assert "strong has no folder weak with its weak model" in said and "joint.save_weak: true" in said
@@ -262,7 +262,7 @@ def test_a_source_without_a_pair(run, pair, refused, tmp_path):
     assert "has no finished round of joint training" in refused(tmp_path, mix)
 
 
-def test_a_folder_that_holds_files(pair, refused, tmp_path):
+def test_a_folder_that_holds_files_is_an_error(pair, refused, tmp_path):
     (tmp_path / "mix").mkdir()
     (tmp_path / "mix/notes.txt").write_text("mine")
     assert "mix holds files" in refused(*pair, tmp_path / "mix")
@@ -270,11 +270,11 @@ def test_a_folder_that_holds_files(pair, refused, tmp_path):
 
 
 @pytest.mark.parametrize("weight", ["-0.1", "nan"])
-def test_a_weight_outside_its_range(pair, refused, tmp_path, weight):
+def test_a_weight_outside_its_range_is_an_error(pair, refused, tmp_path, weight):
     assert "it must be between 0 and 1" in refused(*pair, tmp_path / "mix", "--strong-weight", weight)
 
 
-def test_different_tokenizers(pair, refused, tmp_path):
+def test_different_tokenizers_are_an_error(pair, refused, tmp_path):
     shutil.copytree(pair[1], tmp_path / "weak")
     tokenizer = embedded_tokenizer()
     tokenizer.add_tokens(["another"])
@@ -282,18 +282,18 @@ def test_different_tokenizers(pair, refused, tmp_path):
     assert "differ in 1 entries" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
 
 
-def test_a_head_shorter_than_the_vocabulary(pair, refused, tmp_path):
+def test_a_head_shorter_than_the_vocabulary_is_an_error(pair, refused, tmp_path):
     tiny_model().save_pretrained(tmp_path / "weak")
     said = refused(pair[0], tmp_path / "weak", tmp_path / "mix")
     assert "Cannot mix logits: weak has 64 vocabulary rows" in said
 
 
-def test_a_strong_model_without_a_tokenizer(pair, refused, tmp_path):
+def test_a_strong_model_without_a_tokenizer_is_an_error(pair, refused, tmp_path):
     tiny_model().save_pretrained(tmp_path / "strong")
     assert "strong holds no tokenizer" in refused(tmp_path / "strong", pair[1], tmp_path / "mix")
 
 
-def test_a_folder_without_weights(pair, refused, tmp_path):
+def test_a_folder_without_weights_is_an_error(pair, refused, tmp_path):
     shutil.copytree(pair[1], tmp_path / "weak", ignore=shutil.ignore_patterns("*.safetensors"))
     assert "holds no .safetensors weights" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
 
@@ -306,7 +306,7 @@ def test_a_folder_without_weights(pair, refused, tmp_path):
         ("weak", "lora does not fit"),
     ],
 )
-def test_an_adapter_without_its_model(name, message, pair, refused, tmp_path):
+def test_an_adapter_without_its_model_is_an_error(name, message, pair, refused, tmp_path):
     adapter(tmp_path / "lora", 1)
     config = tmp_path / "lora/adapter_config.json"
     base = str(pair[1]) if name == "weak" else name

@@ -175,7 +175,7 @@ def test_a_saved_mixture_loads_through_auto_classes(tmp_path, strong, weak, tied
     assert torch.equal(loaded(prompts()).logits, mixed(prompts()).logits)
 
 
-def test_a_folder_keeps_and_loads_the_asked_precision_and_attention(tmp_path):
+def test_a_folder_keeps_and_loads_the_given_precision_and_attention(tmp_path):
     mixed = mixture()
     mixed.to(torch.bfloat16).save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -295,7 +295,7 @@ def test_different_vocabularies_are_an_error():
 
 
 @pytest.mark.parametrize("rows", [(64, 72), (80, 64), (72, 80)])
-def test_heads_padded_to_different_lengths_mix_where_the_tokenizer_fits_both(rows):
+def test_heads_padded_to_different_lengths_mix_if_the_tokenizer_fits_both(rows):
     strong, weak = (tiny_model(vocab_size=count, seed=seed) for seed, count in enumerate(rows))
     pair = WeakStrongPair(strong=strong, weak=weak, strong_weight=0.42, vocabulary=VOCABULARY)
     assert_equals_dense(pair)
@@ -304,7 +304,7 @@ def test_heads_padded_to_different_lengths_mix_where_the_tokenizer_fits_both(row
         assert not model.get_output_embeddings().weight.grad[min(rows) :].any()
 
 
-def test_heads_padded_to_different_lengths_are_an_error_where_the_tokenizer_does_not_fit_the_shorter():
+def test_heads_padded_to_different_lengths_are_an_error_if_the_tokenizer_does_not_fit_the_shorter():
     match = "weak has 72 vocabulary rows, strong has 64 for a tokenizer of 65 tokens"
     with pytest.raises(UserError, match=match):
         WeakStrongPair(strong=tiny_model(), weak=tiny_model(vocab_size=72), vocabulary=65)

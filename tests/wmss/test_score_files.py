@@ -55,7 +55,7 @@ def write_parts(folder: Path, *batches: pa.RecordBatch) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """Of parts without the hash of their content, which stands before the ending."""
+    """Names of parts without the hash of their content before the ending."""
     return sorted(re.sub(r"-[0-9a-f]{16}(?=\.parquet$)", "", path.name) for path in folder.iterdir())
 
 

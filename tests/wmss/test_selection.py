@@ -288,7 +288,7 @@ def test_counters_can_be_written_as_json():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_rank_correlation_of_many_rows_is_nearly_that_of_all_even_where_the_data_has_a_period(monkeypatch):
+def test_the_rank_correlation_of_many_rows_is_close_to_that_of_all_even_for_periodic_data(monkeypatch):
     rng = np.random.default_rng(2)
     weak, strong = rng.gamma(2, 0.3, (2, 4000))
     weak[::8] = strong[::8] = 0

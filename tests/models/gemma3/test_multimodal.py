@@ -104,7 +104,7 @@ def test_the_vision_tower_is_not_read(base, monkeypatch):
 
 
 @pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_precision_attention_and_origin_are_those_asked_for(precision, dtype, base):
+def test_precision_attention_and_origin_are_those_given(precision, dtype, base):
     model = load_model(base, precision=precision, attention="eager")
     assert {weight.dtype for weight in model.parameters()} == {dtype}
     assert model.config._attn_implementation == "eager"
