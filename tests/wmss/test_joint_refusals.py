@@ -66,7 +66,7 @@ def headless():
     "build, message, place",
     [
         (seq2seq, "T5ForConditionalGeneration is an encoder-decoder model", "weak_model"),
-        (headless, "no plain output head", "model"),
+        (headless, "The output head of Qwen3Model", "model"),
         (lambda: torch.nn.Linear(2, 2), "is Linear; expected a path, a PreTrainedModel or PeftModel", "model"),
         (lambda: torch.nn.Linear(2, 2), "is Linear; expected a path, a PreTrainedModel or PeftModel", "weak_model"),
     ],

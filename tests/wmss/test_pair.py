@@ -316,7 +316,7 @@ def test_a_model_without_an_output_head_and_an_encoder_decoder_model_are_an_erro
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": VOCABULARY}
     models = {"strong": tiny_model(), "weak": tiny_model(seed=1)}
     headless = AutoModel.from_config(models[branch].config)
-    with pytest.raises(UserError, match="Qwen3Model has no plain output head"):
+    with pytest.raises(UserError, match="The output head of Qwen3Model"):
         WeakStrongPair(**models | {branch: headless})
     with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder-decoder model"):
         WeakStrongPair(**models | {branch: T5ForConditionalGeneration(T5Config(**sizes))})
