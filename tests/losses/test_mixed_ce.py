@@ -231,7 +231,7 @@ def test_any_problem_in_any_tiles_is_solved_as_in_float64(way):
 @pytest.mark.slow
 @every_way
 def test_many_more_problems_are_solved_as_in_float64(way):
-    assert_any_problem_is_solved(way, examples=200)
+    assert_any_problem_is_solved(way, examples=120)
 
 
 @every_way
