@@ -66,6 +66,7 @@ def test_only_plain_adamw_loses_updates_smaller_than_the_spacing_of_bf16(name, w
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # it starts a C++ compiler
 def test_a_compiled_step_keeps_updates_smaller_than_the_spacing_of_bf16(work):
     assert_small_updates_count("adamw_fp8", work)
 
