@@ -1,13 +1,11 @@
-"""What the tests of WDJTTrainer share: a small trainer, trained, and what it logged."""
+"""A small WDJTTrainer for several tests, its training and its logs."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import (
-    PrinterCallback,
-)
+from transformers import PrinterCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven import WDJTConfig, WDJTTrainer

@@ -87,6 +87,7 @@ class Problem(NamedTuple):
             implementation=way.implementation,
             **options,
         )
+        assert not any(value.requires_grad for value in statistics)
         if loss.requires_grad:
             loss.backward()
         return loss.detach(), statistics, [None if x is None else x.grad for x in leaves]

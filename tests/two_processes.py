@@ -1,4 +1,4 @@
-"""Trains a tiny pair; called by test_joint_options.py, and run by it in two processes that write what came out."""
+"""Train a tiny pair; test_joint_options.py calls it, and starts it in two processes that save their result."""
 
 import json
 import os

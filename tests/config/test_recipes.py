@@ -1,4 +1,4 @@
-"""Recipes: what ships, what the defaults are, and what a mistake in one is answered with."""
+"""Recipes: those that ship, the defaults, and errors."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from recipe_cases import BACKBONES, PAPER, parse
-from weakdriven.commands.app import app
+from weakdriven.commands.app import app, main
 from weakdriven.config.file import describe, load_recipe, parse_recipe, recipe_schema, shipped_recipes
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS
@@ -20,30 +20,17 @@ from weakdriven.eval.benchmarks import BENCHMARKS
 SHIPPED = shipped_recipes()
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-
-
-def weakdriven(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("from weakdriven.commands.app import main; main()", *arguments)
-
-
 def test_the_demo_and_every_backbone_and_domain_of_the_paper_ship():
     assert sorted(SHIPPED) == sorted(["demo", *PAPER])
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_loads_under_its_own_name(name: str):
-    assert load_recipe(name).name == name
-    assert load_recipe(str(SHIPPED[name])) == load_recipe(name)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_opens_with_the_schema_and_a_description(name: str):
-    first, second, *_ = SHIPPED[name].read_text(encoding="utf-8").splitlines()
-    assert first == "# yaml-language-server: $schema=schema.json"
-    assert second == f"# {describe(SHIPPED[name])}"
-    assert describe(SHIPPED[name]).endswith(".")
+def test_a_shipped_recipe_loads_under_its_own_name_and_opens_with_the_schema_and_a_description():
+    for name, path in SHIPPED.items():
+        assert load_recipe(name).name == name
+        assert load_recipe(str(path)) == load_recipe(name)
+        first, second, *_ = path.read_text(encoding="utf-8").splitlines()
+        assert first == "# yaml-language-server: $schema=schema.json"
+        assert second == f"# {describe(path)}" and describe(path).endswith("."), name
 
 
 def leaves(tree: dict[str, Any], *parents: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -54,49 +41,44 @@ def leaves(tree: dict[str, Any], *parents: str) -> Iterator[tuple[tuple[str, ...
             yield (*parents, key), value
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_a_paper_recipe_is_described_in_one_short_line_and_writes_only_what_differs_from_the_defaults(name: str):
-    assert len(describe(SHIPPED[name])) < 90 and "# Ours: " in SHIPPED[name].read_text(encoding="utf-8")
-    written = yaml.safe_load(SHIPPED[name].read_text(encoding="utf-8"))
+def test_a_paper_recipe_has_a_short_description_and_only_settings_that_differ_from_the_defaults():
     defaults = dict(leaves(parse().model_dump(mode="json")))
-    assert not [key for key, value in leaves(written) if value == defaults[key]]
+    for name in PAPER:
+        text = SHIPPED[name].read_text(encoding="utf-8")
+        assert len(describe(SHIPPED[name])) < 90 and "# Ours: " in text
+        assert not [key for key, value in leaves(yaml.safe_load(text)) if value == defaults[key]], name
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_a_paper_recipe_changes_nothing_that_the_paper_fixes(name: str):
-    recipe, default = load_recipe(name), parse()
-    machine = {"micro_batch_size": 1}
-    assert recipe.sft.model_copy(update=machine) == default.sft
-    assert recipe.joint.model_copy(update=machine) == default.joint
-    assert recipe.selection == default.selection
-    assert (recipe.method, recipe.baselines, recipe.seed) == ("wmss", ["sft"], 42)
+def test_a_paper_recipe_changes_only_backbone_domain_and_machine():
+    default, machine = parse(), {"micro_batch_size": 1}
+    for name in PAPER:
+        recipe = load_recipe(name)
+        assert recipe.sft.model_copy(update=machine) == default.sft
+        assert recipe.joint.model_copy(update=machine) == default.joint
+        assert recipe.selection == default.selection
+        assert (recipe.method, recipe.baselines, recipe.seed) == ("wmss", ["sft"], 42)
+        backbone, domain = name.rsplit("-", 1)
+        gemma = backbone.startswith("gemma")
+        assert recipe.model == BACKBONES[backbone]
+        assert (recipe.data.path, recipe.data.domain, recipe.data.long_prompts) == (f"{domain}.jsonl", domain, "drop")
+        assert recipe.data.style == ("tag-free" if gemma else "tagged")
+        assert recipe.chat_template == ("gemma" if gemma else None)
+        reported = [one for one, entry in BENCHMARKS.items() if entry.domain == domain and not entry.embedded]
+        assert (recipe.eval.benchmarks, bool(recipe.eval.data_dir)) == (reported, domain != "code")
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_a_paper_recipe_matches_the_backbone_and_domain_in_its_name(name: str):
-    recipe = load_recipe(name)
-    backbone, domain = name.rsplit("-", 1)
-    gemma = backbone.startswith("gemma")
-    assert recipe.model == BACKBONES[backbone]
-    assert (recipe.data.path, recipe.data.domain, recipe.data.long_prompts) == (f"{domain}.jsonl", domain, "drop")
-    assert recipe.data.style == ("tag-free" if gemma else "tagged")
-    assert recipe.chat_template == ("gemma" if gemma else None)
-    reported = [name for name, entry in BENCHMARKS.items() if entry.domain == domain and not entry.embedded]
-    assert (recipe.eval.benchmarks, bool(recipe.eval.data_dir)) == (reported, domain != "code")
-
-
-def test_the_shipped_schema_is_the_one_the_settings_give():
+def test_the_shipped_schema_is_generated_from_the_settings():
     schema = next(iter(SHIPPED.values())).parent / "schema.json"
     assert schema.read_text(encoding="utf-8") == recipe_schema()
 
 
-def test_the_schema_explains_settings_and_forbids_others():
+def test_the_schema_explains_settings_and_allows_no_others():
     schema = json.loads(recipe_schema())
     assert schema["additionalProperties"] is False
     assert "Paper: lambda." in schema["$defs"]["JointSettings"]["properties"]["strong_weight"]["description"]
 
 
-def test_the_schema_requires_a_model_and_data_only_where_no_recipe_is_extended():
+def test_the_schema_requires_a_model_and_data_only_if_no_recipe_is_extended():
     schema = json.loads(recipe_schema())
     assert schema["properties"]["extends"]["type"] == "string"
     assert schema["if"] == {"not": {"required": ["extends"]}}
@@ -106,17 +88,12 @@ def test_the_schema_requires_a_model_and_data_only_where_no_recipe_is_extended()
 
 
 @pytest.mark.parametrize("phase", ["sft", "joint"])
-def test_each_phase_defaults_to_the_paper_and_to_our_choices_where_it_is_silent(phase: str):
+def test_each_phase_defaults_to_the_paper_and_to_our_choices_elsewhere(phase: str):
+    paper = {"epochs": 1, "learning_rate": 1e-5, "batch_size": 512, "max_grad_norm": 1, "warmup_ratio": 0.1}
+    ours = {"schedule": "linear", "adam_betas": (0.9, 0.999), "weight_decay": 0}
+    ours |= {"optimizer": "adamw", "gradient_checkpointing": True}
     settings = getattr(parse(), phase)
-    assert settings.epochs == 1
-    assert settings.learning_rate == 1e-5
-    assert settings.batch_size == 512
-    assert settings.max_grad_norm == 1
-    assert settings.warmup_ratio == 0.1
-    assert settings.schedule == "linear"
-    assert settings.adam_betas == (0.9, 0.999)
-    assert settings.weight_decay == 0
-    assert (settings.optimizer, settings.gradient_checkpointing) == ("adamw", True)
+    assert {key: getattr(settings, key) for key in paper | ours} == paper | ours
 
 
 def test_the_method_defaults_to_the_paper():
@@ -130,8 +107,8 @@ def test_the_method_defaults_to_the_paper():
     assert (recipe.data.max_length, recipe.seed, recipe.precision) == (4096, 42, "bf16-mixed")
 
 
-@pytest.mark.parametrize("choice", ["auto", "liger", "off"])
-def test_fast_layers_are_chosen_by_a_word_though_yaml_reads_off_as_false(choice: str):
+@pytest.mark.parametrize("choice", ["liger", "off"])
+def test_fast_layers_may_be_off_though_yaml_reads_off_as_false(choice: str):
     assert parse(f"fast_layers={choice}").fast_layers == choice
     assert parse().fast_layers == "auto"
 
@@ -146,36 +123,31 @@ def test_sft_gets_as_many_epochs_as_the_whole_of_wmss():
     [
         ("selection.dificulty=1", "selection.dificulty is not a setting. Did you mean selection.difficulty?"),
         ("modle=x", "modle is not a setting. Did you mean model?"),
-        ("selecton.enabled=true", "selecton is not a setting. Did you mean selection?"),
+        ("selection.qqq=1", "selection.qqq is not a setting. Allowed here: enabled, consolidation,"),
     ],
 )
-def test_a_misspelt_key_is_answered_with_the_near_one(override: str, answer: str):
-    with pytest.raises(UserError, match=f"^mine.yaml: {re.escape(answer)}$"):
+def test_an_unknown_key_is_an_error_with_the_near_one_or_those_allowed(override: str, answer: str):
+    with pytest.raises(UserError, match=f"^mine.yaml: {re.escape(answer)}"):
         parse(override)
-
-
-def test_a_key_like_no_other_is_answered_with_what_is_allowed_there():
-    with pytest.raises(UserError, match=r"selection\.qqq is not a setting\. Allowed here: enabled, consolidation,"):
-        parse("selection.qqq=1")
 
 
 @pytest.mark.parametrize(
     "override, answer",
     [
         ("joint.rounds=two", 'joint.rounds: Input should be a valid integer, found "two".'),
-        ("joint.rounds=1.5", "joint.rounds: Input should be a valid integer, found 1.5."),
-        ("sft.save_steps=true", "sft.save_steps: Input should be a valid integer, found true."),
-        ("sft.learning_rate=fast", 'sft.learning_rate: Input should be a valid number, found "fast".'),
-        ("selection.enabled=1", "selection.enabled: Input should be a valid boolean, found 1."),
-        ("model=7", "model: Input should be a valid string, found 7."),
-        ("eval.benchmarks=gsm8k", 'eval.benchmarks: Input should be a valid list, found "gsm8k".'),
+        ("joint.rounds=1.5", "joint.rounds: "),
+        ("sft.save_steps=true", "sft.save_steps: "),
+        ("sft.learning_rate=fast", "sft.learning_rate: "),
+        ("selection.enabled=1", "selection.enabled: "),
+        ("model=7", "model: "),
+        ("eval.benchmarks=gsm8k", "eval.benchmarks: "),
         ("sft=3", "sft: "),
         ("data=", "data: "),
         ("sft.adam_betas=0.9", "sft.adam_betas: "),
         ("sft.adam_betas=[0.9]", "sft.adam_betas: expected two numbers"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: str):
+def test_a_value_of_the_wrong_type_is_an_error_with_its_key(override: str, answer: str):
     with pytest.raises(UserError, match=re.escape(f"mine.yaml: {answer}")):
         parse(override)
 
@@ -184,43 +156,36 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key(override: str, answer: 
     "override, answer",
     [
         ("joint.rounds=0", "joint.rounds: Input should be greater than or equal to 1, found 0."),
-        ("joint.strong_weight=1.5", "joint.strong_weight: Input should be less than or equal to 1, found 1.5."),
-        ("joint.strong_weight=-0.1", "joint.strong_weight: Input should be greater than or equal to 0, found -0.1."),
-        ("sft.learning_rate=0", "sft.learning_rate: Input should be greater than 0, found 0."),
+        ("joint.strong_weight=1.5", "joint.strong_weight: "),
+        ("joint.strong_weight=-0.1", "joint.strong_weight: "),
+        ("sft.learning_rate=0", "sft.learning_rate: "),
         ("sft.learning_rate=.nan", "sft.learning_rate: "),
-        ("sft.warmup_ratio=1.0", "sft.warmup_ratio: Input should be less than 1, found 1.0."),
-        ("selection.repair=-1", "selection.repair: Input should be greater than or equal to 0, found -1."),
-        ("data.max_length=4", "data.max_length: Input should be greater than or equal to 8, found 4."),
-        ("seed=-1", "seed: Input should be greater than or equal to 0, found -1."),
-        ("seed=4294967296", "seed: Input should be less than 4294967296, found 4294967296."),
+        ("sft.warmup_ratio=1.0", "sft.warmup_ratio: "),
+        ("selection.repair=-1", "selection.repair: "),
+        ("data.max_length=4", "data.max_length: "),
+        ("seed=-1", "seed: "),
+        ("seed=4294967296", "seed: "),
         ("data.domain=chess", "data.domain: Input should be 'math', 'code' or 'logic', found \"chess\"."),
-        (
-            "sft.gradient_checkpointing=some",
-            "sft.gradient_checkpointing: Input should be True, False, 'keep_attention' or 'keep_products', "
-            'found "some".',
-        ),
-        (
-            "sft.optimizer=sgd",
-            "sft.optimizer: Input should be 'adamw', 'adamw_bf16', 'adamw_8bit', 'adamw_fp8' or 'rmsprop', ",
-        ),
+        ("sft.gradient_checkpointing=some", "sft.gradient_checkpointing: Input should be True, False, 'keep_att"),
+        ("sft.optimizer=sgd", "sft.optimizer: "),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
-        ("precision=fp16", "precision: Input should be 'bf16-mixed', 'bf16' or 'fp32', found \"fp16\"."),
-        ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: Input should be 'arithmetic', 'aime2025',"),
-        ("baselines=[rlhf]", "baselines.0: Input should be 'sft', 'sft_restart', "),
-        ("method=rlhf", "method: Input should be 'wmss', 'sft', "),
-        ("neftune.alpha=-1", "neftune.alpha: Input should be greater than or equal to 0, found -1."),
+        ("precision=fp16", "precision: "),
+        ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: "),
+        ("baselines=[rlhf]", "baselines.0: "),
+        ("method=rlhf", "method: "),
+        ("neftune.alpha=-1", "neftune.alpha: "),
         ("neftune.length=false", "neftune.length: Input should be True or 'padded', found false."),
-        ("undial.strength=-1", "undial.strength: Input should be greater than or equal to 0, found -1."),
-        ("undial.sigma=-0.5", "undial.sigma: Input should be greater than or equal to 0, found -0.5."),
-        ("undial.site=head", "undial.site: Input should be 'target_logit', 'logits' or 'embedding', found \"head\"."),
+        ("undial.strength=-1", "undial.strength: "),
+        ("undial.sigma=-0.5", "undial.sigma: "),
+        ("undial.site=head", "undial.site: "),
     ],
 )
-def test_a_value_out_of_range_is_answered_with_what_is_allowed(override: str, answer: str):
+def test_a_value_out_of_range_is_an_error_with_what_is_allowed(override: str, answer: str):
     with pytest.raises(UserError, match=re.escape(f"mine.yaml: {answer}")):
         parse(override)
 
 
-@pytest.mark.parametrize("strong_weight", [0, 0.0, 1, 1.0])
+@pytest.mark.parametrize("strong_weight", [0, 1.0])
 def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
     assert parse(f"joint.strong_weight={strong_weight}").joint.strong_weight == strong_weight
 
@@ -281,7 +246,7 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         ),
     ],
 )
-def test_an_impossible_combination_is_refused(overrides: list[str], answer: str):
+def test_an_impossible_combination_is_an_error(overrides: list[str], answer: str):
     with pytest.raises(UserError, match=re.escape(f"mine.yaml: {answer}")):
         parse(*overrides)
 
@@ -334,27 +299,24 @@ def test_recipes_show_whole_prints_every_setting_of_what_the_file_resolves_to():
     assert (result.exit_code, yaml.safe_load(result.output)) == (0, whole)
 
 
-def test_recipes_show_of_an_unknown_name_suggests_the_near_one():
-    result = weakdriven("recipes", "show", "dmo")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: dmo is neither")
-    assert "Did you mean demo?" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_recipes_show_of_an_unknown_name_suggests_the_near_one(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "recipes", "show", "dmo"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    output, error = capsys.readouterr()
+    assert (stop.value.code, output) == (2, "")
+    assert error.startswith("Error: dmo is neither")
+    assert "Did you mean demo?" in error and "Traceback" not in error
 
 
-def test_recipes_schema_prints_the_schema():
-    result = CliRunner().invoke(app, ["recipes", "schema"])
-    assert (result.exit_code, result.output) == (0, recipe_schema())
-
-
-def test_help_answers():
-    result = weakdriven("--help")
-    assert result.returncode == 0
-    assert all(command in result.stdout for command in ("run", "report", "recipes"))
+def test_help_lists_the_commands():
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(command in result.output for command in ("run", "report", "recipes"))
 
 
 def test_the_command_line_starts_without_torch():
     heavy = ("torch", "transformers", "trl", "datasets", "accelerate")
     code = f"import sys, weakdriven.commands.app; print([name for name in {heavy} if name in sys.modules])"
-    result = python(code)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr

@@ -1,4 +1,4 @@
-"""Grids as people write them, the paper's sweeps as shipped, and what is wrong with a grid told at once."""
+"""Grids, the paper's sweeps as shipped, and errors in a grid."""
 
 import pytest
 import yaml
@@ -22,7 +22,7 @@ def test_a_range_is_spaced_evenly_and_prints_cleanly():
     assert as_overrides(found[2].overrides) == ["joint.strong_weight=0.3"]
 
 
-def test_whole_ends_give_whole_numbers_where_the_steps_are_whole():
+def test_whole_ends_give_whole_numbers_if_the_steps_are_whole():
     assert [one.values["sft.epochs"] for one in points("sft.epochs=1..4:4")] == [1, 2, 3, 4]
     assert [one.values["x"] for one in points("x=0..1:3")] == [0.0, 0.5, 1.0]
 
@@ -47,7 +47,7 @@ def test_several_grids_make_a_product_with_the_last_one_fastest():
     assert as_overrides(found[1].overrides) == ["joint.strong_weight=0.3", "selection.enabled=false"]
 
 
-def test_folders_are_safe_and_differ_also_where_case_does_not_count():
+def test_folder_names_are_safe_and_differ_on_case_insensitive_disks():
     found = points("model=org/Name,org/name,../up")
     names = [one.name for one in found]
     assert len({name.casefold() for name in names}) == 3 and not any("/" in name for name in names)
@@ -64,7 +64,6 @@ def test_folders_are_safe_and_differ_also_where_case_does_not_count():
             "is not a range; write low..high:count.* with low below high and a count from 2 to 1,000",
         ),
         (["joint.strong_weight=0.1..0.9:1"], "is not a range"),
-        (["joint.strong_weight=0.1..0.9:0"], "is not a range"),
         (["joint.strong_weight=0.1..0.9"], "is not a range; write low..high:count"),
         (["joint.strong_weight=0.1..high:3"], "is not a range"),
         (["joint.learning_rate=0..1:3log"], "Even ratios.* need a low end above 0"),
@@ -72,7 +71,6 @@ def test_folders_are_safe_and_differ_also_where_case_does_not_count():
         (["joint.strong_weight=0.5,0.5"], "0.5 is given twice"),
         (["joint.strong_weight=0.5,{"], "is not a list of values"),
         (["x=1..2:600", "y=1,2"], f"make 1,200 points, and a sweep takes at most {MOST_POINTS:,}"),
-        (["x=1..2:99999999"], "is not a range"),
         (["x=0..1:" + "9" * 5000], "is not a range"),
         (["x=1,2", "x=3,4"], "key x is in two grids"),
         (["lambda", "joint.strong_weight=0.1,0.2"], "key joint.strong_weight is in two grids"),
@@ -83,7 +81,7 @@ def test_folders_are_safe_and_differ_also_where_case_does_not_count():
         ([], "A sweep needs something to vary"),
     ],
 )
-def test_what_is_wrong_with_a_grid_is_told(words, answer):
+def test_a_wrong_grid_is_an_error(words, answer):
     with pytest.raises(UserError, match=answer):
         points(*words)
 
@@ -101,14 +99,14 @@ def test_what_is_wrong_with_a_grid_is_told(words, answer):
         ("grid: [", "is not valid YAML"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path, text, answer):
+def test_a_wrong_sweep_file_is_an_error(tmp_path, text, answer):
     path = tmp_path / "own.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=answer):
         axes_of([str(path)])
 
 
-def test_a_file_of_ones_own_is_a_sweep(tmp_path):
+def test_a_yaml_file_is_a_sweep(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("grid: {joint.strong_weight: 0.3..0.5:3, joint.weak: [joint, frozen]}\nsettings: {data.limit: 8}\n")
     axes = axes_of([str(path)])
@@ -164,15 +162,15 @@ def test_trainings_over_steps_keep_the_same_shares_and_start_from_m1():
         assert axis.settings["baselines"] == ["sft_restart"]
 
 
-@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
-def test_every_shipped_sweep_is_a_valid_recipe_at_each_point(name):
-    axes = axes_of([name])
-    common = [word for axis in axes for word in as_overrides(axis.settings)]
-    for one in points_of(axes):
-        load_recipe("demo", [*common, *as_overrides(one.overrides)])
+def test_every_shipped_sweep_is_a_valid_recipe_at_each_point():
+    for name in shipped_sweeps():
+        axes = axes_of([name])
+        common = [word for axis in axes for word in as_overrides(axis.settings)]
+        for one in points_of(axes):
+            load_recipe("demo", [*common, *as_overrides(one.overrides)])
 
 
-def test_no_sweep_file_says_a_thing_twice():
+def test_no_sweep_file_has_a_duplicate_key():
     for path in shipped_sweeps().values():
         nodes = [yaml.compose(path.read_text())]
         while nodes:

@@ -76,14 +76,6 @@ def test_probabilities_of_the_fixture_are_the_published_ones(way):
 
 
 @every_way
-def test_margins_of_the_fixture_are_the_published_ones(way):
-    mixed, strong, weak = ((p[0] / p[1:]).log().tolist() for p in distributions(way, STRONG, WEAK, 0, 0.5))
-    assert strong == near([3, 4, 5], 2e-5)
-    assert weak == near([0.5, 1.5, 2], 2e-5)
-    assert mixed == near([1.75, 2.75, 3.5], 2e-5)
-
-
-@every_way
 def test_statistics_of_the_fixture_are_the_published_ones(way):
     statistics = solve(way)[1]
     assert statistics.mixed_loss == near(0.2373613)
@@ -108,16 +100,6 @@ def test_branch_gradients_of_the_fixture_are_the_published_ones(way, strong_weig
     _, _, by_strong, by_weak = solve(way, strong_weight=strong_weight)
     assert by_strong is None if strong is None else by_strong[: len(strong)] == near(strong)
     assert by_weak is None if weak is None else by_weak[: len(weak)] == near(weak, 2e-6)
-
-
-@pytest.mark.parametrize("strong_weight", [0.42, 0.5, 0.9])
-@every_way
-def test_each_branch_gets_its_share_of_the_mixed_residual(way, strong_weight):
-    mixed = strong_weight * torch.tensor(STRONG) + (1 - strong_weight) * torch.tensor(WEAK)
-    residual = mixed.double().softmax(0) - torch.eye(4, dtype=torch.float64)[0]
-    _, _, by_strong, by_weak = solve(way, strong_weight=strong_weight)
-    assert by_strong == near((strong_weight * residual).tolist(), 2e-7)
-    assert by_weak == near(((1 - strong_weight) * residual).tolist(), 2e-7)
 
 
 @every_way
@@ -158,24 +140,6 @@ def test_finite_differences_agree_with_every_gradient(implementation, options):
             assert slope == pytest.approx((gradient * step).sum().item(), rel=1e-6, abs=1e-11)
 
 
-# Formula 2
-
-
-@every_fast_way
-@settings(quick, max_examples=12)
-@given(rows, weights, st.integers(0, 99))
-def test_log_odds_and_margins_of_the_mix_are_the_convex_combination(way, strong, strong_weight, seed):
-    draw = torch.Generator().manual_seed(seed)
-    strong = [z / 4 for z in strong]  # so that no probability is lost to rounding
-    weak = (2 * torch.randn(len(strong), generator=draw)).tolist()
-    y = seed % len(strong)
-    mixed, of_strong, of_weak = ((p[y] / p).log() for p in distributions(way, strong, weak, y, strong_weight))
-    want = strong_weight * of_strong + (1 - strong_weight) * of_weak
-    assert mixed.tolist() == near(want.tolist(), 2e-3)
-    margins = [torch.tensor(z)[y] - torch.tensor(z) for z in (strong, weak)]
-    assert mixed.tolist() == near((strong_weight * margins[0] + (1 - strong_weight) * margins[1]).tolist(), 2e-3)
-
-
 @pytest.mark.parametrize("shift", [(30.0, 0.0), (0.0, -30.0), (30.0, -20.0)], ids=["strong", "weak", "both"])
 @every_way
 def test_shifting_the_logits_of_a_branch_by_a_constant_changes_nothing(way, shift):
@@ -188,11 +152,11 @@ def test_shifting_the_logits_of_a_branch_by_a_constant_changes_nothing(way, shif
     torch.testing.assert_close(got[2], want[2], rtol=1e-4, atol=2e-5)
 
 
-# Formula 3: Theorem 1 and where it ends
+# Formula 3: Theorem 1 and its condition
 
 
 @every_fast_way
-@settings(quick, max_examples=12)
+@settings(quick, max_examples=6)
 @given(rows, weights, st.integers(0, 99))
 def test_weak_margins_no_larger_than_strong_ones_can_only_lower_the_target(way, strong, strong_weight, seed):
     y = seed % len(strong)
@@ -208,7 +172,7 @@ def test_weak_margins_no_larger_than_strong_ones_can_only_lower_the_target(way, 
     "weak, holds, negative_mass", [(WEAK, 1, 0.2112938), ([3.0, -4, -4, -4], 0, 0.0131288), ([2.0, -3, -3, 1], 0, None)]
 )
 @every_way
-def test_the_margin_condition_is_told_from_its_violation(way, weak, holds, negative_mass):
+def test_the_margin_condition_and_its_violation_are_counted(way, weak, holds, negative_mass):
     statistics = solve(way, weak=weak)[1]
     assert statistics.margin_tokens == holds
     if negative_mass is not None:
@@ -216,57 +180,10 @@ def test_the_margin_condition_is_told_from_its_violation(way, weak, holds, negat
 
 
 @every_way
-def test_where_margins_go_both_ways_only_the_hard_negative_is_amplified(way):
-    weak = [2.0, -3, -3, 1]
-    mixed, strong, of_weak = distributions(way, STRONG, weak, 0, 0.5)
-    smaller = (of_weak[0] / of_weak) < (strong[0] / strong)
-    assert smaller.nonzero()[:, 0].tolist() == [3]
-    assert (mixed / strong)[1:].tolist() == near([0.366, 0.604, 7.359], 1e-3)
-
-
-@every_way
 def test_two_equal_models_meet_the_margin_condition_on_every_token(way):
     case = problem(4, 5, 5, 23)
     same = case._replace(tensors=case.tensors[:3] * 2)
     assert same.solve(way)[1].margin_tokens == 4
-
-
-# Formula 6
-
-
-@every_way
-def test_the_mixed_loss_of_the_fixture_lies_below_the_mixture_of_losses(way):
-    loss, statistics, *_ = solve(way)
-    assert loss <= 0.5 * statistics.strong_loss + 0.5 * statistics.weak_loss == near(0.3738313)
-
-
-@every_fast_way
-@settings(quick, max_examples=12)
-@given(rows, rows, weights, st.integers(0, 2))
-def test_the_mixed_loss_is_convex_in_the_weight(way, strong, weak, strong_weight, target):
-    length = min(len(strong), len(weak))
-    strong, weak = strong[:length], weak[:length]
-    loss, statistics, *_ = solve(way, strong, weak, target=target, strong_weight=strong_weight)
-    bound = strong_weight * statistics.strong_loss + (1 - strong_weight) * statistics.weak_loss
-    assert loss <= bound * (1 + 1e-5) + 1e-5
-
-
-# Formula 8
-
-
-@every_way
-def test_one_step_of_gradient_descent_moves_logits_and_loss_as_predicted(way):
-    before, _, by_strong, by_weak = solve(way)
-    strong, weak = (
-        [z - 0.1 * g for z, g in zip(*both, strict=True)] for both in ((STRONG, by_strong), (WEAK, by_weak))
-    )
-    step = [new - old for new, old in zip(strong, STRONG, strict=True)]
-    assert step == near([0.010565, -0.006853, -0.002521, -0.001191])
-    square = sum((2 * g) ** 2 for g in by_strong)
-    assert square == near(0.0665390)
-    squares = [sum(g * g for g in gradient) for gradient in (by_strong, by_weak)]
-    assert (-0.1 * sum(squares), -0.1 * squares[0]) == near((-0.0033270, -0.0016635), 1e-7)
-    assert solve(way, strong, weak)[0] - before == near(-0.0033058, 3e-7)
 
 
 # Any problem
@@ -296,17 +213,29 @@ def problems(draw, longest=6):
 chunks = st.integers(1, 7)
 
 
-@every_way
-@settings(quick, max_examples=120)
-@given(st.data())
-def test_any_problem_in_any_tiles_is_solved_as_in_float64(way, data):
-    case = data.draw(problems(longest=3 if way == ("triton", "cpu") else 9))
-    with tiles(data.draw(chunks), data.draw(chunks)):
-        assert_solves(way, case)
+def assert_any_problem_is_solved(way, examples):
+    @settings(quick, max_examples=examples)
+    @given(st.data())
+    def solve(data):
+        with tiles(data.draw(chunks), data.draw(chunks)):
+            assert_solves(way, data.draw(problems(longest=2 if way == ("triton", "cpu") else 9)))
+
+    solve()
 
 
 @every_way
-@settings(quick, max_examples=40)
+def test_any_problem_in_any_tiles_is_solved_as_in_float64(way):
+    assert_any_problem_is_solved(way, examples=25 if way == ("triton", "cpu") else 60)
+
+
+@pytest.mark.slow
+@every_way
+def test_many_more_problems_are_solved_as_in_float64(way):
+    assert_any_problem_is_solved(way, examples=120)
+
+
+@every_way
+@settings(quick, max_examples=15)
 @given(st.data())
 def test_branches_of_different_precision_are_computed_in_the_wider_one(way, data):
     case = data.draw(problems(longest=2))

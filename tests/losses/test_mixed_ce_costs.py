@@ -1,4 +1,4 @@
-"""What the mixed loss does not compute and does not hold: products, rows, and logits."""
+"""Cost of the mixed loss: how many products it computes and how many logits it holds."""
 
 import pytest
 import torch
@@ -64,14 +64,14 @@ def test_the_public_function_gives_the_dead_branch_no_gradient(way, strong_weigh
         ((0, 1, 3, 4), 6),
         ((0, 1), 4),  # frozen weak model
         ((0, 3), 4),  # LoRA pair: frozen heads
-        ((0,), 3),  # LoRA beside a frozen weak model
+        ((0,), 3),  # LoRA and a frozen weak model
         ((1,), 3),
         ((4,), 3),
         ((), 2),  # evaluation
     ],
 )
 @every_fast_way
-def test_no_product_is_spent_on_a_gradient_that_nobody_needs(way, needed, products, anchor):
+def test_no_product_is_spent_on_an_unused_gradient(way, needed, products, anchor):
     case = problem(T, D, D, V, needs=sum(1 << i for i in needed), strong_anchor=anchor)
     assert watched(way, case)[0].work == products * T * D * V
 
@@ -99,7 +99,7 @@ def test_ignored_targets_cost_no_product_and_no_memory(way):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5, "caps": (3.0, 3.0)}], ids=["shared", "separate"])
-def test_chunked_never_holds_more_than_its_budget_beside_the_gradients(options, dtype, monkeypatch):
+def test_chunked_never_holds_more_than_its_budget_and_the_gradients(options, dtype, monkeypatch):
     rows, width, vocabulary = 7, 8, 999
     element = 2 * torch.finfo(dtype).bits // 8 + (3 if dtype == torch.float32 and not options else 4) * 4
     budget = rows * vocabulary * element + 5
@@ -123,8 +123,7 @@ def test_no_tensor_of_all_logits_is_ever_made(way):
 
 @pytest.mark.parametrize("gradients", [NO_GRADIENT, SHARED, SEPARATE])
 @pytest.mark.parametrize("pair", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocabulary", [32_000, 151_936, 262_144])
+@pytest.mark.parametrize("dtype, vocabulary", [(torch.float32, 32_000), (torch.bfloat16, 262_144)])
 def test_tiles_fill_the_budget_and_stay_inside_it(vocabulary, dtype, pair, gradients):
     like = torch.empty(0, dtype=dtype)
     chunk, tile = tiling.tile_rows(like, vocabulary, triton=True, pair=pair, gradients=gradients)

@@ -1,4 +1,4 @@
-"""The Triton rows against the torch rows, one tile at a time: every option, odd blocks, strides."""
+"""The Triton rows against the torch rows, tile by tile: every option, odd blocks, strides."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def assert_same(device, rows, vocabulary, dtype, seed, *, weak=True, spare=0, **
 
 
 @on_each_device
-@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@settings(deadline=None, derandomize=True, database=None, max_examples=30)
 @given(st.data())
 def test_every_option_gives_the_results_and_gradients_of_the_torch_rows(device, data):
     def draw(*choices):
@@ -86,15 +86,17 @@ def test_every_option_gives_the_results_and_gradients_of_the_torch_rows(device, 
 PLAIN = {"strong_weight": 0.42}
 
 
-@pytest.mark.parametrize("gradients", [SHARED, SEPARATE])
-@pytest.mark.parametrize("vocabulary", [1, 2, 15, 16, 17, 4095, 4096, 4097, 10_000])
+@pytest.mark.parametrize(
+    "vocabulary, gradients",
+    [(1, SHARED), (16, SEPARATE), (4095, SHARED), (4096, SEPARATE), (4097, SHARED), (10_000, SEPARATE)],
+)
 @on_each_device
 def test_rows_around_the_size_of_a_block_are_right(device, vocabulary, gradients):
     options = PLAIN | {"statistics": True, "gradients": gradients}
     assert_same(device, 2, vocabulary, torch.float32, 3, **options)
 
 
-@pytest.mark.parametrize("last", [0, 16, 39])
+@pytest.mark.parametrize("last", [0, 39])
 @on_each_device
 def test_a_target_in_the_first_or_last_place_is_found(device, last):
     strong, weak, _ = tile(1, 40, torch.float32, 5)
@@ -106,7 +108,7 @@ def test_a_target_in_the_first_or_last_place_is_found(device, last):
 
 
 @on_each_device
-def test_what_was_not_asked_for_is_not_a_number(device):
+def test_disabled_statistics_are_nan(device):
     strong, weak, target = tile(2, 40, torch.float32, 6)
     options = PLAIN | {"statistics": False, "gradients": NO_GRADIENT}
     for _, results in both(device, strong, weak, target, vocabulary=40, **options):

@@ -1,4 +1,4 @@
-"""Mixed cross-entropy as people use it: autograd, compilation, autocast, precision and odd heads."""
+"""Mixed cross-entropy in use: autograd, compilation, autocast, precision and unusual heads."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_a_head_that_counts_alone_keeps_all_of_its_rows(way, strong_weight, alon
 
 
 @every_way
-def test_a_target_outside_the_common_rows_is_refused(way):
+def test_a_target_outside_the_common_rows_is_an_error(way):
     case = problem(4, 5, 4, 23, extra=(3, 0))
     target = case.target_T.clone().to(way.device)
     tensors = given_tensors(case, way.device)
@@ -136,7 +136,7 @@ def test_one_tensor_in_several_places_gets_the_sum_of_its_gradients(way):
 
 
 @every_fast_way
-def test_the_gradient_scales_with_what_is_done_to_the_loss_afterwards(way):
+def test_the_gradient_follows_what_is_computed_from_the_loss(way):
     case = problem(4, 5, 4, 23)
     tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
     for after in (lambda loss: loss / 7, lambda loss: -3 * loss, lambda loss: loss**2):
@@ -160,42 +160,13 @@ def test_dividing_the_loss_afterwards_does_not_round_the_divisor(way, dtype):
 
 
 @every_fast_way
-def test_gradients_add_up_over_calls_as_autograd_adds_them(way):
-    case = problem(4, 5, 4, 23)
-    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
-    for part in (target[:1], target[1:]):
-        rows = slice(0, 1) if len(part) == 1 else slice(1, 4)
-        strong, strong_head, weak, weak_head = tensors
-        mixed_cross_entropy(
-            strong[rows], strong_head, weak[rows], weak_head, part, implementation=way.implementation
-        ).backward()
-    want = torch.autograd.grad(dense(tensors, target), tensors)
-    torch.testing.assert_close(tuple(x.grad for x in tensors), want, rtol=1e-4, atol=1e-5)
-
-
-@every_fast_way
-def test_a_second_backward_is_refused_even_with_a_kept_graph(way):
+def test_a_second_backward_is_an_error_even_with_a_kept_graph(way):
     case = problem(4, 5, 4, 23)
     tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
     loss = mixed_cross_entropy(*tensors, target, implementation=way.implementation)
     loss.backward(retain_graph=True)
     with pytest.raises(UserError, match="can be taken once; ask for all of them in one call"):
         loss.backward()
-
-
-@every_way
-def test_statistics_carry_no_gradient(way):
-    case = problem(4, 5, 4, 23)
-    strong, strong_head, weak, weak_head = given_tensors(case, way.device)
-    loss, statistics = mixed_cross_entropy_with_statistics(
-        strong,
-        Head(strong_head),
-        weak,
-        Head(weak_head),
-        case.target_T.to(way.device),
-        implementation=way.implementation,
-    )
-    assert loss.requires_grad and not any(value.requires_grad for value in statistics)
 
 
 @every_fast_way
@@ -212,14 +183,16 @@ def test_nothing_is_read_before_it_is_written(way):
 
 
 @every_fast_way
-def test_hidden_states_and_heads_may_be_views_with_any_strides(way):
+def test_hidden_states_heads_and_targets_may_be_views_with_any_strides(way):
     plain = problem(3, 5, 4, 23)
     strided = [
         None if x is None else x.detach().T.contiguous().T.requires_grad_() if x.dim() == 2 else x
         for x in plain.tensors
     ]
     assert not strided[0].is_contiguous()
-    case = plain._replace(tensors=tuple(strided))
+    column = torch.stack([plain.target_T] * 2, 1)[:, 0]
+    assert not column.is_contiguous()
+    case = plain._replace(tensors=tuple(strided), target_T=column)
     with tiles(2, 1):
         assert_solves(way, case)
 
@@ -227,7 +200,7 @@ def test_hidden_states_and_heads_may_be_views_with_any_strides(way):
 # torch.compile and autocast
 
 
-@pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5}, {"strong_weight": 1.0}, {"strong_weight": 0.0}])
+@pytest.mark.parametrize("options", [{"strong_anchor": 0.5}, {"strong_weight": 1.0}])
 def test_compiled_as_one_graph_it_equals_eager(options):
     case = problem(5, 4, 3, 17)
     target = case.target_T
@@ -249,6 +222,7 @@ def test_compiled_as_one_graph_it_equals_eager(options):
     assert any(g is not None and g.any() for g in results[0][2])
 
 
+@pytest.mark.slow
 def test_a_compiled_function_around_the_public_one_equals_eager_and_follows_the_targets():
     case = problem(6, 4, 3, 17)
 
@@ -287,18 +261,17 @@ def error(gradients, exact):
     return [(g.cpu().double() - true).norm().item() for g, true in zip(gradients, exact, strict=True)]
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype, reduction", [(torch.bfloat16, "sum"), (torch.float16, "mean")])
 @every_fast_way
 def test_no_gradient_is_further_from_float64_than_that_of_dense_logits(way, dtype, reduction):
     draw = torch.Generator().manual_seed(0)
     interpreted = way == ("triton", "cpu")
     if interpreted and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter cuts float32 to bfloat16 instead of rounding it")
-    T = 24 if interpreted else 500
-    shapes = [(T, 64), (2000, 64), (T, 64), (2000, 64)]
+    T, V = (24, 500) if interpreted else (200, 1000)
+    shapes = [(T, 64), (V, 64), (T, 64), (V, 64)]
     tensors = [(torch.randn(shape, generator=draw) * 0.4).to(way.device, dtype).requires_grad_() for shape in shapes]
-    target = torch.randint(2000, (T,), generator=draw).to(way.device)
+    target = torch.randint(V, (T,), generator=draw).to(way.device)
     exact = [x.detach().double().requires_grad_() for x in tensors]
     true = [g.cpu() for g in torch.autograd.grad(dense(exact, target, reduction=reduction), exact)]
     errors = {}
@@ -312,23 +285,23 @@ def test_no_gradient_is_further_from_float64_than_that_of_dense_logits(way, dtyp
 
 @every_fast_way
 def test_a_mean_over_many_tokens_does_not_overflow_float16_on_the_way(way):
-    tokens = 300
-    hidden = torch.full((tokens, 1), 1024.0, dtype=torch.float16, device=way.device)
+    tokens = 75
+    hidden = torch.full((tokens, 1), 4096.0, dtype=torch.float16, device=way.device)
     heads = [torch.zeros(2, 1, dtype=torch.float16, device=way.device).requires_grad_() for _ in range(2)]
     target = torch.zeros(tokens, dtype=torch.long, device=way.device)
     loss = mixed_cross_entropy(
         hidden, heads[0], hidden, heads[1], target, reduction="mean", implementation=way.implementation
     )
     loss.backward()
-    assert heads[0].grad[:, 0].tolist() == [-256.0, 256.0]  # half of 1024 (P - onehot); the sum would be 76,800
+    assert heads[0].grad[:, 0].tolist() == [-1024.0, 1024.0]  # half of 4096 (P - onehot); the sum would be 76,800
 
 
 @pytest.mark.parametrize("options", [{}, {"strong_anchor": 0.5}])
 @every_fast_way
-def test_a_gradient_scaler_finds_float16_gradients_that_one_over_the_tokens_would_round_to_nothing(way, options):
+def test_a_gradient_scaler_keeps_float16_gradients_that_one_over_the_tokens_would_round_to_zero(way, options):
     draw = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shape, generator=draw) * 0.05 for shape in ((24, 64), (500, 64)) * 2]
-    target = torch.randint(500, (24,), generator=draw).to(way.device)
+    tensors = [torch.randn(shape, generator=draw) * 0.05 for shape in ((12, 64), (200, 64)) * 2]
+    target = torch.randint(200, (12,), generator=draw).to(way.device)
 
     def gradients(dtype, implementation):
         strong, strong_head, weak, weak_head = (x.to(way.device, dtype).requires_grad_() for x in tensors)
@@ -347,18 +320,8 @@ def test_a_gradient_scaler_finds_float16_gradients_that_one_over_the_tokens_woul
 # Shapes
 
 
-@every_fast_way
-def test_targets_may_be_a_column_of_something(way):
-    case = problem(6, 5, 4, 23)
-    tensors, target = given_tensors(case, way.device), case.target_T.to(way.device)
-    column = torch.stack([target, target.flip(0)], 1)[:, 0]
-    assert not column.is_contiguous()
-    got, want = (mixed_cross_entropy(*tensors, y, implementation=way.implementation) for y in (column, target))
-    assert torch.equal(got, want)
-
-
 @every_way
-def test_rows_that_do_not_match_the_targets_are_refused(way):
+def test_rows_that_do_not_match_the_targets_are_an_error(way):
     case = problem(6, 5, 4, 23)
     strong, strong_head, weak, weak_head = given_tensors(case, way.device)
     target = case.target_T.to(way.device)
@@ -373,7 +336,7 @@ def test_rows_that_do_not_match_the_targets_are_refused(way):
 
 @every_fast_way
 def test_a_cap_on_one_branch_alone_gives_finite_gradients_without_an_anchor(way):
-    """The strong logits lie far above the mixed log-sum-exp, where their own softmax is not asked for."""
+    """The strong logits lie far above the mixed log-sum-exp, and their own softmax is not used."""
     strong, weak = torch.full((2, 3), 300.0), torch.tensor([[1.0, 2, 3], [3, 2, 1]])
     leaves = [x.to(way.device).requires_grad_() for x in (strong, weak)]
     eye = torch.eye(3, device=way.device)

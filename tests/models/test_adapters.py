@@ -1,14 +1,14 @@
-"""Two adapters over one base: what is shared, what is not, and that gradients, saving and merging are right."""
+"""Two adapters over one base: what they share, their gradients, saving and merging."""
 
 import copy
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers import FAMILIES, padded_batch, tiny_model, token_rows, weights
+from helpers import padded_batch, tiny_model, token_rows, weights
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import add_adapter, merged, refuse_adapter, share_frozen, twin
@@ -49,8 +49,7 @@ def trainable_bytes(model):
     return sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, tied", [("qwen3", True), ("gemma3", False)])
 def test_a_pair_holds_one_base_and_two_adapters(family, tied):
     pair = shared_pair(family, tied=tied)
     base = held_bytes(tiny_model(family, tied=tied))
@@ -59,8 +58,7 @@ def test_a_pair_holds_one_base_and_two_adapters(family, tied):
     assert held_bytes(pair.strong, pair.weak) == base + adapters
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, checkpointing", [("qwen3", True), ("gemma3", False), ("qwen2", False)])
 def test_gradients_of_both_adapters_equal_autograd_on_dense_logits_of_separate_models(family, checkpointing):
     pair = shared_pair(family)
     apart = [copy.deepcopy(model) for model in (pair.strong, pair.weak)]
@@ -94,15 +92,12 @@ def test_only_equal_frozen_tensors_are_shared():
     assert all(torch.equal(kept[name], after) for name, after in weights(weak).items())
 
 
-def test_trainable_models_share_nothing():
+def test_trainable_models_and_models_of_other_precision_share_nothing():
     strong, weak = tiny_model(seed=1), tiny_model(seed=1)
     assert share_frozen(strong, weak) == 0
     assert held_bytes(strong, weak) == 2 * held_bytes(strong)
-
-
-def test_another_precision_is_not_shared():
-    strong, weak = adapted(tiny_model(seed=1).to(torch.bfloat16), seed=3), adapted(tiny_model(seed=1), seed=4)
-    assert share_frozen(strong, weak) == 0
+    narrow, wide = adapted(tiny_model(seed=1).to(torch.bfloat16), seed=3), adapted(tiny_model(seed=1), seed=4)
+    assert share_frozen(narrow, wide) == 0
 
 
 def test_a_twin_has_its_own_modules_and_the_same_weights():
@@ -115,7 +110,7 @@ def test_a_twin_has_its_own_modules_and_the_same_weights():
     assert not torch.equal(strong(BATCH["input_ids"]).logits, weak(BATCH["input_ids"]).logits)
 
 
-def test_base_weights_that_an_adapter_trains_become_the_weak_models_own():
+def test_base_weights_that_an_adapter_trains_are_not_shared():
     base = tiny_model("qwen2", seed=1)
     second = twin(base)
     strong, weak = adapted(base, seed=3, bias="all"), adapted(second, seed=4, bias="all")
@@ -141,7 +136,7 @@ def test_adding_an_adapter_leaves_the_random_numbers_as_they_were():
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_a_merged_model_is_ordinary_and_answers_as_the_adapted_one(tied, tmp_path):
+def test_a_merged_model_is_ordinary_and_has_the_logits_of_the_adapted_one(tied, tmp_path):
     pair = shared_pair(tied=tied)
     before = weights(pair)
     want = pair.strong(BATCH["input_ids"]).logits
@@ -167,7 +162,7 @@ def test_what_was_saved_loads_into_the_same_adapters(modules, tmp_path):
 
 
 @pytest.mark.parametrize("modules", [["lm_head"], ["lm_head", "embed_tokens"]], ids=["head", "both"])
-def test_heads_that_are_trained_whole_are_each_models_own(modules):
+def test_heads_that_are_trained_whole_are_not_shared(modules):
     pair = shared_pair(tied=False, modules_to_save=modules)
     pair(**BATCH).loss.backward()
     for model in (pair.strong, pair.weak):
@@ -177,7 +172,7 @@ def test_heads_that_are_trained_whole_are_each_models_own(modules):
     assert held_bytes(pair.strong, pair.weak) == held_bytes(tiny_model(tied=False)) + strong + weak
 
 
-def test_a_checkpoint_of_another_adapter_is_refused(tmp_path):
+def test_a_checkpoint_of_another_adapter_is_an_error(tmp_path):
     save_pair(shared_pair(target_modules=["q_proj"]), tmp_path)
     with pytest.raises(UserError, match=r"does not fit: 8 weights are missing and 0 too many .*down_proj"):
         load_pair_weights(shared_pair(), tmp_path)
@@ -199,12 +194,6 @@ def test_a_frozen_base_is_not_written_again(tmp_path):
         (lora(alora_invocation_tokens=[3]), "LORA, which acts where"),
     ],
 )
-def test_adapters_that_the_loss_would_not_see_are_refused(config, message):
+def test_adapters_that_the_loss_would_not_see_are_an_error(config, message):
     with pytest.raises(UserError, match=message):
         refuse_adapter(config, "strong")
-
-
-def test_an_adapter_on_the_head_is_refused_by_the_pair():
-    strong = get_peft_model(tiny_model(tied=False), lora(target_modules=["q_proj", "lm_head"]))
-    with pytest.raises(UserError, match="leave lm_head out of adapters"):
-        WeakStrongPair(strong=strong, weak=tiny_model(tied=False))

@@ -1,4 +1,4 @@
-"""What a model's head reads and does: found in every family, under adapters too, or refused."""
+"""What a model's head reads and computes, in every family and under adapters, or an error."""
 
 import peft
 import pytest
@@ -23,7 +23,6 @@ def adapted(**options):
     "family, changes, scale, cap, bias",
     [
         *((family, {}, 1.0, None, False) for family in FAMILIES),
-        ("gemma2", {}, 1.0, 30.0, False),
         ("gemma2", {"final_logit_softcapping": 7.0}, 1.0, 7.0, False),
         ("granite", {"logits_scaling": 8.0}, 0.125, None, False),
         ("cohere", {}, 0.0625, None, False),
@@ -51,7 +50,7 @@ def test_under_an_adapter_the_head_is_that_of_the_base_and_the_hidden_states_are
             assert not torch.allclose(logits, model(**INPUTS).logits, atol=1e-2)
 
 
-def test_a_head_that_is_trained_whole_beside_an_adapter_is_the_trained_copy():
+def test_a_head_that_is_trained_whole_next_to_an_adapter_is_the_trained_copy():
     model = adapted(modules_to_save=["lm_head"])
     weight = head(model).weight_VD
     assert weight.requires_grad
@@ -61,12 +60,12 @@ def test_a_head_that_is_trained_whole_beside_an_adapter_is_the_trained_copy():
         torch.testing.assert_close(logits, model(**INPUTS).logits, rtol=1e-5, atol=1e-4)
 
 
-def test_an_adapter_on_the_head_is_refused():
+def test_an_adapter_on_the_head_is_an_error():
     with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is peft\..*Linear, .*leave lm_head out"):
         head(adapted(target_modules=["q_proj", "lm_head"]))
 
 
-def test_a_head_that_is_more_than_a_linear_layer_is_refused():
+def test_a_head_that_is_more_than_a_linear_layer_is_an_error():
     model = tiny_model(tied=False)
     model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
     with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is torch.*Sequential, and the mixed loss"):
@@ -90,11 +89,9 @@ def test_hidden_states_of_a_wider_body_are_brought_to_the_dtype_of_the_head():
     assert model.get_input_embeddings().weight.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("accepted", [True, False])
-def test_the_probe_leaves_mode_and_attention_as_they_were(accepted, training, family, monkeypatch):
-    model = tiny_model(family).train(training)
+@pytest.mark.parametrize("accepted, training", [(True, True), (False, True), (False, False)])
+def test_the_probe_leaves_mode_and_attention_as_they_were(accepted, training, monkeypatch):
+    model = tiny_model("gemma2").train(training)
     model.set_attn_implementation("flex_attention")
     if accepted:
         refuse_other_logits(model, "mine")
@@ -115,7 +112,7 @@ def test_the_probe_accepts_a_model_under_an_adapter(dtype):
     refuse_other_logits(adapted().to(dtype), "mine")
 
 
-def test_a_model_that_sees_later_tokens_is_refused():
+def test_a_model_that_sees_later_tokens_is_an_error():
     refuse_other_logits(tiny_model("gemma3"), "here")
     with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees tokens that come later"):
         refuse_other_logits(tiny_model("gemma3", use_bidirectional_attention=True), "here")

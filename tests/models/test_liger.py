@@ -16,6 +16,7 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.recompute import keep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+QUICK = ("qwen3", "gemma3")
 BATCH = {name: column.to(DEVICE) for name, column in padded_batch(token_rows(2)).items()}
 
 
@@ -53,13 +54,16 @@ def backward(family, *, liger=False, checkpointing=False):
     return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in QUICK)]
+)
 def test_loss_and_gradients_are_those_of_the_stock_layers(family):
     want = backward(family)
     for checkpointing in (False, "keep_products"):
         torch.testing.assert_close(backward(family, liger=True, checkpointing=checkpointing), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_rotating_a_kept_product_in_place_would_give_wrong_gradients(family, monkeypatch):
     monkeypatch.setattr(layers, "FRESH_QUERIES", {family})

@@ -1,4 +1,4 @@
-"""Which models are found, loaded and refused."""
+"""Which models are found and loaded, and which are errors."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PaliGemmaConfig, Qwen3ForCausalLM, RecurrentGemmaConfig, T5Config
 
-from helpers import FAMILIES, embedded_tokenizer, tiny_model
+from helpers import embedded_tokenizer, tiny_model
 from weakdriven.errors import UserError
 from weakdriven.models.head import head, hidden_states
 from weakdriven.models.load import (
@@ -26,7 +26,7 @@ BASE = locate_model(EMBEDDED)
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the embedded model that a test may spoil."""
+    """A copy of the embedded model that a test may damage."""
     return shutil.copytree(BASE, tmp_path / "copy")
 
 
@@ -46,7 +46,7 @@ def test_a_model_is_found_as_embedded_or_as_a_folder():
     assert locate_model(str(BASE)) == BASE
 
 
-@pytest.mark.parametrize("source", ["/nowhere/model", "./nowhere", "~/nowhere/x", "just-a-name", "a/b/c", "embedded:x"])
+@pytest.mark.parametrize("source", ["~/nowhere/x", "just-a-name", "a/b/c", "embedded:x"])
 def test_a_source_that_is_neither_folder_nor_hub_id_is_an_error(source):
     with pytest.raises(UserError, match=r"There is no model folder .*owner/name.* or embedded:base") as error:
         locate_model(source)
@@ -63,7 +63,7 @@ def test_a_folder_without_configuration_is_an_error(tmp_path):
         locate_model(str(tmp_path))
 
 
-def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision():
+def test_the_embedded_model_passes_every_check_and_loads_in_each_precision():
     check_model(BASE)
     assert load_model(BASE, precision="fp32").dtype == load_model(BASE, precision="bf16-mixed").dtype == torch.float32
     assert load_model(BASE, precision="bf16").dtype == torch.bfloat16
@@ -77,7 +77,7 @@ def test_the_embedded_model_passes_every_check_and_loads_in_the_asked_precision(
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_models_of_another_kind_are_refused_by_their_configuration(config, message, tmp_path):
+def test_models_of_another_kind_are_an_error_by_their_configuration(config, message, tmp_path):
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match=message):
@@ -87,13 +87,11 @@ def test_models_of_another_kind_are_refused_by_their_configuration(config, messa
 @pytest.mark.parametrize(
     "family, changes",
     [
-        *((family, {}) for family in FAMILIES),
+        ("qwen2", {}),
+        ("llama", {}),
         ("gemma2", {"initializer_range": 3.0}),  # logits of some tens, where the cap of 30 bends
-        ("gemma2", {"initializer_range": 3.0, "final_logit_softcapping": None}),
         ("gemma3", {"final_logit_softcapping": 2.0}),
-        ("granite", {"logits_scaling": 1.0}),
         ("granite", {"logits_scaling": 8.0}),
-        ("cohere", {"logit_scale": 1.0}),
         ("cohere", {}),
         ("phi", {"tied": False}),
     ],
@@ -113,8 +111,7 @@ def test_models_whose_logits_are_a_head_capped_or_scaled_are_accepted(family, ch
     torch.testing.assert_close(ours, theirs.float(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_cap_under_another_name_is_read_too(precision, tmp_path):
+def test_a_cap_under_another_name_is_read_too(tmp_path):
     config = RecurrentGemmaConfig(
         num_hidden_layers=3,
         vocab_size=64,
@@ -130,7 +127,7 @@ def test_a_cap_under_another_name_is_read_too(precision, tmp_path):
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     check_model(tmp_path)
-    assert head(load_model(tmp_path, precision=precision)).cap == 2.0
+    assert head(load_model(tmp_path, precision="bf16")).cap == 2.0
 
 
 @pytest.mark.parametrize(
@@ -138,12 +135,11 @@ def test_a_cap_under_another_name_is_read_too(precision, tmp_path):
     [
         lambda logits: 1.2 * logits,
         lambda logits: logits + torch.linspace(0, 1, logits.shape[-1]),
-        lambda logits: logits.clamp(max=0.5),
         lambda logits: logits.log_softmax(-1),
     ],
-    ids=["scaled", "shifted", "cut", "normalised"],
+    ids=["scaled", "shifted", "normalised"],
 )
-def test_a_model_that_does_something_else_to_its_logits_is_refused(change, copy, monkeypatch):
+def test_a_model_that_does_something_else_to_its_logits_is_an_error(change, copy, monkeypatch):
     own = Qwen3ForCausalLM.forward
 
     def forward(self, *args, **kwargs):
@@ -156,36 +152,38 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused(change, copy,
         load_model(copy, precision="fp32")
 
 
-def test_a_checkpoint_with_a_weight_that_is_no_number_is_refused(copy):
-    change_weights(copy, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
-    with pytest.raises(UserError, match="the model's logits are not finite; the checkpoint is damaged"):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda weights: weights["model.norm.weight"].fill_(torch.nan), "the model's logits are not finite"),
+        (
+            lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"),
+            "lacks 1 weights .* model.layers.1.mlp.up_proj",
+        ),
+    ],
+    ids=["nan", "missing"],
+)
+def test_a_checkpoint_with_damaged_weights_is_an_error(change, message, copy):
+    change_weights(copy, change)
+    with pytest.raises(UserError, match=message):
         load_model(copy, precision="fp32")
 
 
-def test_a_folder_without_weights_is_refused(copy):
+def test_a_folder_without_weights_or_with_a_torn_file_is_an_error(copy):
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"The model in .* cannot be loaded"):
+        load_model(copy, precision="fp32")
     (copy / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"holds no .safetensors weights"):
         check_model(copy)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "never-heard-of"}'])
-def test_a_configuration_that_cannot_be_read_is_refused(copy, text):
+def test_a_configuration_that_cannot_be_read_is_an_error(copy, text):
     (copy / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"cannot be read"):
         check_model(copy)
-
-
-def test_a_checkpoint_that_lacks_a_weight_is_refused_by_name(copy):
-    change_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(UserError, match=r"lacks 1 weights of Qwen3ForCausalLM .first: model.layers.1.mlp.up_proj"):
-        load_model(copy, precision="fp32")
-
-
-def test_a_torn_weights_file_is_an_error(copy):
-    whole = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"The model in .* cannot be loaded"):
-        load_model(copy, precision="fp32")
 
 
 def test_a_torn_tokenizer_is_an_error(copy):
@@ -202,11 +200,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token(copy):
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
 
 
-def test_equal_tokenizers_are_accepted(copy):
-    refuse_different_tokenizers(BASE, copy)
-
-
-def test_a_tokenizer_with_one_more_token_is_refused_with_the_difference(copy):
+def test_a_tokenizer_with_one_more_token_is_an_error_with_the_difference(copy):
     tokenizer = embedded_tokenizer()
     tokenizer.add_tokens(["weakdriven"])
     tokenizer.save_pretrained(copy)
@@ -214,7 +208,7 @@ def test_a_tokenizer_with_one_more_token_is_refused_with_the_difference(copy):
         refuse_different_tokenizers(BASE, copy)
 
 
-def test_tokenizers_that_number_their_tokens_differently_are_refused(copy):
+def test_tokenizers_that_number_their_tokens_differently_are_an_error(copy):
     tree = json.loads((copy / "tokenizer.json").read_text())
     vocabulary = tree["model"]["vocab"]
     vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
@@ -223,14 +217,15 @@ def test_tokenizers_that_number_their_tokens_differently_are_refused(copy):
         refuse_different_tokenizers(BASE, copy)
 
 
-def test_models_with_different_vocabulary_rows_are_refused(copy):
+def test_models_with_different_vocabulary_rows_are_an_error(copy):
     change_config(copy, vocab_size=512)
     with pytest.raises(UserError, match="weak has 448 vocabulary rows, strong has 512"):
         refuse_different_tokenizers(BASE, copy)
 
 
-def test_a_copied_model_has_the_same_fingerprint(copy):
+def test_a_copied_model_has_the_same_fingerprint_and_tokenizer(copy):
     assert fingerprint(copy) == fingerprint(BASE)
+    refuse_different_tokenizers(BASE, copy)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +243,9 @@ def test_the_fingerprint_changes_with_what_decides_the_outputs(copy, change):
     assert fingerprint(copy) != fingerprint(BASE)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "trainer_state.json", "metrics.jsonl"])
-def test_the_fingerprint_does_not_change_with_bookkeeping(copy, name):
-    (copy / name).write_text("{}")
+def test_the_fingerprint_does_not_change_with_bookkeeping(copy):
+    for name in ("manifest.json", "trainer_state.json", "metrics.jsonl"):
+        (copy / name).write_text("{}")
     assert fingerprint(copy) == fingerprint(BASE)
 
 
@@ -259,7 +254,7 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_known_by_its_commit(tmp_path):
     assert fingerprint(folder) == "0123abcd"
 
 
-def test_a_folder_of_ones_own_called_snapshots_is_known_by_its_content(tmp_path):
+def test_another_folder_called_snapshots_is_known_by_its_content(tmp_path):
     folder = shutil.copytree(BASE, tmp_path / "snapshots" / "0123abcd")
     assert fingerprint(folder) == fingerprint(BASE)
     change_config(folder, rms_norm_eps=1e-5)

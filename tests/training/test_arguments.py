@@ -29,8 +29,7 @@ def test_the_papers_data_takes_the_published_number_of_steps(batch_size, steps):
 
 
 @pytest.mark.parametrize("rows, batch_size, kept", [(8, 4, 8), (11, 4, 8), (4, 4, 4)])
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_an_epoch_is_cut_to_whole_batches(rows, batch_size, kept, epochs):
+def test_an_epoch_is_cut_to_whole_batches(rows, batch_size, kept, epochs=3):
     assert len(order(rows, batch_size=batch_size, epochs=epochs)) == kept * epochs
 
 
@@ -43,24 +42,20 @@ def test_fewer_rows_than_a_batch_are_all_seen_in_every_epoch(rows, epochs, tmp_p
 
 
 @pytest.mark.parametrize("rows", [8, 10])
-def test_every_epoch_is_the_beginning_of_a_permutation(rows):
-    for epoch in np.split(np.array(order(rows, epochs=5)), 5):
+def test_every_epoch_is_the_beginning_of_another_permutation(rows):
+    epochs = np.split(np.array(order(rows, epochs=4)), 4)
+    for epoch in epochs:
         assert len(set(epoch)) == len(epoch)
         assert set(epoch) <= set(range(rows))
-
-
-def test_epochs_leave_out_different_rows_and_have_different_orders():
-    epochs = np.split(np.array(order(10, epochs=4)), 4)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert len({frozenset(epoch) for epoch in epochs}) > 1
+    assert len({frozenset(epoch) for epoch in epochs}) > 1 or rows == 8
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
     "rows, batch_size, epoch_rows, kept",
     [(10, 4, 26, 24), (10, 4, 10, 8), (7, 4, 64, 64), (3, 8, 20, 16), (10, 64, 26, 26), (1, 4, 9, 8)],
 )
-def test_matched_steps_are_those_of_the_whole_data(rows, batch_size, epoch_rows, kept, epochs):
+def test_matched_steps_are_those_of_the_whole_data(rows, batch_size, epoch_rows, kept, epochs=3):
     seen = order(rows, batch_size=batch_size, epoch_rows=epoch_rows, epochs=epochs)
     assert len(seen) == kept * epochs
     counts = np.bincount(seen, minlength=rows)
@@ -79,13 +74,6 @@ def test_cycles_of_matched_steps_are_shuffled_afresh_and_depend_on_seed_and_phas
     assert order(16, epoch_rows=64, epochs=2)[:64] == order(16, epoch_rows=64)
 
 
-def test_the_order_depends_on_the_seed_and_the_phase_and_on_nothing_else():
-    assert order(100, seed=1, phase=2) == order(100, seed=1, phase=2)
-    assert order(100, seed=1) != order(100, seed=2)
-    assert order(100, phase=1) != order(100, phase=2)
-    assert order(100, epochs=2)[:100] == order(100)
-
-
 def test_neighbouring_seeds_and_phases_do_not_share_epochs():
     epochs = [
         tuple(epoch)
@@ -94,9 +82,11 @@ def test_neighbouring_seeds_and_phases_do_not_share_epochs():
         for epoch in np.split(np.array(order(100, epochs=3, seed=seed, phase=phase)), 3)
     ]
     assert len(set(epochs)) == len(epochs)
+    assert order(100, seed=1, phase=2) == order(100, seed=1, phase=2)
+    assert order(100, epochs=2)[:100] == order(100)
 
 
-def test_rows_move_within_their_step_alone_so_that_micro_batches_hold_like_ones():
+def test_rows_are_sorted_by_length_within_their_step_to_save_padding():
     length_N = np.random.default_rng(0).integers(1, 500, 1000)
     drawn = training_order(1000, epochs=2, batch_size=48, seed=0)
     found = alike_together(drawn, length_N, 48)
@@ -127,12 +117,12 @@ def test_warm_up_is_a_share_of_the_steps_rounded_down(ratio, rows, epochs, steps
 
 
 @pytest.mark.parametrize("stage, name", [("sft", "recipe-sft"), ("round-1/strong", "recipe-round-1-strong")])
-def test_a_tracker_shows_the_recipe_and_the_stage(stage, name, tmp_path):
+def test_trackers_name_the_recipe_and_the_stage(stage, name, tmp_path):
     assert arguments(tmp_path, stage=stage).run_name == name
 
 
 @pytest.mark.parametrize("precision, options", [("fp32", None), ("bf16", {"bf16_stochastic_round": "True"})])
-def test_the_8_bit_optimizer_rounds_weights_in_bf16_by_chance(precision, options, tmp_path):
+def test_the_8_bit_optimizer_rounds_bf16_weights_stochastically(precision, options, tmp_path):
     recipe = RECIPE.model_copy(update={"precision": precision})
     made = arguments(tmp_path, optimizer="adamw_8bit", recipe=recipe)
     found = made.optim_args and dict([made.optim_args.split("=")])
@@ -142,15 +132,8 @@ def test_the_8_bit_optimizer_rounds_weights_in_bf16_by_chance(precision, options
 
 
 @pytest.mark.parametrize("setting, on", [(True, True), (False, False), ("keep_products", True)])
-def test_checkpointing_is_on_in_both_its_kinds_and_arguments_stay_what_trackers_can_write(setting, on, tmp_path):
+def test_each_kind_of_checkpointing_gives_arguments_that_trackers_can_write(setting, on, tmp_path):
     made = arguments(tmp_path, gradient_checkpointing=setting)
     assert json.loads(made.to_json_string())["gradient_checkpointing"] is on
-
-
-def test_offloading_of_activations_is_passed_on(tmp_path):
+    assert made.use_cpu == (not torch.cuda.is_available()) and not made.activation_offloading
     assert arguments(tmp_path, activation_offloading=True).activation_offloading
-    assert not arguments(tmp_path).activation_offloading
-
-
-def test_training_is_on_the_cpu_only_where_there_is_no_gpu(tmp_path):
-    assert arguments(tmp_path).use_cpu == (not torch.cuda.is_available())

@@ -1,4 +1,4 @@
-"""Models that a phase keeps on its way: which steps, what is in their folders, and that training does not notice."""
+"""Snapshots of a phase: their steps, what is in their folders, and that they do not change training."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ KEPT = [0.25, 0.5]
 
 
 class Stop(Progress):
-    """A person who stops the training at a step."""
+    """Stops training at a step, as Ctrl-C does."""
 
     def __init__(self, step: int):
         self.step = step
@@ -75,9 +75,8 @@ def saved(folder: Path, file: str = "model.safetensors") -> dict[str, torch.Tens
     return load_file(folder / file)
 
 
-@pytest.mark.parametrize("joint, precision", [(False, "bf16-mixed"), (True, "fp32"), (True, "bf16-mixed")])
-def test_training_ends_with_the_same_weights_whether_or_not_it_kept_any(joint, precision, tmp_path):
-    options = {"joint": joint, "precision": precision, "gradient_checkpointing": True}
+def test_training_ends_with_the_same_weights_with_and_without_snapshots(tmp_path):
+    options = {"joint": True, "precision": "bf16-mixed", "gradient_checkpointing": True}
     plain, _ = train(tmp_path / "plain", snapshots=[], **options)
     kept, work = train(tmp_path / "kept", snapshots=KEPT, **options)
     assert same(weights(plain), weights(kept))
@@ -86,8 +85,7 @@ def test_training_ends_with_the_same_weights_whether_or_not_it_kept_any(joint, p
 
 
 @pytest.mark.parametrize(
-    "joint, precision, dtype",
-    [(False, "fp32", torch.float32), (False, "bf16-mixed", torch.bfloat16), (True, "bf16-mixed", torch.bfloat16)],
+    "joint, precision, dtype", [(False, "bf16-mixed", torch.bfloat16), (True, "fp32", torch.float32)]
 )
 def test_a_snapshot_is_the_trainers_own_model_after_that_step(joint, precision, dtype, tmp_path):
     with pytest.raises(KeyboardInterrupt):
@@ -105,29 +103,31 @@ def test_a_snapshot_is_the_trainers_own_model_after_that_step(joint, precision, 
     assert (loaded.dtype, loaded.config.use_cache, loaded.generation_config.eos_token_id) == (dtype, True, [1])
 
 
-@pytest.mark.parametrize("joint, stop", [(False, 2), (False, 5), (True, 3)])
-def test_a_training_that_was_stopped_ends_with_the_same_snapshots(joint, stop, tmp_path):
+@pytest.mark.parametrize("joint, stop", [(False, 5), (True, 3)])
+def test_an_interrupted_training_ends_with_the_same_snapshots(joint, stop, tmp_path):
     options = {"snapshots": [0.25, 0.5, 0.75], "joint": joint, "save_steps": 2}
-    calm, quiet = train(tmp_path / "calm", **options)
+    whole, quiet = train(tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "stormy", progress=Stop(stop), **options)
+        train(tmp_path / "stopped", progress=Stop(stop), **options)
     if stop < 4:
-        torn = work_folder(tmp_path / "stormy", "stage") / "work" / "snapshots/75.part"
+        torn = work_folder(tmp_path / "stopped", "stage") / "work" / "snapshots/75.part"
         torn.mkdir(parents=True)
         (torn / "model.safetensors").write_bytes(b"half")
-    again, work = train(tmp_path / "stormy", **options)
-    assert same(weights(calm), weights(again))
+    again, work = train(tmp_path / "stopped", **options)
+    assert same(weights(whole), weights(again))
     assert sorted(path.name for path in (work / "snapshots").iterdir()) == ["25", "50", "75"]
     for name in ("25", "50", "75"):
         assert same(saved(work / "snapshots" / name), saved(quiet / "snapshots" / name))
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_of_adapted_models_the_adapter_is_kept(joint, tmp_path):
+def test_a_snapshot_of_an_adapted_model_is_its_adapter(tmp_path):
     file = "adapter_model.safetensors"
-    plain, _ = train(tmp_path / "plain", snapshots=[], adapters=True, joint=joint)
-    kept, work = train(tmp_path / "kept", snapshots=KEPT, adapters=True, joint=joint)
+    plain, _ = train(tmp_path / "plain", snapshots=[], adapters=True)
+    kept, work = train(tmp_path / "kept", snapshots=KEPT, adapters=True)
     assert same(weights(plain), weights(kept))
+    publish_snapshots(work, tmp_path / "out", KEPT)
+    for name in ("25", "50"):
+        assert same(saved(tmp_path / "out/snapshots" / name, file), saved(work / "snapshots" / name, file))
     folder = work / "snapshots" / "50"
     assert not (folder / "model.safetensors").exists() and (folder / "tokenizer.json").is_file()
     kept.save_pretrained(tmp_path / "end")
@@ -136,26 +136,19 @@ def test_of_adapted_models_the_adapter_is_kept(joint, tmp_path):
     assert all(weight.requires_grad for name, weight in kept.named_parameters() if "lora_" in name)
 
 
-def test_what_is_published_is_whole_and_stays_in_the_work_folder(tmp_path):
-    _, work = train(tmp_path, snapshots=KEPT)
-    publish_snapshots(work, tmp_path / "out", KEPT)
-    for name in ("25", "50"):
-        assert same(saved(tmp_path / "out" / "snapshots" / name), saved(work / "snapshots" / name))
-
-
 @pytest.mark.parametrize(
     "shares, answer",
     [
-        ([0.25, 0.3], "sft: the snapshot at 0.3 falls on step 2 of 6, as does that at 0.25; leave one out"),
-        ([0.5, 0.99], "sft: the snapshot at 0.99 falls on step 6 of 6, as does the end; leave one out"),
+        ([0.25, 0.3], "at 0.3 falls on step 2 of 6, as does that at 0.25"),
+        ([0.5, 0.99], "at 0.99 falls on step 6 of 6, as does the end"),
     ],
 )
-def test_two_snapshots_on_one_step_are_refused(shares, answer):
+def test_two_snapshots_on_one_step_are_an_error(shares, answer):
     with pytest.raises(UserError, match=answer):
         snapshot_steps(shares, 6, "sft")
 
 
-def test_two_snapshots_on_one_step_are_refused_before_the_first_step(tmp_path):
+def test_two_snapshots_on_one_step_are_an_error_before_the_first_step(tmp_path):
     with pytest.raises(UserError, match="falls on step 2 of 6"):
         train(tmp_path, snapshots=[0.25, 0.3])
     assert not (work_folder(tmp_path, "stage") / "work" / "metrics.jsonl").exists()
@@ -164,15 +157,15 @@ def test_two_snapshots_on_one_step_are_refused_before_the_first_step(tmp_path):
 @pytest.mark.parametrize(
     "shares, answer",
     [
-        ([0.0], "expected shares between 0 and 1 with at most two decimals, found 0.0"),
+        ([0.0], "between 0 and 1 .* found 0.0"),
         ([1.0], "found 1.0"),
         ([0.125], "at most two decimals, found 0.125"),
-        ([0.5, 0.25], r"expected shares that rise, each once, found \[0.5, 0.25\]"),
+        ([0.5, 0.25], "shares that rise"),
         ([0.5, 0.5], "each once"),
         ([share / 100 for share in range(1, 22)], "at most 20"),
     ],
 )
-def test_a_list_that_names_no_steps_is_refused(shares, answer):
+def test_shares_that_name_no_step_are_an_error(shares, answer):
     with pytest.raises(ValueError, match=answer):
         TrainSettings(snapshots=shares)
 

@@ -1,4 +1,4 @@
-"""Rows that accelerate puts in twice are taken out of an evaluation."""
+"""Rows that accelerate repeats do not count in an evaluation."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from weakdriven.wmss.trainer import LENGTHS, ignore_filler, with_lengths
 
 
 @pytest.mark.parametrize("left, process, own", [(5, 0, 3), (5, 1, 2), (2, 0, 2), (2, 1, 0), (3, 1, 0)])
-def test_rows_apart_and_rows_joined_keep_the_same_tokens(left, process, own):
+def test_separate_and_joined_rows_keep_the_same_tokens(left, process, own):
     lengths = torch.tensor([4, 2, 3])
     apart, joined = torch.ones(3, 4), torch.ones(1, 9)
     for labels in (apart, joined):

@@ -2,13 +2,13 @@
 
 import json
 import math
+import shutil
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, Qwen3MoeConfig, TrainerCallback, TrainerState
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainerState
 from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
@@ -47,7 +47,7 @@ LOGGED = [
 
 
 class StopAt(TrainerCallback):
-    """A kill that leaves the checkpoint of its step behind."""
+    """Stops training after a step, as a kill does that leaves the checkpoint of that step behind."""
 
     def __init__(self, step):
         self.step = step
@@ -73,10 +73,10 @@ def common(folder, *, micro_batch_size=2, callbacks=(), **changes):
     return {**made, "processing_class": embedded_tokenizer()}
 
 
-def joint(folder, *, family="qwen3", options=None, **mixing):
-    """A trainer of two tiny models; `options` are of `common`, the rest of WDJTConfig."""
+def joint(folder, *, options=None, shape=None, **mixing):
+    """A trainer of two tiny models; `options` are of `common`, `shape` of `tiny_model`, the rest of WDJTConfig."""
     folder.mkdir(exist_ok=True)
-    strong, weak = tiny_model(family, seed=1), tiny_model(family, seed=2)
+    strong, weak = (tiny_model(seed=seed, **(shape or {})) for seed in (1, 2))
     made = common(folder, **(options or {}))
     made["args"] = WDJTConfig.of(made["args"], **{"strong_weight": 0.42, **mixing})
     return WDJTTrainer(strong, weak_model=weak, **made)
@@ -103,21 +103,33 @@ def assert_equal(mine, theirs):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """An uninterrupted run of six steps, and where it was."""
+    """An uninterrupted run of six steps, and its folder."""
     folder = tmp_path_factory.mktemp("joint") / "run"
     return trained(folder), folder
 
 
-def test_both_branches_learn_and_the_steps_are_those_of_the_data(run):
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same run stopped after step 4, and its folder."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    return trained(folder, options={"callbacks": [StopAt(4)]}), folder
+
+
+@pytest.fixture
+def copy(stopped, tmp_path):
+    """A copy of the stopped run's folder, to resume in."""
+    return shutil.copytree(stopped[1], tmp_path / "copy")
+
+
+def test_both_models_learn_and_the_data_sets_the_number_of_steps(run):
     trainer, _ = run
     assert trainer.state.global_step == len(losses(trainer)) == STEPS
     start = {**weights(tiny_model(seed=1)), **{f"weak.{k}": v for k, v in weights(tiny_model(seed=2)).items()}}
     assert all(not torch.equal(after, start[name]) for name, after in both(trainer).items())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-def test_accumulating_micro_batches_equals_one_batch(family, tmp_path):
-    one, four = (trained(tmp_path / str(size), family=family, options={"micro_batch_size": size}) for size in (4, 1))
+def test_accumulating_micro_batches_equals_one_batch(tmp_path):
+    one, four = (trained(tmp_path / str(size), options={"micro_batch_size": size}) for size in (4, 1))
     assert (one.args.gradient_accumulation_steps, four.args.gradient_accumulation_steps) == (1, 4)
     assert losses(one) == pytest.approx(losses(four), abs=1e-5)
     torch.testing.assert_close(both(one), both(four), rtol=0, atol=1e-5)
@@ -138,17 +150,7 @@ def test_all_weight_on_the_strong_logits_is_plain_sft(tmp_path):
     assert weak == set()
 
 
-def test_a_frozen_weak_model_stays_as_it_was_bit_for_bit(tmp_path):
-    trainer = trained(tmp_path / "run", weak_trainable=False)
-    assert_equal(weights(trainer.model.weak), weights(tiny_model(seed=2)))
-    strong = weights(tiny_model(seed=1))
-    assert all(not torch.equal(after, strong[name]) for name, after in weights(trainer.model.strong).items())
-    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert not held & {id(p) for p in trainer.model.weak.parameters()}
-    assert all("weak_grad_norm" not in entry for entry in trainer.state.log_history)
-
-
-def test_every_step_logs_what_is_worth_knowing_about_both_branches(run):
+def test_every_step_logs_the_statistics_of_both_models(run):
     _, folder = run
     rows = list(read_jsonl(folder / METRICS))
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
@@ -176,83 +178,49 @@ def test_the_first_logged_line_equals_a_direct_computation(run):
     assert {key: first[key] for key in totals} == pytest.approx({k: v / tokens for k, v in totals.items()}, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "mixing",
-    [
-        {},
-        {"weak_trainable": False},
-        {"strong_weight_end": 1.0, "strong_weight_schedule": "cosine"},
-        {"weak_learning_rate": 1e-4, "weight_decay": 0.1},
-    ],
-    ids=["joint", "frozen", "schedule", "weak-rate"],
-)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(mixing, run, tmp_path):
-    whole = trained(tmp_path / "whole", **mixing) if mixing else run[0]
-    killed = trained(tmp_path / "run", **mixing, options={"callbacks": [StopAt(4)]})
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(run, stopped, copy):
+    whole, (killed, _) = run[0], stopped
     assert killed.state.global_step == 4
-    resumed = trained(tmp_path / "run", **mixing)
+    resumed = trained(copy)
     assert resumed.state.global_step == STEPS
     assert_equal(both(resumed), both(whole))
     assert losses(resumed) == losses(whole)
-    assert [row["step"] for row in read_jsonl(tmp_path / "run" / METRICS)] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in read_jsonl(copy / METRICS)] == list(range(1, STEPS + 1))
 
 
-def test_tokens_are_counted_on_and_the_gap_is_watched_on_where_logs_and_checkpoints_fall_apart(monkeypatch, tmp_path):
-    whole = trained(tmp_path / "whole", logging_steps=3)
-    trained(tmp_path / "run", logging_steps=3, options={"callbacks": [StopAt(4)]})
-    resumed = trained(tmp_path / "run", logging_steps=3)
+def test_a_resumed_schedule_weak_rate_token_count_and_gap_equal_uninterrupted_ones(tmp_path):
+    mixing = {"strong_weight": 0.4, "strong_weight_end": 1.0, "strong_weight_schedule": "cosine"}
+    mixing |= {"weak_learning_rate": 1e-4, "weight_decay": 0.1, "logging_steps": 3}  # no checkpoint where a log is
+    whole = trained(tmp_path / "whole", **mixing)
+    trained(tmp_path / "run", **mixing, options={"callbacks": [StopAt(4)]})
+    kept = json.loads((tmp_path / "run" / "checkpoints" / "checkpoint-4" / "pair.json").read_text())
+    assert kept["strong_weight"] == pytest.approx(0.7) and kept["strong_weight_end"] == 1.0
+    resumed = trained(tmp_path / "run", **mixing)
+    assert_equal(both(resumed), both(whole))
     assert resumed._gap.state() == whole._gap.state() and len(resumed._gap.current) == STEPS
     assert resumed._total_train_tokens == whole._total_train_tokens > 0
     assert resumed.state.log_history[1]["num_tokens"] == whole.state.log_history[1]["num_tokens"]
 
 
-def test_a_checkpoint_tells_how_the_pair_was_mixed_at_its_step(tmp_path):
-    trained(tmp_path / "run", strong_weight=0.4, strong_weight_end=1.0, options={"callbacks": [StopAt(4)]})
-    kept = json.loads((tmp_path / "run" / "checkpoints" / "checkpoint-4" / "pair.json").read_text())
-    assert kept["strong_weight"] == pytest.approx(0.7) and kept["strong_weight_end"] == 1.0
+def test_a_frozen_weak_model_stays_as_it_was_also_in_a_resumed_run(tmp_path):
+    trainer = trained(tmp_path / "whole", weak_trainable=False)
+    assert_equal(weights(trainer.model.weak), weights(tiny_model(seed=2)))
+    strong = weights(tiny_model(seed=1))
+    assert all(not torch.equal(after, strong[name]) for name, after in weights(trainer.model.strong).items())
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not held & {id(p) for p in trainer.model.weak.parameters()}
+    assert all("weak_grad_norm" not in entry for entry in trainer.state.log_history)
+    trained(tmp_path / "run", weak_trainable=False, options={"callbacks": [StopAt(4)]})
+    assert_equal(both(trained(tmp_path / "run", weak_trainable=False)), both(trainer))
 
 
-SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-EXPERTS = {"num_key_value_heads": 1, "head_dim": 8, "moe_intermediate_size": 8, "num_experts": 4}
-RENAMED = {
-    "experts": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts_per_tok=2),
-    "neox": lambda: GPTNeoXConfig(**SIZES, max_position_embeddings=64),
-}
-"""Models that transformers saves under other names than those of their modules."""
+def test_eight_bit_optimizer_state_with_a_weak_rate_and_a_schedule_resumes_bit_for_bit(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.compile", lambda function, **options: function)  # compiling torchao's step is slow
 
-
-@pytest.mark.parametrize("kind", RENAMED)
-def test_models_saved_under_other_names_resume_bit_for_bit(kind, tmp_path):
     def run(folder, **options):
-        models = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            models.append(AutoModelForCausalLM.from_config(RENAMED[kind](), dtype=torch.float32))
-        folder.mkdir(exist_ok=True)
-        made = common(folder, **options)
-        made["args"] = WDJTConfig.of(made["args"], strong_weight=0.42, router_aux_loss_coef=0.0)
-        trainer = WDJTTrainer(models[0], weak_model=models[1], **made)
-        fit(trainer)
-        return trainer
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "run", callbacks=[StopAt(4)])
-    saved = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors")
-    assert saved.keys() != weights(whole.model.strong).keys()
-    assert_equal(both(run(tmp_path / "run")), both(whole))
-
-
-@pytest.mark.slow
-def test_eight_bit_optimizer_state_with_a_weak_rate_and_a_schedule_resumes_bit_for_bit(tmp_path):
-    def run(folder, **options):
-        folder.mkdir(exist_ok=True)
-        made = common(folder, optimizer="adamw_8bit", **options)
-        mixing = {"strong_weight": 0.42, "strong_weight_end": 1.0, "weak_learning_rate": 2e-4}
-        made["args"] = WDJTConfig.of(made["args"], **mixing)
-        strong, weak = (tiny_model(seed=seed, width=64, num_hidden_layers=1) for seed in (1, 2))
-        trainer = WDJTTrainer(strong, weak_model=weak, **made)
-        fit(trainer)
-        return trainer
+        mixing = {"strong_weight_end": 1.0, "weak_learning_rate": 2e-4}
+        shape = {"width": 64, "num_hidden_layers": 1}
+        return trained(folder, shape=shape, options={"optimizer": "adamw_8bit", **options}, **mixing)
 
     whole = run(tmp_path / "whole")
     kinds = {type(value).__name__ for state in whole.optimizer.state.values() for value in state.values()}
@@ -264,21 +232,19 @@ def test_eight_bit_optimizer_state_with_a_weak_rate_and_a_schedule_resumes_bit_f
     assert rates[0] == rates[1] and losses(resumed) == losses(whole)
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_is_not_resumed_from(run, tmp_path):
-    trained(tmp_path / "run", options={"callbacks": [StopAt(4)]})
-    checkpoints = tmp_path / "run" / "checkpoints"
-    (checkpoints / "checkpoint-4" / "complete").unlink()
-    assert last_complete_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
-    assert_equal(both(trained(tmp_path / "run")), both(run[0]))
+def test_an_incomplete_checkpoint_is_not_resumed_from(run, copy):
+    (copy / "checkpoints" / "checkpoint-4" / "complete").unlink()
+    assert last_complete_checkpoint(copy / "checkpoints") == copy / "checkpoints" / "checkpoint-2"
+    assert_equal(both(trained(copy)), both(run[0]))
 
 
-def test_none_is_written_at_the_last_step_because_the_model_itself_comes_next(run):
+def test_the_last_step_writes_no_checkpoint_because_the_model_itself_follows(run):
     assert [path.name for path in checkpoints(run[1] / "checkpoints")] == ["checkpoint-4", "checkpoint-2"]
 
 
-def test_checkpoints_hold_both_models(tmp_path):
-    trainer = trained(tmp_path / "run", options={"callbacks": [StopAt(4)]})
-    last = last_complete_checkpoint(tmp_path / "run" / "checkpoints")
+def test_checkpoints_hold_both_models(stopped):
+    trainer, folder = stopped
+    last = last_complete_checkpoint(folder / "checkpoints")
     assert last.name == "checkpoint-4"
     strong, weak = (AutoModelForCausalLM.from_pretrained(path) for path in (last, last / "weak"))
     assert_equal(weights(strong), weights(trainer.model.strong))
@@ -295,9 +261,8 @@ def test_the_saved_model_is_an_ordinary_strong_checkpoint(run, tmp_path):
     assert (tmp_path / "final" / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0], ids=["clipped", "unclipped"])
-@pytest.mark.parametrize("branch, other", [("strong", "weak"), ("weak", "strong")])
-def test_a_branch_that_is_not_a_number_is_named_before_the_optimizer_moves(branch, other, max_grad_norm, tmp_path):
+@pytest.mark.parametrize("branch, other, max_grad_norm", [("strong", "weak", 1.0), ("weak", "strong", 0.0)])
+def test_a_loss_that_is_nan_names_its_model_before_the_optimizer_moves(branch, other, max_grad_norm, tmp_path):
     trainer = joint(tmp_path / "run", max_grad_norm=max_grad_norm)
     with torch.no_grad():
         next(getattr(trainer.model, branch).parameters())[5] = math.nan
@@ -308,9 +273,8 @@ def test_a_branch_that_is_not_a_number_is_named_before_the_optimizer_moves(branc
     assert all(torch.equal(before[name].nan_to_num(7), after.nan_to_num(7)) for name, after in both(trainer).items())
 
 
-@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0], ids=["clipped", "unclipped"])
-@pytest.mark.parametrize("branch", ["strong", "weak"])
-def test_a_gradient_that_is_not_finite_names_its_branch_before_the_optimizer_moves(branch, max_grad_norm, tmp_path):
+@pytest.mark.parametrize("branch, max_grad_norm", [("strong", 0.0), ("weak", 1.0)])
+def test_a_gradient_that_is_not_finite_names_its_model_before_the_optimizer_moves(branch, max_grad_norm, tmp_path):
     trainer = joint(tmp_path / "run", max_grad_norm=max_grad_norm)
     weight = next(getattr(trainer.model, branch).parameters())
     weight.register_hook(lambda gradient: gradient * math.inf if trainer.state.global_step == 2 else gradient)
@@ -332,7 +296,7 @@ class Watch(TrainerCallback):
 
 
 class Poison(TrainerCallback):
-    """Spoils one weight of a branch at the end of a step."""
+    """Overwrites one weight of a model at the end of a step."""
 
     def __init__(self, step, branch="strong", value=math.nan):
         self.step, self.branch, self.value = step, branch, value
@@ -349,15 +313,14 @@ def test_a_later_divergence_names_its_step(tmp_path):
 
 
 @pytest.mark.parametrize("branch", ["strong", "weak"])
-def test_a_weight_that_is_not_finite_after_the_last_step_is_no_result(branch, tmp_path):
-    with pytest.raises(UserError, match=rf"diverged: at step {STEPS} a weight is not finite\. Lower learning_rate"):
+def test_a_weight_that_is_not_finite_after_the_last_step_is_an_error(branch, tmp_path):
+    with pytest.raises(UserError, match=rf"diverged: at step {STEPS} a weight is not finite"):
         trained(tmp_path / "run", options={"callbacks": [Poison(STEPS, branch)]})
 
 
-@pytest.mark.parametrize("branch, value", [("strong", math.nan), ("weak", math.nan), ("strong", math.inf)])
-def test_a_checkpoint_with_a_weight_that_is_not_finite_is_never_complete(branch, value, run, tmp_path):
-    with pytest.raises(UserError, match=r"diverged: at step 4 a weight is not finite\. Lower learning_rate"):
-        trained(tmp_path / "run", options={"callbacks": [Poison(4, branch, value)]})
+def test_a_checkpoint_with_a_weight_that_is_not_finite_is_never_complete(run, tmp_path):
+    with pytest.raises(UserError, match=r"diverged: at step 4 a weight is not finite"):
+        trained(tmp_path / "run", options={"callbacks": [Poison(4, "weak", math.inf)]})
     assert last_complete_checkpoint(tmp_path / "run" / "checkpoints").name == "checkpoint-2"
     assert_equal(both(trained(tmp_path / "run")), both(run[0]))
 
@@ -393,10 +356,6 @@ class Rates(TrainerCallback):
         self.rates.append([group["lr"] for group in optimizer.param_groups])
 
 
-def test_the_same_rate_for_both_given_or_not_gives_the_same_weights(run, tmp_path):
-    assert_equal(both(trained(tmp_path / "run", weak_learning_rate=2e-3)), both(run[0]))
-
-
 def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
     anchored = trained(tmp_path / "run", strong_anchor=0.5)
     first, plain = anchored.state.log_history[0], run[0].state.log_history[0]
@@ -405,7 +364,7 @@ def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
     assert first["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["strong_loss"], abs=1e-5)
 
 
-def test_a_growing_gap_is_warned_of(monkeypatch, tmp_path):
+def test_a_growing_gap_is_warned_of_on_the_main_process_only(monkeypatch, tmp_path):
     monkeypatch.setattr("weakdriven.wmss.trainer.GapWatch.grows", lambda self, gap: gap != 0)
     with pytest.warns(UserWarning, match=r"falls behind the mixture.*strong_weight_end=1.0"):
         trained(tmp_path / "run", options={"callbacks": [StopAt(1)]})
@@ -415,8 +374,8 @@ def test_a_growing_gap_is_warned_of(monkeypatch, tmp_path):
     assert not any("falls behind" in str(warning.message) for warning in caught)
 
 
-@pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])
-def test_either_a_loss_or_a_gradient_that_is_not_finite_stops_training_and_is_written_down(loss, norm, tmp_path):
+@pytest.mark.parametrize("loss, norm", [(math.inf, 1.0), (1.0, math.nan)])
+def test_a_loss_or_gradient_that_is_not_finite_stops_training_and_is_logged(loss, norm, tmp_path):
     logs = {"loss": loss, "grad_norm": norm, "learning_rate": 0.1}
     callback = PhaseCallback(tmp_path, Progress(), "sft", TrainSettings(), RECIPE)
     with pytest.raises(UserError, match=f"at step 7 the loss is {loss} and the gradient norm {norm}"):

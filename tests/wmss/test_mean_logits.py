@@ -16,7 +16,7 @@ NAMES = ("strong_mean_logit", "weak_mean_logit")
 
 
 def watched(trainer, *, dense: bool):
-    """Train, and collect by step the mean logits of both models, before each micro-batch is learned from."""
+    """Train, and collect by step the mean logits of both models before each update."""
     found: dict[int, list] = {}
     own = trainer.training_step
 
@@ -44,7 +44,6 @@ def watched(trainer, *, dense: bool):
     "family, options",
     [
         ("qwen3", {"tied": True}),
-        ("llama", {"tied": False}),
         ("granite", {"tied": False, "logits_scaling": 4.0}),
         ("phi", {"tied": False}),  # its head has a bias
     ],
@@ -62,10 +61,9 @@ def test_logged_mean_logits_are_those_of_the_dense_logits(family, options, tmp_p
         assert [entry[name] for name in NAMES] == pytest.approx(means, abs=1e-5)
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_under_autocast_and_adapters_they_are_those_of_the_diagnostics(adapted, tmp_path):
+def test_under_autocast_and_adapters_they_are_those_of_the_diagnostics(tmp_path):
     kind = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer = make(tmp_path, bf16=True, trainer={"peft_config": kind} if adapted else None)
+    trainer = make(tmp_path, bf16=True, trainer={"peft_config": kind})
     found = watched(trainer, dense=False)
     for entry, means in zip(logs(trainer), found.values(), strict=True):
         assert [entry[name] for name in NAMES] == pytest.approx(means, abs=1e-5)
@@ -91,15 +89,6 @@ def test_a_model_that_does_not_run_or_caps_its_logits_has_none(tmp_path):
     trainer = make(tmp_path / "capped", model=capped[0], weak_model=capped[1], max_steps=1)
     trainer.train()
     assert logs(trainer) and not set(NAMES) & logs(trainer)[0].keys()
-
-
-def test_training_is_the_same_whether_or_not_it_is_measured(tmp_path):
-    ends = []
-    for every in (1, 100):
-        trainer = make(tmp_path / str(every), logging_steps=every, max_steps=3)
-        trainer.train()
-        ends.append([weight.detach().clone() for weight in trainer.pair.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

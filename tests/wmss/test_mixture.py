@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MambaConfig
 
-import weakdriven
-from helpers import FAMILIES, VOCABULARY, tiny_model, weights
+from helpers import VOCABULARY, tiny_model, weights
+from weakdriven import MixtureConfig, MixtureForCausalLM
 from weakdriven.errors import UserError
-from weakdriven.wmss.mixture import MixtureCache, MixtureConfig, MixtureForCausalLM
+from weakdriven.wmss.mixture import MixtureCache
 
-PAIRS = [(family, family) for family in FAMILIES] + [("qwen3", "llama"), ("gemma2", "gemma3"), ("phi", "cohere")]
+PAIRS = [("qwen3", "llama"), ("qwen2", "qwen2"), ("gemma2", "gemma3"), ("phi", "cohere")]
 WEIGHT = 0.3
 
 
 def pair(strong: str = "qwen3", weak: str = "qwen3", **changes: Any) -> tuple[Any, Any]:
-    """A narrow weak model beside a wider strong one, each with a short window where its family has one."""
+    """A narrow weak model and a wider strong one, each with a short window where its family has one."""
     window = {family: {"sliding_window": 4} for family in ("gemma2", "gemma3")}
     one = tiny_model(strong, seed=1, width=24, **window.get(strong, {}), **changes)
     two = tiny_model(weak, seed=2, width=16, **window.get(weak, {}), **changes)
@@ -131,7 +131,7 @@ def test_a_left_padded_batch_generates_what_each_prompt_does_alone(strong, weak)
         assert got[row].tolist() == step_by_step(*models, text, 12).tolist()
 
 
-@pytest.mark.parametrize("strong, weak", [("qwen3", "qwen3"), ("gemma3", "llama")])
+@pytest.mark.parametrize("strong, weak", [("gemma3", "llama")])
 def test_beam_search_reorders_both_caches(strong, weak):
     mixed = mixture(strong, weak)
     plain = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "eos_token_id": None}
@@ -154,8 +154,7 @@ def test_a_loop_with_the_returned_cache_gives_the_logits_of_the_whole_text():
     torch.testing.assert_close(rest.logits, mixed(prompts(), use_cache=False).logits[:, -1:])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("strong, weak", PAIRS)
+@pytest.mark.parametrize("strong, weak, tied", [("qwen3", "llama", True), ("phi", "gemma3", False)])
 def test_a_saved_mixture_loads_through_auto_classes(tmp_path, strong, weak, tied):
     mixed = mixture(strong, weak, tied=tied)
     mixed.save_pretrained(tmp_path)
@@ -176,7 +175,7 @@ def test_a_saved_mixture_loads_through_auto_classes(tmp_path, strong, weak, tied
     assert torch.equal(loaded(prompts()).logits, mixed(prompts()).logits)
 
 
-def test_a_folder_keeps_and_loads_the_asked_precision_and_attention(tmp_path):
+def test_a_folder_keeps_and_loads_the_given_precision_and_attention(tmp_path):
     mixed = mixture()
     mixed.to(torch.bfloat16).save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -195,7 +194,7 @@ def test_mixing_leaves_the_two_models_as_they_were():
     assert (strong.config.to_dict(), strong.config._attn_implementation) == before[2:]
 
 
-def test_a_cache_named_by_the_strong_models_generation_config_is_left_out():
+def test_the_kind_of_cache_in_the_strong_models_generation_config_is_dropped():
     strong, weak = pair()
     strong.generation_config.cache_implementation = "static"
     strong.generation_config.eos_token_id = [2, 9]
@@ -205,35 +204,20 @@ def test_a_cache_named_by_the_strong_models_generation_config_is_left_out():
     assert strong.generation_config.cache_implementation == "static"
 
 
-def test_the_classes_are_importable_from_the_package():
-    assert weakdriven.MixtureForCausalLM is MixtureForCausalLM and weakdriven.MixtureConfig is MixtureConfig
-
-
-@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
-def test_a_strong_weight_outside_its_range_is_refused(weight):
-    with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
-        mixture(weight=weight)
-
-
-def test_heads_of_different_vocabularies_are_refused():
+def test_wrong_weights_vocabularies_arguments_and_caches_are_an_error():
+    for weight in (-0.1, float("nan")):
+        with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
+            mixture(weight=weight)
     with pytest.raises(UserError, match="weak has 64 vocabulary rows, strong has 80"):
         MixtureForCausalLM.from_pair(tiny_model(vocab_size=80), tiny_model())
-
-
-@pytest.mark.parametrize("name", ["inputs_embeds", "output_attentions", "output_hidden_states"])
-def test_what_only_one_model_has_is_refused(name):
-    with pytest.raises(UserError, match=f"has no {name} of its own; ask its .strong or .weak"):
-        mixture()(prompts(), **{name: torch.ones(1) if name == "inputs_embeds" else True})
-
-
-def test_a_cache_of_one_model_is_refused():
+    mixed = mixture()
+    for name in ("inputs_embeds", "output_attentions", "output_hidden_states"):
+        with pytest.raises(UserError, match=f"has no {name} of its own"):
+            mixed(prompts(), **{name: torch.ones(1) if name == "inputs_embeds" else True})
     with pytest.raises(UserError, match="got a DynamicCache as past_key_values"):
-        mixture()(prompts(), past_key_values=DynamicCache())
-
-
-def test_a_cache_of_another_kind_is_refused():
-    with pytest.raises(UserError, match=r"cache_implementation is 'static'.*dynamic caches only"):
-        mixture().generate(prompts(), max_new_tokens=2, cache_implementation="static")
+        mixed(prompts(), past_key_values=DynamicCache())
+    with pytest.raises(UserError, match=r"cache_implementation is 'static'"):
+        mixed.generate(prompts(), max_new_tokens=2, cache_implementation="static")
 
 
 def test_a_model_without_an_ordinary_cache_generates_without_one():

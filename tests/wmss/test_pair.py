@@ -9,9 +9,7 @@ from helpers import FAMILIES, VOCABULARY, padded_batch, tiny_model, token_rows
 from loss_cases import Watch
 from weakdriven.data.tokenize import IGNORE
 from weakdriven.errors import UserError
-from weakdriven.wmss.pair import (
-    WeakStrongPair,
-)
+from weakdriven.wmss.pair import WeakStrongPair
 
 BATCH = padded_batch(token_rows(5))
 PAIR_OPTIONS = ("strong_weight", "weak_trainable", "strong_anchor", "vocabulary", "implementation")
@@ -63,8 +61,7 @@ def assert_equals_dense(pair, batch=BATCH):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, tied", [*((family, True) for family in FAMILIES), ("qwen3", False)])
 def test_loss_and_every_gradient_equal_the_dense_computation(family, tied):
     assert_equals_dense(make_pair(family, tied=tied))
 
@@ -75,14 +72,6 @@ def test_capped_scaled_and_shifted_logits_are_mixed_as_the_models_give_them(fami
     pair = make_pair(family, strong_anchor=strong_anchor)
     assert_equals_dense(pair)
     assert_equals_dense(make_pair(family, weak_family="qwen3", strong_anchor=strong_anchor, tied=False))
-
-
-def test_a_cap_left_out_would_be_seen():
-    pair = make_pair("gemma2")
-    want = dense_loss(pair, BATCH)
-    for model in (pair.strong, pair.weak):
-        model.config.final_logit_softcapping = None
-    assert abs(pair(**BATCH).loss - want) > 0.01
 
 
 @pytest.mark.parametrize("weak_trainable", [True, False])
@@ -97,7 +86,7 @@ def test_every_implementation_gives_the_dense_gradients(implementation):
 
 
 @pytest.mark.filterwarnings("ignore:strong_weight is 0")
-@pytest.mark.parametrize("strong_weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("strong_weight", [0.0, 1.0])
 def test_both_ends_of_the_mixture_equal_the_dense_computation(strong_weight):
     assert_equals_dense(make_pair(strong_weight=strong_weight))
 
@@ -128,7 +117,7 @@ def calls(pair, batch=BATCH):
     "strong_weight, strong_anchor, ran",
     [(0.5, 0, (1, 1)), (1.0, 0, (1, 0)), (0.0, 0, (0, 1)), (0.0, 0.5, (1, 1)), (1.0, 0.5, (1, 0))],
 )
-def test_a_model_that_does_not_count_does_not_run(strong_weight, strong_anchor, ran):
+def test_a_model_without_weight_does_not_run(strong_weight, strong_anchor, ran):
     pair = make_pair(strong_weight=strong_weight, strong_anchor=strong_anchor)
     count, output = calls(pair)
     assert (count["strong"], count["weak"]) == ran
@@ -166,7 +155,7 @@ def loss_and_gradients(pair, batch, *, autocast=False, **options):
 
 
 def packed(rows):
-    """All rows one after another in one, told apart by positions that start again."""
+    """All rows one after another in one, separated by positions that start again."""
     columns = {
         "input_ids": [t for row in rows for t in row["input_ids"]],
         "labels": [t for row in rows for t in row["labels"]],
@@ -176,7 +165,15 @@ def packed(rows):
 
 
 @pytest.mark.parametrize(
-    "family, attention", [*((family, name) for family in FAMILIES for name in ("eager", "sdpa")), ("gemma2", "eager")]
+    "family, attention",
+    [
+        ("qwen3", "sdpa"),
+        ("qwen3", "eager"),
+        ("gemma3", "sdpa"),
+        ("gemma3", "eager"),
+        ("llama", "sdpa"),
+        ("gemma2", "eager"),
+    ],
 )
 def test_a_packed_row_without_padding_equals_a_padded_batch(family, attention):
     pair = make_pair(family)
@@ -187,16 +184,16 @@ def test_a_packed_row_without_padding_equals_a_padded_batch(family, attention):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     unmarked = packed(token_rows(5))
     del unmarked["position_ids"]
-    assert abs(loss_and_gradients(pair, unmarked)[0] - want[0]) > 1e-3  # so the positions do tell rows apart
+    assert abs(loss_and_gradients(pair, unmarked)[0] - want[0]) > 1e-3  # so the positions separate the rows
 
 
-def test_the_last_token_of_a_packed_sequence_is_not_asked_for_the_first_of_the_next():
+def test_the_last_token_of_a_packed_sequence_does_not_predict_the_first_of_the_next():
     rows = [{**row, "labels": row["input_ids"]} for row in token_rows(5)]
     want, got = (loss_and_gradients(make_pair(), batch) for batch in (padded_batch(rows), packed(rows)))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_padding_on_the_left_equals_padding_on_the_right(family):
     pair, left = make_pair(family), []
     rows = token_rows(5)
@@ -211,8 +208,7 @@ def test_padding_on_the_left_equals_padding_on_the_right(family):
     torch.testing.assert_close(loss_and_gradients(pair, batch), loss_and_gradients(pair, BATCH), rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi"])
-@pytest.mark.parametrize("kind", ["bf16 weights", "autocast"])
+@pytest.mark.parametrize("kind, family", [("bf16 weights", "gemma2"), ("autocast", "phi")])
 def test_half_precision_stays_close_and_keeps_the_dtype_of_the_weights(kind, family):
     want, true = loss_and_gradients(make_pair(family), BATCH)
     pair = make_pair(family)
@@ -251,23 +247,6 @@ def test_a_frozen_weak_model_may_be_narrower_than_the_strong_one():
     loss, gradients = loss_and_gradients(pair, BATCH)
     assert loss.item() == pytest.approx(want.item(), rel=0.02)
     assert {g.dtype for g in gradients.values()} == {torch.float32}
-
-
-def test_only_supervised_positions_count():
-    pair = make_pair()
-    masked = BATCH["labels"].clone()
-    masked[0] = IGNORE
-    fewer = BATCH | {"labels": masked}
-    assert_equals_dense(pair, fewer)
-    assert pair(**fewer).num_tokens == (masked != IGNORE).sum() < pair(**BATCH).num_tokens
-    rest = {name: value[1:] for name, value in BATCH.items()}
-    torch.testing.assert_close(pair(**fewer).loss, pair(**rest).loss)
-
-
-def test_padding_does_not_change_the_loss():
-    pair, rows = make_pair(), token_rows(5)
-    alone = [pair(**padded_batch([row]), num_items_in_batch=1).loss for row in rows]
-    torch.testing.assert_close(pair(**BATCH, num_items_in_batch=1).loss, torch.stack(alone).sum(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_without_supervised_tokens_has_loss_zero():
@@ -310,23 +289,13 @@ def test_only_a_frozen_weak_model_stays_in_evaluation_mode(weak_trainable):
     assert not pair.eval().strong.training
 
 
-def test_gradient_checkpointing_does_not_change_the_gradients():
-    pair, checkpointed = make_pair().train(), make_pair().train()
-    checkpointed.gradient_checkpointing_enable()
-    assert checkpointed.is_gradient_checkpointing
-    for each in (pair, checkpointed):
-        each(**BATCH).loss.backward()
-    for mine, other in zip(checkpointed.parameters(), pair.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
-
-
-def test_different_vocabularies_are_refused():
+def test_different_vocabularies_are_an_error():
     with pytest.raises(UserError, match="Cannot mix logits: weak has 32 vocabulary rows, strong has 64"):
         WeakStrongPair(strong=tiny_model(), weak=tiny_model(vocab_size=32))
 
 
 @pytest.mark.parametrize("rows", [(64, 72), (80, 64), (72, 80)])
-def test_heads_padded_to_different_lengths_mix_where_the_tokenizer_fits_both(rows):
+def test_heads_padded_to_different_lengths_mix_if_the_tokenizer_fits_both(rows):
     strong, weak = (tiny_model(vocab_size=count, seed=seed) for seed, count in enumerate(rows))
     pair = WeakStrongPair(strong=strong, weak=weak, strong_weight=0.42, vocabulary=VOCABULARY)
     assert_equals_dense(pair)
@@ -335,45 +304,36 @@ def test_heads_padded_to_different_lengths_mix_where_the_tokenizer_fits_both(row
         assert not model.get_output_embeddings().weight.grad[min(rows) :].any()
 
 
-def test_heads_padded_to_different_lengths_are_refused_where_the_tokenizer_does_not_fit_the_shorter():
+def test_heads_padded_to_different_lengths_are_an_error_if_the_tokenizer_does_not_fit_the_shorter():
     match = "weak has 72 vocabulary rows, strong has 64 for a tokenizer of 65 tokens"
     with pytest.raises(UserError, match=match):
         WeakStrongPair(strong=tiny_model(), weak=tiny_model(vocab_size=72), vocabulary=65)
-
-
-def test_equal_heads_need_no_word_about_the_tokenizer():
-    WeakStrongPair(strong=tiny_model(), weak=tiny_model(seed=1), vocabulary=1000)
+    WeakStrongPair(strong=tiny_model(), weak=tiny_model(seed=1), vocabulary=1000)  # equal heads
 
 
 @pytest.mark.parametrize("branch", ["strong", "weak"])
-def test_a_model_without_an_output_head_is_refused(branch):
-    models = {"strong": tiny_model(), "weak": tiny_model(seed=1)}
-    models[branch] = AutoModel.from_config(models[branch].config)
-    with pytest.raises(UserError, match="Qwen3Model has no plain output head; weak-driven training needs a causal LM"):
-        WeakStrongPair(**models)
-
-
-@pytest.mark.parametrize("branch", ["strong", "weak"])
-def test_an_encoder_decoder_model_is_refused(branch):
+def test_a_model_without_an_output_head_and_an_encoder_decoder_model_are_an_error(branch):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": VOCABULARY}
     models = {"strong": tiny_model(), "weak": tiny_model(seed=1)}
-    models[branch] = T5ForConditionalGeneration(T5Config(**sizes))
+    headless = AutoModel.from_config(models[branch].config)
+    with pytest.raises(UserError, match="The output head of Qwen3Model"):
+        WeakStrongPair(**models | {branch: headless})
     with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder-decoder model"):
-        WeakStrongPair(**models)
+        WeakStrongPair(**models | {branch: T5ForConditionalGeneration(T5Config(**sizes))})
 
 
-def test_a_batch_without_labels_is_refused():
+def test_a_batch_without_labels_is_an_error():
     with pytest.raises(UserError, match="WeakStrongPair got no labels"):
         make_pair()(BATCH["input_ids"], BATCH["attention_mask"])
 
 
-@pytest.mark.parametrize("strong_anchor", [-0.1, float("inf"), float("nan")])
-def test_an_anchor_outside_its_range_is_refused(strong_anchor):
+@pytest.mark.parametrize("strong_anchor", [-0.1, float("inf")])
+def test_an_anchor_outside_its_range_is_an_error(strong_anchor):
     with pytest.raises(UserError, match=r"strong_anchor is .*; it must be 0 or more"):
         make_pair(strong_anchor=strong_anchor)
 
 
-def test_not_a_number_in_one_branch_shows_in_that_branch_and_in_the_loss():
+def test_a_nan_in_one_model_is_in_its_statistics_and_in_the_loss():
     for branch in ("strong", "weak"):
         pair = make_pair(tied=False)
         getattr(pair, branch).get_output_embeddings().weight.data[5] = torch.nan
@@ -383,8 +343,8 @@ def test_not_a_number_in_one_branch_shows_in_that_branch_and_in_the_loss():
         assert [name for name, value in losses.items() if value.isnan()] == [branch]
 
 
-@pytest.mark.parametrize("strong_weight", [-0.1, 1.1, float("nan")])
-def test_a_mixture_weight_outside_its_range_is_refused(strong_weight):
+@pytest.mark.parametrize("strong_weight", [1.1, float("nan")])
+def test_a_mixture_weight_outside_its_range_is_an_error(strong_weight):
     with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
         make_pair(strong_weight=strong_weight)
 
@@ -394,7 +354,7 @@ def test_no_weight_on_the_strong_logits_is_allowed_with_a_warning():
         make_pair(strong_weight=0.0)
 
 
-def test_one_model_in_both_places_is_refused():
+def test_one_model_in_both_places_is_an_error():
     model = tiny_model()
     with pytest.raises(UserError, match="share layers; give the weak one as a path"):
         WeakStrongPair(strong=model, weak=model, weak_trainable=False)

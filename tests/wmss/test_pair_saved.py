@@ -1,16 +1,32 @@
-"""A pair on disk comes back as it was, or is refused."""
+"""A pair on disk is loaded exactly as it was saved, or is an error."""
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, Qwen3MoeConfig
 
-from helpers import FAMILIES, tiny_model, weights
+from helpers import tiny_model, weights
 from weakdriven.errors import UserError
 from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER, WeakStrongPair, load_pair_weights, read_pair, save_pair
 
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS = {"num_key_value_heads": 1, "head_dim": 8, "moe_intermediate_size": 8, "num_experts": 4}
+RENAMED = {
+    "experts": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts_per_tok=2),
+    "neox": GPTNeoXConfig(**SIZES, max_position_embeddings=64),
+}
+"""Models that transformers saves under other names than those of their modules."""
 
-def make_pair(family="qwen3", *, tied=True, **options):
-    strong, weak = (tiny_model(family, seed=seed, tied=tied) for seed in (1, 2))
+
+def model(family, *, seed, tied):
+    if family in RENAMED:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(RENAMED[family], dtype=torch.float32)
+    return tiny_model(family, seed=seed, tied=tied)
+
+
+def make_pair(family="qwen3", *, tied=True, seeds=(1, 2), **options):
+    strong, weak = (model(family, seed=seed, tied=tied) for seed in seeds)
     return WeakStrongPair(strong=strong, weak=weak, **options)
 
 
@@ -22,14 +38,24 @@ def shard(folder, size="5KB"):
     return save
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "shards"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_pair_comes_back_exactly(family, tied, sharded, tmp_path):
+@pytest.mark.parametrize(
+    "family, tied, sharded",
+    [
+        ("qwen3", True, False),
+        ("qwen3", True, True),
+        ("gemma3", False, True),
+        ("llama", False, False),
+        ("experts", False, False),
+        ("neox", False, True),
+    ],
+)
+def test_a_saved_pair_is_loaded_exactly(family, tied, sharded, tmp_path):
     saved = make_pair(family, tied=tied)
     (shard(tmp_path) if sharded else lambda pair: save_pair(pair, tmp_path))(saved)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == sharded
-    other = WeakStrongPair(strong=tiny_model(family, seed=8, tied=tied), weak=tiny_model(family, seed=9, tied=tied))
+    if family in RENAMED and not sharded:
+        assert load_file(tmp_path / "model.safetensors").keys() != weights(saved.strong).keys()
+    other = make_pair(family, tied=tied, seeds=(8, 9))
     load_pair_weights(other, tmp_path)
     for branch in ("strong", "weak"):
         mine, theirs = weights(getattr(other, branch)), weights(getattr(saved, branch))
@@ -39,14 +65,14 @@ def test_a_saved_pair_comes_back_exactly(family, tied, sharded, tmp_path):
         assert other.strong.get_output_embeddings().weight is other.strong.get_input_embeddings().weight
 
 
-def test_a_saved_pair_tells_how_it_was_mixed(tmp_path):
+def test_a_saved_pair_records_how_it_was_mixed(tmp_path):
     save_pair(make_pair(strong_weight=0.42, strong_anchor=0.1), tmp_path, num_tokens=7)
     assert read_pair(tmp_path) == {"strong_weight": 0.42, "strong_anchor": 0.1, "num_tokens": 7}
     (tmp_path / PAIR_FILE).unlink()
     assert read_pair(tmp_path) == {}
 
 
-def test_weights_of_several_precisions_come_back_as_they_were(tmp_path):
+def test_weights_keep_their_precisions(tmp_path):
     saved, other = make_pair(), make_pair()
     for pair in (saved, other):
         pair.strong.to(torch.bfloat16)

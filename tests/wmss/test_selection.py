@@ -29,7 +29,7 @@ PARTS = {"consolidation": 0.1, "difficulty": 0.8, "repair": 0.1}
 
 PAPER_ROWS, PAPER_BATCH = 111657, 512
 
-# zeros and ties are what the formulas treat apart, so they come up often
+# the formulas treat zeros and ties specially, so they are drawn often
 ENTROPY = st.sampled_from([0.0, 0.25, 1.0]) | st.floats(1e-6, 15)
 ENTROPIES = st.integers(1, 40).flatmap(lambda n: arrays.arrays(np.float64, (2, n), elements=ENTROPY))
 WEIGHTS = st.tuples(*[st.just(0.0) | st.floats(0.01, 10)] * 3).filter(any)
@@ -79,18 +79,9 @@ def test_an_example_on_which_the_models_agree_can_have_the_largest_weight_of_the
     assert p.argmax() == 2
 
 
-@pytest.mark.parametrize("formula", ["paper", "official"])
-@pytest.mark.parametrize("parts", [(0.1, 0.8, 0.1), (1, 0, 0), (0.3, 0.3, 2)])
-def test_both_formulas_equal_a_plain_loop_on_random_entropies(formula, parts):
-    rng = np.random.default_rng(0)
-    weak, strong = rng.gamma(2, 0.3, 50), rng.gamma(2, 0.3, 50)
-    got = selection_probabilities(weak, strong, formula=formula, **dict(zip(PARTS, parts, strict=True)))
-    assert got == pytest.approx(by_loop(weak, strong, parts, formula))
-    assert got.sum() == pytest.approx(1)
-
-
+@settings(deadline=None, derandomize=True, database=None)
 @given(ENTROPIES, WEIGHTS, st.sampled_from(["paper", "official"]))
-def test_both_formulas_equal_a_plain_loop_with_zeros_and_ties(entropies, parts, formula):
+def test_both_formulas_equal_a_plain_loop_also_with_zeros_and_ties(entropies, parts, formula):
     got = selection_probabilities(*entropies, formula=formula, **dict(zip(PARTS, parts, strict=True)))
     assert got == pytest.approx(by_loop(*entropies.tolist(), parts, formula), rel=1e-9, abs=1e-15)
     assert got.sum() == pytest.approx(1)
@@ -105,19 +96,13 @@ def test_entropies_are_not_changed_in_place():
     assert all(np.array_equal(x, y) for x, y in ((weak, WEAK), (strong, STRONG), (p, before)))
 
 
-def test_lists_and_single_precision_are_taken_as_they_come():
+def test_lists_and_single_precision_are_accepted():
     want = selection_probabilities(WEAK, STRONG)
     assert selection_probabilities(WEAK.tolist(), STRONG.tolist()).tolist() == want.tolist()
     single = selection_probabilities(WEAK.astype(np.float32), STRONG.astype(np.float32))
     assert single.dtype == np.float64
     assert single == pytest.approx(want, abs=1e-7)
     assert draw_active(want.astype(np.float32), seed=0).tolist() == draw_active(want.tolist(), seed=0).tolist()
-
-
-def test_an_official_term_without_mass_contributes_nothing():
-    weak, strong = np.array([0.2, 0.4]), np.array([0.1, 0.4])  # no entropy rises
-    want = 0.1 * weak / 0.6 + 0.8 * np.array([1, 0])
-    assert selection_probabilities(weak, strong, formula="official") == pytest.approx(want / want.sum())
 
 
 @pytest.mark.parametrize("formula", ["paper", "official"])
@@ -128,14 +113,8 @@ def test_all_zero_weights_are_drawn_uniformly_with_a_warning(formula, caplog):
     assert "drawn uniformly" in caplog.text
 
 
-def test_no_warning_is_given_where_some_weight_is_positive(caplog):
-    selection_probabilities(WEAK, STRONG)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("formula", ["paper", "official"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["weak", "strong"])
+@pytest.mark.parametrize("name, bad", [("weak", math.nan), ("weak", -math.inf), ("strong", math.inf)])
 def test_an_entropy_that_is_not_finite_is_an_error(name, bad, formula):
     columns = {"weak": [0.1, 0.2], "strong": [0.3, 0.4]} | {name: [0.3, bad]}
     with pytest.raises(UserError, match=f"{name} entropies are not finite in 1 of 2 rows"):
@@ -160,7 +139,7 @@ def test_non_finite_entropies_are_counted_and_the_first_rows_named():
     ],
     ids=["lengths", "empty", "one-empty", "table", "number", "negative"],
 )
-def test_columns_that_are_not_entropies_are_an_error(weak, strong, message):
+def test_wrong_shapes_and_negative_entropies_are_an_error(weak, strong, message):
     with pytest.raises(UserError, match=message):
         selection_probabilities(weak, strong)
 
@@ -184,7 +163,7 @@ def test_a_rounding_error_below_zero_counts_as_zero(formula):
     ],
     ids=["formula", "negative", "nan", "infinite", "zero"],
 )
-def test_settings_that_make_no_probabilities_are_an_error(given_settings, message):
+def test_settings_without_probabilities_are_an_error(given_settings, message):
     for function in (selection_probabilities, selection_weights):
         with pytest.raises(UserError, match=message):
             function(WEAK, STRONG, **given_settings)
@@ -195,7 +174,7 @@ def test_expected_unique_of_four_draws_is_the_published_one(p, expected):
     assert expected_unique(np.array(p), 4) == pytest.approx(expected, abs=5e-6)
 
 
-def test_expected_unique_is_precise_where_rows_are_rare_or_sure():
+def test_expected_unique_is_precise_for_rare_and_certain_rows():
     assert expected_unique(np.array([1e-18]), 4) == pytest.approx(4e-18, rel=1e-12)
     assert expected_unique(np.array([1.0, 0.0]), 4) == 1
 
@@ -207,21 +186,6 @@ def test_uniform_draws_reach_the_published_number_of_rows():
     assert expected_unique(np.full(1000, 1e-3), 1000) == pytest.approx(632.3, abs=0.05)
 
 
-def test_the_papers_step_counts_are_those_of_its_rows():
-    assert (PAPER_ROWS // PAPER_BATCH, PAPER_ROWS // 256) == (218, 436)
-    assert round(123 / 218, 6) == 0.564220
-    fewest, most = 123 * PAPER_BATCH, 124 * PAPER_BATCH - 1
-    assert (fewest, most) == (62976, 63487)
-    assert (round(100 * fewest / PAPER_ROWS, 1), round(100 * most / PAPER_ROWS, 1)) == (56.4, 56.9)
-
-
-def test_realised_unique_rows_agree_with_the_expectation():
-    p = np.full(1000, 1e-3)
-    sizes = [len(draw_active(p, seed=seed)) for seed in range(100)]
-    assert np.mean(sizes) == pytest.approx(632.3, abs=4 * 9.9 / 10)
-    assert np.std(sizes) == pytest.approx(9.9, rel=0.4)
-
-
 @pytest.mark.parametrize("seed, drawn", [(0, [2, 1, 0, 0]), (42, [2, 1, 2, 2])])
 def test_draws_of_the_example_are_the_published_ones(seed, drawn):
     p = selection_probabilities(WEAK, STRONG)
@@ -230,8 +194,9 @@ def test_draws_of_the_example_are_the_published_ones(seed, drawn):
     assert draw_active(p, seed=seed).tolist() == sorted(set(drawn))
 
 
-@pytest.mark.parametrize("seed", [0, 42, [42, 1], [7, 0, 3]])
-@pytest.mark.parametrize("rows, multiplier", [(1, 1.0), (7, 3.0), (1000, 0.3), (1000, 1.0), (50_000, 1.0)])
+@pytest.mark.parametrize(
+    "rows, multiplier, seed", [(1, 1.0, 0), (7, 3.0, 42), (1000, 0.3, [42, 1]), (50_000, 1.0, [7, 0, 3])]
+)
 def test_a_draw_is_that_of_numpys_choice_in_order(rows, multiplier, seed):
     rng = np.random.default_rng(rows)
     weak, strong = rng.gamma(2, 0.3, rows), rng.gamma(2, 0.3, rows)
@@ -242,22 +207,13 @@ def test_a_draw_is_that_of_numpys_choice_in_order(rows, multiplier, seed):
     assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier), np.unique(drawn))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(ENTROPIES, st.integers(0, 2**32), st.floats(0.1, 4))
 def test_a_draw_is_that_of_numpys_choice_with_zeros_and_ties(entropies, seed, multiplier):
     p = selection_probabilities(*entropies)
     drawn = np.random.default_rng(seed).choice(len(p), max(round(multiplier * len(p)), 1), p=p)
     assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier, dedup=False), np.sort(drawn))
     assert np.array_equal(draw_active(p, seed=seed, multiplier=multiplier), np.unique(drawn))
-
-
-def test_dedup_of_the_published_draws_keeps_each_row_once(monkeypatch):
-    p = selection_probabilities(WEAK, STRONG)
-    injected = np.array([0.99, 0.1, 0.9, 0.3])  # these fall on rows 2, 0, 2, 1
-    generator = type("Injected", (), {"random": lambda self, count: injected[:count].copy()})
-    monkeypatch.setattr(selection.np.random, "default_rng", lambda seed: generator())
-    assert draw_active(p, seed=0, dedup=False).tolist() == [0, 1, 2, 2]
-    assert draw_active(p, seed=0).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -272,46 +228,15 @@ def test_dedup_of_the_published_draws_keeps_each_row_once(monkeypatch):
     ],
     ids=["sum", "nearly", "negative", "nan", "empty", "table"],
 )
-def test_probabilities_that_are_none_are_an_error(p, message):
+def test_wrong_probabilities_are_an_error(p, message):
     with pytest.raises(UserError, match=message):
         draw_active(p, seed=0)
 
 
 @pytest.mark.parametrize("multiplier", [0, -1.0, math.nan, math.inf])
-def test_a_multiplier_that_draws_nothing_or_without_end_is_an_error(multiplier):
+def test_a_multiplier_that_is_not_positive_and_finite_is_an_error(multiplier):
     with pytest.raises(UserError, match=f"multiplier is {multiplier}, expected"):
         draw_active([1.0], seed=0, multiplier=multiplier)
-
-
-def test_dedup_gives_the_sorted_unique_rows_of_the_same_draw():
-    p = selection_probabilities(WEAK, STRONG)
-    for seed in range(20):
-        kept = draw_active(p, seed=seed, dedup=False)
-        assert len(kept) == 4
-        assert kept.tolist() == sorted(kept.tolist())
-        assert draw_active(p, seed=seed).tolist() == sorted(set(kept.tolist()))
-
-
-@pytest.mark.parametrize("multiplier, count", [(0.5, 50), (1.0, 100), (2.0, 200), (0.026, 3)])
-def test_the_multiplier_sets_the_number_of_draws(multiplier, count):
-    assert len(draw_active(np.full(100, 0.01), seed=0, multiplier=multiplier, dedup=False)) == count
-
-
-def test_a_draw_depends_on_its_seed_alone():
-    p = np.full(100, 0.01)
-    assert draw_active(p, seed=3).tolist() == draw_active(p, seed=3).tolist()
-    assert draw_active(p, seed=3).tolist() != draw_active(p, seed=4).tolist()
-
-
-@pytest.mark.parametrize("formula", ["paper", "official"])
-def test_examples_of_weight_zero_are_never_drawn(formula):
-    rng = np.random.default_rng(1)
-    weak, strong = rng.random(40), rng.random(40)
-    weak[::4] = strong[::4] = 0
-    p = selection_probabilities(weak, strong, formula=formula)
-    drawn = np.concatenate([draw_active(p, seed=seed, multiplier=5) for seed in range(10)])
-    assert not p[::4].any()
-    assert not (drawn % 4 == 0).any()
 
 
 @pytest.mark.parametrize(
@@ -351,12 +276,6 @@ def test_counters_describe_the_example_selection():
     assert found["formula_rank_correlation"] == pytest.approx(0.2)  # ranks 2 3 4 1 against 4 3 2 1
 
 
-def test_unique_shares_in_the_counters_are_of_the_draws():
-    found, active = counters("paper", multiplier=2.0)
-    assert found["realised_unique"] == len(active) / 8
-    assert found["expected_unique"] == pytest.approx(expected_unique(np.array(P_PAPER), 8) / 8, abs=1e-5)
-
-
 def test_repeated_rows_count_once_among_the_realised_ones():
     p = selection_probabilities(WEAK, STRONG)
     active = draw_active(p, seed=42, dedup=False)  # 1, 2, 2, 2
@@ -369,7 +288,7 @@ def test_counters_can_be_written_as_json():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_rank_correlation_of_many_rows_is_nearly_that_of_all_even_where_the_data_has_a_period(monkeypatch):
+def test_the_rank_correlation_of_many_rows_is_close_to_that_of_all_even_for_periodic_data(monkeypatch):
     rng = np.random.default_rng(2)
     weak, strong = rng.gamma(2, 0.3, (2, 4000))
     weak[::8] = strong[::8] = 0

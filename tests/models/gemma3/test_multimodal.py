@@ -1,4 +1,4 @@
-"""The language model inside a multimodal Gemma-3: loaded whole, alone, and saved as a text model."""
+"""The language model inside a multimodal Gemma-3: loaded alone, and saved as a text model."""
 
 import json
 
@@ -33,9 +33,10 @@ def copy(base, tmp_path):
     return copied(base, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout, tied, shards",
+    [("published", True, 3), ("newer", False, 1), ("newer", True, 1), ("saved by 5.22", False, 3)],
+)
 def test_the_language_model_is_loaded_bit_for_bit_from_every_layout(layout, tied, shards, tmp_path):
     whole = write_multimodal(tmp_path / "base", layout=layout, tied=tied, shards=shards)
     check_model(tmp_path / "base")
@@ -50,7 +51,7 @@ def test_the_language_model_is_loaded_bit_for_bit_from_every_layout(layout, tied
         assert torch.equal(model(input_ids=IDS).logits, whole(input_ids=IDS).logits)
 
 
-def test_transformers_own_ways_still_do_not_serve(base, tmp_path):
+def test_transformers_still_cannot_load_the_text_model_alone(base, tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(base)).__name__ == "Gemma3ForConditionalGeneration"
     _, info = Gemma3ForCausalLM.from_pretrained(base, output_loading_info=True)
     assert "model.norm.weight" in info["missing_keys"]
@@ -59,7 +60,7 @@ def test_transformers_own_ways_still_do_not_serve(base, tmp_path):
     assert "model.norm.weight" not in stored_weights(tmp_path)
 
 
-def test_what_is_saved_is_a_text_only_checkpoint_that_anyone_loads(base, tmp_path):
+def test_the_saved_model_is_an_ordinary_text_only_checkpoint(base, tmp_path):
     model = load_model(base, precision="bf16")
     model.save_pretrained(tmp_path)
     names = stored_weights(tmp_path)
@@ -103,7 +104,7 @@ def test_the_vision_tower_is_not_read(base, monkeypatch):
 
 
 @pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_precision_attention_and_origin_are_those_asked_for(precision, dtype, base):
+def test_precision_attention_and_origin_are_those_given(precision, dtype, base):
     model = load_model(base, precision=precision, attention="eager")
     assert {weight.dtype for weight in model.parameters()} == {dtype}
     assert model.config._attn_implementation == "eager"
@@ -123,7 +124,7 @@ def test_the_outer_setting_ties_the_embeddings_as_in_the_multimodal_class(copy):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_what_asks_for_the_text_model_gets_it(base, tmp_path):
+def test_configuration_lora_and_tokenizers_are_those_of_the_text_model(base, tmp_path):
     assert text_config(base).vocab_size == ROWS
     assert model_type(base) == text_config(base).model_type == "gemma3_text"
     check_lora(LoraSettings(target_modules=["q_proj", "down_proj"]), base)
@@ -134,14 +135,14 @@ def test_what_asks_for_the_text_model_gets_it(base, tmp_path):
     refuse_different_tokenizers(base, tmp_path)
 
 
-def test_a_vocabulary_that_the_configuration_leaves_to_the_default_is_known(copy):
+def test_a_vocabulary_left_to_the_default_is_known(copy):
     config = json.loads((copy / "config.json").read_text())
     del config["text_config"]["vocab_size"]
     change_config(copy, text_config=config["text_config"])
     assert text_config(copy).vocab_size == 262_208
 
 
-def test_the_fingerprint_knows_the_text_weights(base, copy):
+def test_the_fingerprint_covers_the_text_weights(base, copy):
     assert fingerprint(copy) == fingerprint(base)
     change_weights(copy, lambda weights: weights["language_model.model.norm.weight"].add_(1e-3))
     assert fingerprint(copy) != fingerprint(base)
@@ -154,29 +155,24 @@ def test_a_missing_weight_is_named_before_anything_is_read(copy):
             look(copy)
 
 
-def test_an_untied_model_without_its_head_is_refused(copy):
+def test_an_untied_model_without_its_head_is_an_error(copy):
     change_config(copy, tie_word_embeddings=False)
-    with pytest.raises(
-        UserError, match=r"1 weights differ. The first is lm_head.weight: expected .512, 16., found none"
-    ):
+    with pytest.raises(UserError, match=r"lm_head.weight: expected .512, 16., found none"):
         check_model(copy)
 
 
-def test_a_weight_that_belongs_nowhere_is_refused(copy):
-    change_weights(copy, lambda weights: weights.update({"score.weight": torch.zeros(2, 16)}))
-    with pytest.raises(UserError, match=r"score.weight: expected none, found \(2, 16\)"):
-        check_model(copy)
-
-
-def test_a_weight_of_another_shape_is_refused(copy):
-    change_weights(copy, lambda weights: weights.update({"language_model.model.norm.weight": torch.zeros(17)}))
-    with pytest.raises(UserError, match=r"norm.weight: expected \(16,\), found \(17,\)"):
-        check_model(copy)
-
-
-def test_a_weight_under_two_names_is_refused(copy):
-    change_weights(copy, lambda weights: weights.update({"model.language_model.norm.weight": torch.zeros(16)}))
-    with pytest.raises(UserError, match="which are the same weight; remove one"):
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("score.weight", (2, 16), r"score.weight: expected none, found \(2, 16\)"),
+        ("language_model.model.norm.weight", (17,), r"norm.weight: expected \(16,\), found \(17,\)"),
+        ("model.language_model.norm.weight", (16,), "the same weight"),
+    ],
+    ids=["left over", "other shape", "two names"],
+)
+def test_a_weight_that_does_not_fit_is_an_error(name, shape, message, copy):
+    change_weights(copy, lambda weights: weights.update({name: torch.zeros(shape)}))
+    with pytest.raises(UserError, match=message):
         check_model(copy)
 
 
@@ -193,7 +189,7 @@ def test_torn_and_missing_files_are_errors(copy, tmp_path):
         check_model(tmp_path / "sharded")
 
 
-def test_names_of_all_layouts_meet():
+def test_names_of_all_layouts_are_mapped_to_one():
     name = "language_model.model.layers.0.mlp.up_proj.weight"
     assert {text_name(rename(name)) for rename in LAYOUTS.values()} == {"model.layers.0.mlp.up_proj.weight"}
     assert {text_name(rename("language_model.lm_head.weight")) for rename in LAYOUTS.values()} == {"lm_head.weight"}

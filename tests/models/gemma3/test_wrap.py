@@ -1,4 +1,4 @@
-"""`weakdriven export vllm`: a trained text model back beside its base's vision tower; and what is refused."""
+"""`weakdriven export vllm`: a trained text model joined with its base's vision tower; and its errors."""
 
 import json
 import sys
@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoTokenizer, Gemma3ForCausalLM, Gemma3For
 from helpers import tiny_model
 from multimodal_cases import (
     IDS,
-    LAYOUTS,
     all_weights,
     change_config,
     change_weights,
@@ -68,10 +67,10 @@ def same(one, other):
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_there_and_back_every_bit_is_the_same(layout, tied, precision, tmp_path):
+@pytest.mark.parametrize(
+    "layout, tied, precision", [("published", True, "bf16"), ("newer", False, "fp32"), ("saved by 5.22", True, "fp32")]
+)
+def test_a_round_trip_keeps_every_bit(layout, tied, precision, tmp_path):
     write_multimodal(tmp_path / "base", layout=layout, tied=tied, shards=2, dtype=torch.bfloat16)
     model = train(tmp_path / "base", tmp_path / "trained", precision=precision)
     wrap(tmp_path / "trained", tmp_path / "base", tmp_path / "out", shard_bytes=4000)
@@ -96,7 +95,7 @@ def test_there_and_back_every_bit_is_the_same(layout, tied, precision, tmp_path)
     assert ours == theirs
 
 
-def test_images_are_seen_as_by_the_base(pair, tmp_path):
+def test_image_features_are_those_of_the_base(pair, tmp_path):
     wrap(*pair, tmp_path / "out")
     pixels = torch.randn(1, 3, 8, 8)
     with torch.no_grad():
@@ -107,7 +106,7 @@ def test_images_are_seen_as_by_the_base(pair, tmp_path):
     assert torch.equal(one, two)
 
 
-def test_the_files_of_both_come_along(pair, tmp_path):
+def test_the_files_of_both_are_copied(pair, tmp_path):
     trained, base = pair
     text, vision = wrap(trained, base, tmp_path / "out", shard_bytes=20_000)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
@@ -137,7 +136,7 @@ def test_the_configuration_is_the_bases_with_the_trained_text(pair, tmp_path):
     assert ours.text_config.rope_parameters == text.rope_parameters
 
 
-def test_no_more_than_a_file_is_in_memory(pair, tmp_path, monkeypatch):
+def test_no_more_than_a_shard_is_in_memory(pair, tmp_path, monkeypatch):
     held = []
     save = safetensors.torch.save_file
     note = lambda tensors, *more, **options: (held.append(tensors), save(tensors, *more, **options))[1]  # noqa: E731
@@ -151,16 +150,16 @@ def refused(trained, base, out, message, **options):
     before = sorted(out.parent.rglob("*"))
     with pytest.raises(UserError, match=message):
         wrap(trained, base, out, **options)
-    assert sorted(out.parent.rglob("*")) == before, "something was left behind"
+    assert sorted(out.parent.rglob("*")) == before, "files were left behind"
 
 
-def test_a_base_of_another_size_is_refused(pair, tmp_path):
+def test_a_base_of_another_size_is_an_error(pair, tmp_path):
     write_multimodal(tmp_path / "wide", hidden_size=24)
     message = r"projection_weight: expected \(8, 16\), found \(8, 24\)"
     refused(pair[0], tmp_path / "wide", tmp_path / "out", message)
 
 
-def test_tokens_that_moved_are_refused(trained, base, tmp_path):
+def test_tokens_with_another_id_are_an_error(trained, base, tmp_path):
     tree = json.loads((trained / "tokenizer.json").read_text())
     vocabulary = tree["model"]["vocab"]
     vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
@@ -175,59 +174,40 @@ def test_tokens_that_were_added_are_accepted(trained, base, tmp_path):
     wrap(trained, base, tmp_path / "out")
 
 
-def test_settings_of_the_base_that_would_change_the_text_are_refused(trained, base, tmp_path):
+def test_settings_of_the_base_that_would_change_the_text_are_an_error(trained, base, tmp_path):
     config = json.loads((base / "config.json").read_text())
     text = config["text_config"] | {"rope_scaling": {"factor": 2.0, "rope_type": "linear"}}
     change_config(base, text_config=text)
     refused(trained, base, tmp_path / "out", "text_config would get rope_parameters = ")
 
 
-def test_the_two_words_may_not_be_exchanged(pair, tmp_path):
+def test_other_models_and_adapters_are_an_error(pair, tmp_path):
     trained, base = pair
-    refused(base, trained, tmp_path / "out", "has model type gemma3; expected a text-only")
-    refused(trained, trained, tmp_path / "out", "is not a multimodal Gemma-3 .model type gemma3 with a vision_config")
-
-
-def test_other_models_and_adapters_are_refused(pair, tmp_path):
+    out = tmp_path / "out"
+    refused(base, trained, out, "has model type gemma3; expected a text-only")
+    refused(trained, trained, out, "is not a multimodal Gemma-3 .model type gemma3 with a vision_config")
     tiny_model("qwen3").save_pretrained(tmp_path / "qwen")
-    refused(tmp_path / "qwen", pair[1], tmp_path / "out", "has model type qwen3; expected a text-only Gemma-3")
+    refused(tmp_path / "qwen", base, out, "has model type qwen3; expected a text-only Gemma-3")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    refused(tmp_path / "adapter", pair[1], tmp_path / "out", "is an adapter; expected a whole model")
-    refused(tmp_path / "nothing", pair[1], tmp_path / "out", "There is no model folder")
+    refused(tmp_path / "adapter", base, out, "is an adapter; expected a whole model")
+    refused(tmp_path / "nothing", base, out, "There is no model folder")
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [("tokenizer.json", "holds no tokenizer.json"), ("model.safetensors", "model.safetensors cannot be read")],
-)
-def test_a_trained_folder_that_lacks_a_file_is_refused(name, message, trained, base, tmp_path):
-    (trained / name).unlink()
-    refused(trained, base, tmp_path / "out", message)
-
-
-def test_a_base_that_lacks_its_vision_side_is_refused(trained, base, tmp_path):
+def test_folders_that_lack_something_are_an_error(trained, base, tmp_path):
+    projector, out = "multi_modal_projector.mm_soft_emb_norm.weight", tmp_path / "out"
     (base / "preprocessor_config.json").unlink()
-    refused(trained, base, tmp_path / "out", "processor_config.json, which servers read")
+    refused(trained, base, out, "processor_config.json, which servers read")
+    change_weights(base, lambda weights: weights.pop(projector))
+    refused(trained, base, out, f"The first is {projector}")
     change_weights(
         base, lambda weights: [weights.pop(name) for name in list(weights) if not name.startswith("language_model")]
     )
-    refused(
-        trained,
-        base,
-        tmp_path / "none",
-        r"weights differ. The first is multi_modal_projector\S+ expected .*, found none",
-    )
-
-
-def test_a_vision_side_with_a_hole_is_refused(trained, base, tmp_path):
-    change_weights(base, lambda weights: weights.pop("multi_modal_projector.mm_soft_emb_norm.weight"))
-    refused(
-        trained,
-        base,
-        tmp_path / "out",
-        "1 weights differ. The first is multi_modal_projector.mm_soft_emb_norm.weight",
-    )
+    refused(trained, base, out, r"The first is multi_modal_projector\S+ expected .*, found none")
+    (trained / "model.safetensors").unlink()
+    refused(trained, base, out, "model.safetensors cannot be read")
+    (trained / "tokenizer.json").unlink()
+    refused(trained, base, out, "holds no tokenizer.json")
 
 
 def test_a_tied_model_is_wrapped_without_a_head_of_its_own(trained, base, tmp_path):
@@ -236,13 +216,13 @@ def test_a_tied_model_is_wrapped_without_a_head_of_its_own(trained, base, tmp_pa
     assert not [name for name in all_weights(tmp_path / "out") if "lm_head" in name]
 
 
-def test_a_place_that_is_taken_is_refused(pair, tmp_path):
+def test_a_folder_that_holds_files_is_an_error(pair, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").touch()
     refused(*pair, tmp_path / "out", "holds files; give a new or empty folder as OUT")
 
 
-def test_a_disk_that_changes_bits_is_noticed(pair, tmp_path, monkeypatch):
+def test_weights_that_differ_when_read_back_are_an_error(pair, tmp_path, monkeypatch):
     save = safetensors.torch.save_file
 
     def spoil(tensors, *args, **options):
@@ -264,12 +244,12 @@ def command(monkeypatch, capsys):
     return call
 
 
-def test_the_command_tells_what_it_did(pair, tmp_path, command):
+def test_the_command_prints_what_it_saved(pair, tmp_path, command):
     code, said = command(*pair, tmp_path / "out")
     assert not code and str(pair[0]) in said.out and "unchanged" in said.out and str(tmp_path / "out") in said.out
     assert type(load_model(tmp_path / "out", precision="fp32")) is Gemma3ForCausalLM
 
 
-def test_the_command_refuses_with_one_sentence(pair, tmp_path, command):
+def test_the_command_reports_an_error_in_one_line(pair, tmp_path, command):
     code, said = command(*reversed(pair), tmp_path / "out")
     assert code == 2 and said.err.startswith("Error: ") and "Traceback" not in said.err
