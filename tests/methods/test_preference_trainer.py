@@ -91,9 +91,8 @@ def trainer_of(model, rows, work):
     return PreferenceTrainer(model, processing_class=embedded_tokenizer(), reference=work / REFERENCE, **made)
 
 
-@pytest.mark.parametrize("adapter", [False, True])
-def test_weights_are_not_hashed_for_a_cache_that_is_not_there(work, adapter):
-    model = add_adapter(demo_model(), lora_config(LoraSettings(rank=2)), seed=0) if adapter else demo_model()
+def test_weights_are_not_hashed_for_a_cache_that_is_not_used(work):
+    model = add_adapter(demo_model(), lora_config(LoraSettings(rank=2)), seed=0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer = trainer_of(model, demo_rows(2), work)
     assert trainer._precompute_model_hash == hashlib.sha256().hexdigest()
@@ -222,7 +221,7 @@ def test_micro_batches_of_any_size_give_the_same_loss(work):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_a_reference_is_asked_in_the_attention_of_training(work, monkeypatch):
+def test_the_reference_runs_in_the_attention_of_training(work, monkeypatch):
     seen, compute = [], PreferenceTrainer.compute_ref_log_probs
 
     def watched(self, model, inputs):
@@ -235,7 +234,7 @@ def test_a_reference_is_asked_in_the_attention_of_training(work, monkeypatch):
     assert seen == [False, False] and torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_a_reference_is_asked_once_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
+def test_the_reference_runs_once_per_pair_and_a_resumed_training_equals_an_uninterrupted_one(work, monkeypatch):
     rows, asked = demo_rows(8), []
     compute = PreferenceTrainer.compute_ref_log_probs
 
@@ -290,7 +289,7 @@ def test_a_pair_of_equal_completions_has_the_loss_log_2_and_teaches_nothing(work
     assert all(weight.grad is None or weight.grad.abs().max() < 1e-6 for weight in model.parameters())
 
 
-def test_spins_own_optimizer_is_that_of_torch_and_a_killed_training_goes_on_as_it_was(work, monkeypatch):
+def test_spins_own_optimizer_is_torchs_rmsprop_and_resumes(work, monkeypatch):
     fit, made = preference.fit, []
     monkeypatch.setattr(preference, "fit", lambda trainer, rows: (made.append(trainer), fit(trainer, rows))[1])
     whole, again, rows = demo_model(), demo_model(), demo_rows(8)

@@ -1,4 +1,4 @@
-"""UNDIAL on adjusted logits: numbers worked out by hand, the definition in float64, and what it refuses."""
+"""UNDIAL on adjusted logits: numbers by hand, the definition in float64, errors."""
 
 import pytest
 import torch
@@ -178,6 +178,7 @@ def test_a_gradient_is_taken_once():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_a_compiled_caller_gets_the_same_loss():
     def mean(trained):
         return adjusted_logit_loss(trained, EYE, logits(STRONG), EYE, FIRST)[0] * 2

@@ -1,4 +1,4 @@
-"""docs/plan.md tells what the code says of the recorded measurements."""
+"""docs/plan.md agrees with the code and its predictions with the recorded measurements."""
 
 import sys
 from pathlib import Path
