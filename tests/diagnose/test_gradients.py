@@ -1,4 +1,4 @@
-"""What mixing does on each token, against dense float64 by the paper's definitions, and its own numbers."""
+"""Effect of mixing on each token: against dense float64 by the paper's definitions, and the paper's numbers."""
 
 import math
 
@@ -171,7 +171,7 @@ def test_a_shift_of_one_model_changes_nothing():
         torch.testing.assert_close(one, shifted[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_sure_model_has_a_small_mass_and_not_none():
+def test_a_confident_model_has_a_small_negative_mass_that_is_not_zero():
     found = of_logits([40.0, 0, 0, 0], [30.0, 0, 0, 0])
     assert found["negative_mass_strong"].item() == pytest.approx(3 * math.exp(-40), rel=1e-5)
     assert found["strong_relative"].item() == pytest.approx(0.5 * math.exp(5), rel=1e-5)
@@ -185,13 +185,13 @@ def test_a_target_far_below_the_others_is_still_compared():
     assert found["negative_mass_mixed"].item() == 1
 
 
-def test_where_sft_sends_no_gradient_its_ratio_is_a_gap():
+def test_without_a_gradient_of_sft_the_ratio_is_nan():
     found = of_logits([300.0, 0, 0, 0], [2.0, 0, 0, 0])
     assert found["sft_gradient"].item() == 0
     assert math.isnan(found["strong_relative"].item()) and found["mixed_gradient"].isfinite()
 
 
-def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
+def test_a_row_that_is_not_finite_is_nan_and_leaves_the_others_alone():
     strong = torch.tensor([STRONG, STRONG, [math.nan, 1, 0, -1]])
     weak = torch.tensor([WEAK, [2, math.inf, 0.5, 0], WEAK])
     found = pair_statistics(
@@ -236,7 +236,7 @@ def test_no_tokens_give_no_values():
     assert top_hard_negatives(*nothing, strong_weight=0.5).ids_TK.shape == (0, 5)
 
 
-def test_nothing_of_the_size_of_all_logits_is_made(monkeypatch):
+def test_no_tensor_has_the_size_of_all_logits(monkeypatch):
     tile = 8 * 1000 * 4
     monkeypatch.setattr(home, "CPU_TILE_BYTES", tile * ours.COPIES)
     case = random_pair(64, 4, 4, 1000)
@@ -255,7 +255,7 @@ def test_sensitivity_and_crossover_of_the_paper_recompute():
     assert step_share(0.5, ratio) == pytest.approx(ratio / (1 + ratio))
 
 
-def test_the_crossover_of_the_paper_lies_near_the_slowest_rate_and_not_the_fastest():
+def test_the_crossover_of_the_paper_is_near_the_slowest_rate():
     ratio = 1.083551
     slowest = 1 / (1 + ratio)
     assert slowest == pytest.approx(0.479950, abs=1e-6)
