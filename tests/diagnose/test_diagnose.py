@@ -1,6 +1,5 @@
 """`weakdriven diagnose`: of finished, unfinished, damaged and older runs, compared with the models themselves."""
 
-import gc
 import json
 import math
 import shutil
@@ -36,12 +35,6 @@ from weakdriven.wmss import entropy as scan
 from weakdriven.wmss.score_files import read_scores
 
 CHAIN = ["base", "sft", "round-1", "round-2"]
-
-
-@pytest.fixture(autouse=True)
-def no_collection(monkeypatch):
-    """Garbage collection before each model takes longer than all else in a process full of tests."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 @pytest.fixture

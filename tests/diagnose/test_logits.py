@@ -154,8 +154,6 @@ def test_l2_norm_is_that_of_the_centered_logits_and_of_their_mean():
     hidden, weight, target = random_case(5, 4, 30)
     found = logit_statistics(hidden, weight, target)
     torch.testing.assert_close(found["l2"] ** 2, found["centered_norm"] ** 2 + 30 * found["mean"] ** 2)
-    for mean, norm, printed in ((3.65, 1191.33, 1978.92), (2.87, 1240.10, 1865.96), (0.97, 1229.79, 1688.59)):
-        assert printed >= math.sqrt(norm**2 + QWEN3_ROWS * mean**2)  # a mean of norms is at least the norm of means
 
 
 @pytest.mark.parametrize(
@@ -163,30 +161,14 @@ def test_l2_norm_is_that_of_the_centered_logits_and_of_their_mean():
     [
         (35.88, 36.10, 0.22, 0.6),
         (2.09, 0.90, -1.19, -56.9),
-        (33.79, 35.20, 1.41, 4.2),
-        (2.93, 3.45, 0.52, 17.7),
-        (2.87, 0.97, -1.90, -66.2),
-        (3.18, 3.16, -0.02, -0.6),
-        (1240.10, 1229.79, -10.31, -0.8),
-        (48.75, 60.50, 11.75, 24.1),
         (-26.63, -35.75, -9.12, 34.2),
         (1865.96, 1688.59, -177.37, -9.5),
-        (0.44, 0.48, 0.04, 9.1),
-        (0.85, 0.83, -0.02, -2.4),
     ],
 )
 def test_changes_are_printed_as_in_the_papers_tables(before, after, difference, percent):
     found = change(before, after)
     assert found["difference"] == pytest.approx(difference, abs=1e-9)
     assert round(100 * found["relative"], 1) == percent
-
-
-def test_ratios_of_the_papers_pass_at_k_table_recompute():
-    pairs = {(17.97, 14.20): 1.27, (24.69, 22.40): 1.10, (49.49, 42.80): 1.16, (75.32, 70.90): 1.06}
-    for (ours, theirs), printed in pairs.items():
-        assert change(theirs, ours)["relative"] + 1 == pytest.approx(printed, abs=0.006)
-    growth = [(17.97, 33.33, 15.36), (14.20, 30.00, 15.8), (49.49, 77.50, 28.01), (42.80, 75.00, 32.2)]
-    assert all(change(first, last)["difference"] == pytest.approx(grown) for first, last, grown in growth)
 
 
 def test_a_change_from_a_missing_value_or_zero_is_missing():
