@@ -134,16 +134,6 @@ def test_the_fixture_gives_the_published_numbers():
     assert found["weak_relative"].item() == pytest.approx(gradients, rel=1e-4)
 
 
-def test_a_hard_negative_is_amplified_if_and_only_if_its_condition_holds():
-    found = of_logits([2, 1, 1, 0], [2, 1.2, 4, 0])
-    assert (found["hard_negatives"].item(), found["amplified"].item(), found["hardest_amplified"].item()) == (2, 1, 1)
-    strong, weak = torch.tensor([[2.0, 1, 1, 0]]), torch.tensor([[2, 1.2, 4, 0]])
-    top = top_hard_negatives(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
-    assert top.ids_TK.tolist() == [[2, 1, -1, -1]]
-    ratio = (top.mixed_TK / top.strong_TK)[0]
-    assert ratio[0] > 1 > ratio[1]
-
-
 def test_theorem_one_holds_wherever_its_condition_does():
     found = pair_statistics(*random_pair(4000, 3, 2, 4), strong_weight=0.3)
     uniform_T = found["uniform_margin"] == 1
@@ -254,16 +244,3 @@ def test_the_crossover_of_the_paper_is_near_the_slowest_rate():
 
 def test_a_weak_model_without_spread_has_no_sensitivity_ratio():
     assert math.isnan(sensitivity_ratio(1.0, 0.0))
-
-
-@WEIGHTS
-def test_negative_mass_bounds_what_shielding_leaves(strong_weight):
-    """What training logs at each step bounds curvature and gradient, which it does not compute."""
-    draw = torch.Generator().manual_seed(0)
-    strong, weak = (spread * torch.randn(300, 40, generator=draw) for spread in (6.0, 3.0))
-    eye, target = torch.eye(40), torch.randint(40, (300,), generator=draw)
-    found = pair_statistics(strong, eye, weak, eye, target, strong_weight=strong_weight)
-    mass_T = found["negative_mass_mixed"] + 1e-9
-    assert (found["curvature"] <= 2 * mass_T).all()
-    assert (found["cross_curvature"] <= 2 * strong_weight * (1 - strong_weight) * mass_T).all()
-    assert (found["mixed_gradient"] <= math.sqrt(2) * mass_T).all()

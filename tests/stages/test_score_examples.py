@@ -212,11 +212,6 @@ def test_a_model_without_reusable_scores_is_scanned(scanned, ready, whole, tmp_p
     assert files(tmp_path) == files(whole)
 
 
-def test_adding_a_source_of_scores_runs_no_finished_stage_again(ready, whole, tmp_path):
-    root = Path(shutil.copytree(whole, tmp_path / "run"))
-    assert select(root, ready, f"selection.reuse=[{whole}]").ran == {}
-
-
 def other_template(tmp_path: Path) -> str:
     template = tmp_path / "template.jinja"
     template.write_text((BASE / "chat_template.jinja").read_text().replace("assistant\n", "assistant:\n"))
