@@ -208,6 +208,6 @@ def test_extraction_holds_one_tile_and_takes_one_product():
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_more_stored_logits_than_there_are_tokens_are_refused(k):
+def test_more_stored_logits_than_the_vocabulary_are_an_error(k):
     with pytest.raises(UserError, match=f"k is {k}; it must be between 1 and the 4 rows"):
         solve(k)

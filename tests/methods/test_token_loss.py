@@ -123,7 +123,7 @@ def test_noise_changes_from_step_to_step(train):
 
 
 @pytest.mark.parametrize("loss", [ScaledLogits(0.5), AdjustedLogits(1.0, 0.0)], ids=["scaled", "undial"])
-def test_losses_of_our_own_run_under_mixed_precision_and_with_checkpointing(train, loss):
+def test_our_losses_run_under_mixed_precision_and_with_checkpointing(train, loss):
     mixed = RECIPE.model_copy(update={"precision": "bf16-mixed"})
     teacher = tiny_model(seed=5)
     (_, wide), (_, narrow) = (

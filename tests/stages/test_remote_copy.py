@@ -335,7 +335,7 @@ def test_an_address_with_another_recipe_or_other_files_is_an_error(tmp_path):
     assert there() == before and not (tmp_path / "b").exists()
 
 
-def test_a_signal_ends_between_two_files_and_nothing_is_lost(tmp_path, monkeypatch):
+def test_a_signal_stops_the_copy_between_two_files_and_nothing_is_lost(tmp_path, monkeypatch):
     put = Store.put_file
 
     def signalled(self, source, target, **options):
