@@ -177,7 +177,7 @@ def test_a_score_that_is_not_finite_is_an_error_naming_its_example(monkeypatch, 
         return network
 
     monkeypatch.setattr(Loader, "load", broken)
-    with pytest.raises(UserError, match=r"entropy or likelihood is not a finite number .*ids 'arithmetic-train-"):
+    with pytest.raises(UserError, match=r"not a finite number .*'arithmetic-train-"):
         select(tmp_path, ready)
     assert not (tmp_path / "entropy").exists()
 
@@ -254,6 +254,6 @@ def test_scores_on_other_rows_or_in_another_precision_are_an_error(override, wor
 
 
 def test_a_source_that_does_not_exist_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere does not exist"):
+    with pytest.raises(UserError, match=r"no score files in .*nowhere"):
         select(tmp_path / "run", f"selection.reuse=[{tmp_path / 'nowhere'}]")
     assert not (tmp_path / "run").exists()
