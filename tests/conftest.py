@@ -1,14 +1,17 @@
 """Runs that several tests look at; the embedded model and problems, cut down to seconds."""
 
 import fcntl
+import gc
 import os
 import pickle
 import signal
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,26 @@ if not torch.cuda.is_available():
 
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
+from weakdriven.data.demo import demo_rows
+from weakdriven.data.rows import files
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings
 
 SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
+
+demo_rows_once = cache(demo_rows)
+files.demo_rows = lambda split: [dict(row) for row in demo_rows_once(split)]  # a run asks for them several times
+modules = 0
+
+
+def pytest_runtest_logstart() -> None:
+    """A run collects garbage before each model; it need not search all imported modules each time."""
+    global modules
+    if len(sys.modules) != modules:
+        modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 class Recorder(Progress):

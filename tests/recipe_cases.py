@@ -1,10 +1,15 @@
-"""The smallest recipe, for tests of settings and of files; names of those that ship."""
+"""The smallest recipe, for tests of settings and files; the stage keys of a recipe; names of the shipped ones."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+from conftest import small_recipe
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import Recipe
+from weakdriven.pipeline.run import all_stages
+from weakdriven.runs.executor import DryRun
+from weakdriven.stages.checks import check_recipe
 
 MINIMAL = {"model": "some/model", "data": {"path": "rows.jsonl"}}
 
@@ -23,3 +28,10 @@ def parse(*overrides: str) -> Recipe:
     for override in overrides:
         apply_override(tree, override)
     return parse_recipe(tree, "mine.yaml")
+
+
+def stage_keys(*overrides: str) -> dict[str, str]:
+    """The key of each stage of the small demo recipe, without running it."""
+    stages = check_recipe(small_recipe(*overrides), DryRun(Path("nowhere")))
+    all_stages(stages)
+    return {entry.name: entry.key for entry in stages.run.planned}

@@ -1,4 +1,4 @@
-"""A model that solves the demo's problems sometimes, and engines that are not there."""
+"""A model that solves some of the demo's problems, and a scripted generation engine."""
 
 import pytest
 import torch
@@ -13,8 +13,12 @@ from weakdriven.stages.context import Context
 
 
 @pytest.fixture(scope="session")
-def learner(tmp_path_factory):
+def learner(once):
     """The embedded model after some steps on eight problems: some of its samples are right, some wrong."""
+    return once("learner", train_learner)[0]
+
+
+def train_learner(folder):
     branch = open_model("embedded:base")
     tokenizer, model = load_tokenizer(branch.model), branch.load("fp32").train()
     renderer = Renderer(tokenizer, "math", "plain")
@@ -27,10 +31,8 @@ def learner(tmp_path_factory):
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    folder = tmp_path_factory.mktemp("models") / "learner"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 class Says:

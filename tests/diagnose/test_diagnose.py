@@ -1,6 +1,5 @@
-"""`weakdriven diagnose`: measured on runs that are whole, unfinished, damaged or old, against the models themselves."""
+"""`weakdriven diagnose`: of finished, unfinished, damaged and older runs, compared with the models themselves."""
 
-import gc
 import json
 import math
 import shutil
@@ -38,12 +37,6 @@ from weakdriven.wmss.score_files import read_scores
 CHAIN = ["base", "sft", "round-1", "round-2"]
 
 
-@pytest.fixture(autouse=True)
-def no_collection(monkeypatch):
-    """Before each model is loaded memory is freed, which takes longer than all else in a process full of tests."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
 @pytest.fixture
 def run(two_round_run, tmp_path) -> Path:
     """A copy of a finished run, to be damaged."""
@@ -68,18 +61,14 @@ def mean(found, model: str, name: str) -> float:
     return found["logits"]["models"][model]["statistics"][name]["mean"]
 
 
-def test_a_finished_run_is_shown_whole(diagnosed):
+def test_a_finished_run_is_diagnosed_completely(diagnosed):
     found = read_diagnosis(diagnosed / "diagnostics")
     facts = found["logits"]["facts"]
     assert facts["missing"] == {}
     assert (facts["round"], facts["examples"]) == (2, 96)
     assert list(found["logits"]["models"]) == [*CHAIN, "baseline-sft"]
-    assert facts["roles"] == {
-        "weak": "sft",
-        "strong_before": "round-1",
-        "strong_after": "round-2",
-        "control": "baseline-sft",
-    }
+    roles = {"weak": "sft", "strong_before": "round-1", "strong_after": "round-2", "control": "baseline-sft"}
+    assert facts["roles"] == roles
     plan = read_json(diagnosed / "plan.json")
     assert facts["models"]["sft"]["key"] == plan["sft"]
     assert facts["models"]["round-2"]["key"] == plan["round-2/strong"]
@@ -87,7 +76,7 @@ def test_a_finished_run_is_shown_whole(diagnosed):
     assert {"torch", "weakdriven"} <= facts["versions"].keys()
 
 
-def test_entropies_are_those_of_the_selection(diagnosed):
+def test_entropies_equal_those_of_the_selection(diagnosed):
     found = read_diagnosis(diagnosed / "diagnostics")
     for model in ("base", "sft", "round-1"):
         scores = read_scores(diagnosed / f"entropy/{model}/scores.parquet")
@@ -151,7 +140,7 @@ def test_tables_and_pairs_follow_from_the_logits_of_the_models(run):
     assert found["gradients"]["pairs"]["after"]["strong"] == "round-1"
 
 
-def test_every_example_passes_each_model_once(run, monkeypatch):
+def test_every_example_passes_through_each_model_once(run, monkeypatch):
     rows: dict[int, int] = {}
     inner = scan.hidden_states
 
@@ -164,7 +153,7 @@ def test_every_example_passes_each_model_once(run, monkeypatch):
     assert sum(rows.values()) == 20 * len(found["logits"]["models"]) == 100
 
 
-def test_asking_again_measures_nothing_and_other_questions_do(run):
+def test_a_repeated_diagnosis_is_reused_and_a_changed_one_runs_again(run):
     first, recorder = diagnose(run)
     assert recorder.ran == {"diagnostics": "not run yet"}
     again, recorder = diagnose(run)
@@ -207,7 +196,7 @@ def test_tokens_are_listed_with_their_hard_negatives(diagnosed):
     assert str(examples[one]["completion"]).strip()[:20] in text
 
 
-def test_shielding_over_the_steps_is_what_training_logged(diagnosed):
+def test_shielding_per_step_equals_what_training_logged(diagnosed):
     drift = read_diagnosis(diagnosed / "diagnostics")["drift"]
     assert list(drift["steps"]) == ["round-1/strong", "round-2/strong"]
     logged = [json.loads(line) for line in (diagnosed / "round-1/strong/metrics.jsonl").read_text().splitlines()]
@@ -221,7 +210,7 @@ def test_shielding_over_the_steps_is_what_training_logged(diagnosed):
     assert not any("Mean logits" in note for note in drift["facts"]["notes"])
 
 
-def test_a_log_of_an_older_version_has_no_mean_logits_and_that_is_said(run):
+def test_a_log_without_mean_logits_gives_a_note(run):
     path = run / "round-1/strong/metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [{name: value for name, value in row.items() if "mean_logit" not in name} for row in rows]
@@ -233,7 +222,7 @@ def test_a_log_of_an_older_version_has_no_mean_logits_and_that_is_said(run):
     assert len(said) == 1 and "over the steps of round-1/strong are not known" in said[0]
 
 
-def test_a_run_without_rounds_shows_its_first_models_and_names_the_rest(run):
+def test_a_run_without_rounds_shows_its_first_models_and_lists_the_missing_ones(run):
     for turn in (1, 2):
         shutil.rmtree(run / f"round-{turn}")
     found, _ = diagnose(run)
@@ -244,18 +233,13 @@ def test_a_run_without_rounds_shows_its_first_models_and_names_the_rest(run):
     assert found["logits"]["changes_to_strong_after"] == {} and found["drift"]["steps"] == {}
 
 
-def test_a_run_of_another_method_has_no_round_to_miss(run):
+def test_a_run_of_another_method_misses_no_round(run):
     for stage in ("sft", "round-1", "round-2"):
         shutil.rmtree(run / stage)
     plan = read_json(run / "plan.json")
     write_json(run / "plan.json", {stage: key for stage, key in plan.items() if stage in ("data", "baselines/sft")})
-    recipe = (
-        (run / "recipe.yaml")
-        .read_text()
-        .replace("method: wmss", "method: sft")
-        .replace("baselines:\n- sft", "baselines: []")
-    )
-    (run / "recipe.yaml").write_text(recipe)
+    recipe = (run / "recipe.yaml").read_text().replace("method: wmss", "method: sft")
+    (run / "recipe.yaml").write_text(recipe.replace("baselines:\n- sft", "baselines: []"))
     found, _ = diagnose(run)
     assert found["logits"]["facts"]["missing"] == {"sft": "not asked for"}
     assert list(found["logits"]["models"]) == ["base", "baseline-sft"]
@@ -263,7 +247,7 @@ def test_a_run_of_another_method_has_no_round_to_miss(run):
     print_diagnosis(found, Console(width=100))
 
 
-def test_a_round_that_was_begun_is_named_and_its_log_shown(run):
+def test_an_unfinished_round_is_listed_with_its_log(run):
     work = run / ".work/round-2--strong/work"
     work.mkdir(parents=True)
     shutil.copy(run / "round-2/strong/metrics.jsonl", work)
@@ -276,7 +260,7 @@ def test_a_round_that_was_begun_is_named_and_its_log_shown(run):
     assert found["drift"]["steps"]["round-2/strong"]
 
 
-def test_rows_that_were_held_out_are_looked_at_in_place_of_the_trained_ones(run, tmp_path, capsys):
+def test_held_out_rows_replace_the_training_rows(run, tmp_path, capsys):
     trained, _ = diagnose(run)
     shutil.rmtree(run / "data")
     examples = load_examples("embedded:arithmetic", "test", 4)
@@ -298,7 +282,7 @@ def test_rows_that_were_held_out_are_looked_at_in_place_of_the_trained_ones(run,
     assert "4 examples of" in (shown := capsys.readouterr().out) and "calibration error" in shown
 
 
-def test_questions_above_held_out_tokens_are_theirs_and_rows_left_out_are_counted(run, tmp_path):
+def test_held_out_tokens_have_their_own_questions_and_skipped_rows_are_counted(run, tmp_path):
     texts = [("What is held out?", "Forty two."), ("What else?", ""), ("And what is that?", "Also held out.")]
     rows = [{"question": question, "solution": solution} for question, solution in texts]  # no ids: numbers, as trained
     write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -310,7 +294,7 @@ def test_questions_above_held_out_tokens_are_theirs_and_rows_left_out_are_counte
     assert not (run / "diagnostics/examples.jsonl").exists()
 
 
-def test_rows_that_cannot_be_looked_at_leave_the_diagnosis_as_it_was(run, tmp_path, monkeypatch, capsys):
+def test_rows_that_cannot_be_read_leave_the_diagnosis_as_it_was(run, tmp_path, monkeypatch, capsys):
     before, _ = diagnose(run)
     write_jsonl(tmp_path / "long.jsonl", [{"question": "word " * 5000, "solution": "1"}])
     for rows, reason in (
@@ -331,7 +315,7 @@ def test_rows_that_cannot_be_looked_at_leave_the_diagnosis_as_it_was(run, tmp_pa
     assert not ended.value.code and "x[/b]c.jsonl, " in capsys.readouterr().out
 
 
-def test_without_tokenised_rows_only_the_logs_are_shown(run):
+def test_without_tokenized_rows_only_the_logs_are_shown(run):
     shutil.rmtree(run / "data")
     found, _ = diagnose(run)
     facts = found["logits"]["facts"]
@@ -340,7 +324,7 @@ def test_without_tokenised_rows_only_the_logs_are_shown(run):
     assert found["drift"]["steps"]["round-1/strong"]
 
 
-def test_a_model_that_is_damaged_is_left_out_and_tried_again(run):
+def test_a_damaged_model_is_left_out_and_tried_again(run):
     file = run / "round-2/strong/model.safetensors"
     whole, manifest = file.read_bytes(), (file.parent / "manifest.json").read_bytes()
     weights = load_file(file)
@@ -356,7 +340,7 @@ def test_a_model_that_is_damaged_is_left_out_and_tried_again(run):
     assert recorder.ran and found["logits"]["facts"]["missing"] == {}
 
 
-def test_a_manifest_that_cannot_be_read_is_named(run):
+def test_an_unreadable_manifest_is_listed(run):
     (run / "sft/manifest.json").write_text('{"key": ')
     (run / "plan.json").unlink()
     found, _ = diagnose(run, round_number=1)
@@ -367,7 +351,7 @@ def test_a_manifest_that_cannot_be_read_is_named(run):
     assert list(found["gradients"]["pairs"]) == ["after"]
 
 
-def test_a_recipe_of_another_version_is_read_as_far_as_it_goes(run):
+def test_unknown_settings_of_another_version_are_a_note(run):
     text = (run / "recipe.yaml").read_text().replace("selection:", "selection:\n  gone: 3", 1)
     (run / "recipe.yaml").write_text(f"{text}\nolder_setting: true\n")
     found, _ = diagnose(run)
@@ -377,17 +361,21 @@ def test_a_recipe_of_another_version_is_read_as_far_as_it_goes(run):
     assert "older_setting" in note and "selection.gone" in note
 
 
-def test_a_trained_weak_model_that_was_kept_is_paired_at_the_end(run):
-    shutil.copytree(run / "sft", run / "round-2/strong/weak")
+def test_a_saved_weak_model_is_paired_at_the_end_and_the_page_calls_nothing_retrained(run):
+    shutil.copytree(run / "sft", run / "round-2/strong/weak", ignore=shutil.ignore_patterns("manifest.json"))
     found, _ = diagnose(run)
     assert found["logits"]["facts"]["roles"]["weak_after"] == "round-2-weak"
     pair = found["gradients"]["pairs"]["after"]
     assert (pair["weak"], pair["strong"]) == ("round-2-weak", "round-2")
     assert not any("save_weak" in note for note in found["logits"]["facts"]["notes"])
     assert mean(found, "round-2-weak", "mean") == mean(found, "sft", "mean")
+    assert not [problem for problem in load_run(run)["problems"] if "retrained" in problem]
+    manifest = run / "sft/manifest.json"
+    write_json(manifest, read_json(manifest) | {"key": "other"})
+    assert [problem for problem in load_run(run)["problems"] if "sft has been retrained" in problem]
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_no_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"is not a run directory: it has no run\.json"):
         diagnose_run(tmp_path, Progress())
     (tmp_path / "run.json").write_text("{}")
@@ -396,25 +384,23 @@ def test_what_is_no_run_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("turn", [0, 3])
-def test_a_round_that_the_run_does_not_have_is_refused(two_round_run, turn):
-    with pytest.raises(UserError, match=f"has no round {turn}; give --round from 1 to 2"):
-        diagnose_run(two_round_run[0], Progress(), round_number=turn)
+@pytest.mark.parametrize(
+    "options, words",
+    [({"round_number": 0}, "no round 0"), ({"round_number": 3}, "give --round from 1 to 2"), ({"examples": 0}, "is 0")],
+)
+def test_a_round_that_the_run_does_not_have_or_no_examples_are_an_error(two_round_run, options, words):
+    with pytest.raises(UserError, match=words):
+        diagnose_run(two_round_run[0], Progress(), **options)
 
 
-def test_a_round_of_another_recipe_is_looked_at_only_when_asked_for(two_round_run):
+def test_a_round_of_another_recipe_is_diagnosed_only_on_request(two_round_run):
     found = find_models(two_round_run[0])
     assert chosen_round(found, None) == 2
     del found.plan["round-2/strong"]  # as a recipe with one round leaves it
     assert chosen_round(found, None) == 1 and chosen_round(found, 2) == 2
 
 
-def test_no_examples_are_refused(two_round_run):
-    with pytest.raises(UserError, match="--examples is 0"):
-        diagnose_run(two_round_run[0], Progress(), examples=0)
-
-
-def test_what_was_diagnosed_beside_a_run_is_no_leftover_of_it(diagnosed):
+def test_diagnostics_are_no_leftover_of_an_older_recipe(diagnosed):
     page = write_report(diagnosed).read_text()
     assert "from an older recipe" not in page
     assert run_small(diagnosed, "joint.rounds=2").ran == {}
@@ -430,19 +416,3 @@ def test_the_command_prints_both_tables_and_the_pair(diagnosed, monkeypatch, cap
     for words in ("Logit dynamics", "Extended logit statistics", "Weak and strong mixed", "crossover (lambda_cross)"):
         assert words in printed.out
     assert "Round 2: 96 training examples" in printed.out and "nan" not in printed.out
-
-
-def test_the_command_refuses_a_folder_that_is_no_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2 and "is not a run directory" in capsys.readouterr().err
-
-
-def test_the_page_of_a_fresh_diagnosis_calls_nothing_old(run):
-    run_small(run, "joint.rounds=2", "joint.save_weak=true")
-    diagnose(run)
-    assert not [problem for problem in load_run(run)["problems"] if "retrained" in problem]
-    manifest = run / "sft/manifest.json"
-    write_json(manifest, read_json(manifest) | {"key": "other"})
-    assert [problem for problem in load_run(run)["problems"] if "sft has been retrained" in problem]

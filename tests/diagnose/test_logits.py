@@ -69,7 +69,7 @@ def test_any_tile_equals_the_definitions(T, D, V, tile_bytes, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "cohere", "granite", "phi"])
-def test_statistics_are_those_of_the_logits_that_a_model_gives(family):
+def test_statistics_are_those_of_a_models_logits(family):
     model = tiny_model(family).eval()
     batch = padded_batch(token_rows(3))
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_statistics_are_those_of_the_logits_that_a_model_gives(family):
     assert_dense(logit_statistics(hidden, head(model), target), logits, target)
 
 
-def test_entropy_and_likelihood_are_those_that_the_selection_is_made_of():
+def test_entropy_and_likelihood_equal_those_of_the_selection():
     hidden, weight, target = random_case(40, 8, 65)
     found, scores = logit_statistics(hidden, weight, target), token_scores(hidden, weight, target)
     torch.testing.assert_close(found["entropy"].float(), scores.entropy_T, rtol=1e-5, atol=1e-5)
@@ -113,7 +113,7 @@ def test_logits_of_the_size_of_the_papers_lose_nothing():
     assert_dense(logit_statistics(logits, Head(torch.eye(20_000)), target), logits, target)
 
 
-def test_a_row_that_is_not_finite_is_a_gap_and_leaves_the_others_alone():
+def test_a_row_that_is_not_finite_is_nan_and_leaves_the_others_alone():
     logits = torch.tensor([[4.0, 1, 0, -1], [4.0, math.nan, 0, -1], [4.0, math.inf, 0, -1], [2, 1.5, 0.5, 0]])
     found = logit_statistics(logits, torch.eye(4), torch.zeros(4, dtype=torch.long))
     for name, value_T in found.items():  # nan times the zeros of the identity spoils the row, as it should
@@ -132,7 +132,7 @@ def test_no_tokens_give_no_values():
     assert {value_T.shape for value_T in found.values()} == {(0,)}
 
 
-def test_nothing_of_the_size_of_all_logits_is_made(monkeypatch):
+def test_no_tensor_has_the_size_of_all_logits(monkeypatch):
     tile = 8 * 1000 * 4
     monkeypatch.setattr(home, "CPU_TILE_BYTES", tile * home.COPIES)
     hidden, weight, target = random_case(64, 4, 1000)
@@ -142,37 +142,13 @@ def test_nothing_of_the_size_of_all_logits_is_made(monkeypatch):
     assert watch.peak <= home.COPIES * tile
 
 
-def test_centered_norms_of_the_paper_are_its_deviations_times_the_root_of_the_head_rows():
-    for norm, printed in ((1191.33, 3.06), (1240.10, 3.18), (1229.79, 3.16)):
-        assert norm / QWEN3_ROWS**0.5 == pytest.approx(printed, abs=0.006)
-    found = logit_statistics(torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]]), torch.eye(4), torch.tensor([0, 0]))
-    assert found["centered_norm"].tolist() == pytest.approx([3.7416574, 1.5811388], abs=1e-6)
-    assert (4**0.5 * found["std"]).tolist() == pytest.approx(found["centered_norm"].tolist())
-
-
-def test_l2_norm_is_that_of_the_centered_logits_and_of_their_mean():
-    hidden, weight, target = random_case(5, 4, 30)
-    found = logit_statistics(hidden, weight, target)
-    torch.testing.assert_close(found["l2"] ** 2, found["centered_norm"] ** 2 + 30 * found["mean"] ** 2)
-    for mean, norm, printed in ((3.65, 1191.33, 1978.92), (2.87, 1240.10, 1865.96), (0.97, 1229.79, 1688.59)):
-        assert printed >= math.sqrt(norm**2 + QWEN3_ROWS * mean**2)  # a mean of norms is at least the norm of means
-
-
 @pytest.mark.parametrize(
     "before, after, difference, percent",
     [
         (35.88, 36.10, 0.22, 0.6),
         (2.09, 0.90, -1.19, -56.9),
-        (33.79, 35.20, 1.41, 4.2),
-        (2.93, 3.45, 0.52, 17.7),
-        (2.87, 0.97, -1.90, -66.2),
-        (3.18, 3.16, -0.02, -0.6),
-        (1240.10, 1229.79, -10.31, -0.8),
-        (48.75, 60.50, 11.75, 24.1),
         (-26.63, -35.75, -9.12, 34.2),
         (1865.96, 1688.59, -177.37, -9.5),
-        (0.44, 0.48, 0.04, 9.1),
-        (0.85, 0.83, -0.02, -2.4),
     ],
 )
 def test_changes_are_printed_as_in_the_papers_tables(before, after, difference, percent):
@@ -181,20 +157,12 @@ def test_changes_are_printed_as_in_the_papers_tables(before, after, difference, 
     assert round(100 * found["relative"], 1) == percent
 
 
-def test_ratios_of_the_papers_pass_at_k_table_recompute():
-    pairs = {(17.97, 14.20): 1.27, (24.69, 22.40): 1.10, (49.49, 42.80): 1.16, (75.32, 70.90): 1.06}
-    for (ours, theirs), printed in pairs.items():
-        assert change(theirs, ours)["relative"] + 1 == pytest.approx(printed, abs=0.006)
-    growth = [(17.97, 33.33, 15.36), (14.20, 30.00, 15.8), (49.49, 77.50, 28.01), (42.80, 75.00, 32.2)]
-    assert all(change(first, last)["difference"] == pytest.approx(grown) for first, last, grown in growth)
-
-
-def test_a_change_of_or_from_nothing_is_a_gap():
+def test_a_change_from_a_missing_value_or_zero_is_missing():
     assert change(None, 1.0) == change(1.0, None) == {"difference": None, "relative": None}
     assert change(0.0, 1.0) == {"difference": 1.0, "relative": None}
 
 
-def test_the_error_of_a_mean_takes_an_example_as_one_observation():
+def test_the_standard_error_counts_an_example_as_one_observation():
     rng = np.random.default_rng(0)
     value_N = rng.normal(size=50)
     alone = summarise(value_N, np.arange(50))
@@ -203,7 +171,7 @@ def test_the_error_of_a_mean_takes_an_example_as_one_observation():
     assert again["error"] == pytest.approx(alone["error"]) and again["mean"] == pytest.approx(alone["mean"])
 
 
-def test_values_that_are_missing_are_counted_and_left_out():
+def test_missing_values_are_counted_and_left_out():
     assert summarise(np.array([np.nan, np.inf]), np.array([0, 1])) == {"mean": None, "error": None, "left_out": 2}
     assert summarise(np.array([2.0]), np.array([5])) == {"mean": 2.0, "error": None, "left_out": 0}
 

@@ -1,4 +1,4 @@
-"""Baselines on the embedded model: what each starts from, what it trains on, for how long, what it writes down."""
+"""Baselines on the embedded model: start, training rows, number of steps, manifest."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from conftest import run_small
 
 ALL = "sft,sft_restart,sft_active,sft_compute,uniform_active,scaled_ce,neftune,undial,wdjt_only,wdds_only,wmss_frozen"
-QUICK = ["eval.benchmarks=[]", "data.limit=48"]
+ROWS, BATCH = 16, 4
+SIZES = [f"{phase}.{name}={BATCH}" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
+QUICK = ["eval.benchmarks=[]", f"data.limit={ROWS}", *SIZES]
 
 
 def manifest(root: Path, stage: str) -> dict:
@@ -30,7 +32,7 @@ def everything(tmp_path_factory):
     return root, run_small(root, *QUICK, f"baselines=[{ALL}]")
 
 
-def test_each_baseline_is_one_stage_and_what_they_share_runs_once(everything):
+def test_each_baseline_is_one_stage_and_shared_stages_run_once(everything):
     root, recorder = everything
     names = [name for name in recorder.ran if name.startswith("baselines/") and name.count("-") == 0]
     assert names == [f"baselines/{name}" for name in ALL.split(",")]
@@ -42,7 +44,7 @@ def test_each_baseline_is_one_stage_and_what_they_share_runs_once(everything):
     assert run_small(root, *QUICK, f"baselines=[{ALL}]").ran == {}
 
 
-def test_the_restart_goes_on_from_m1_and_is_not_two_epochs_in_one(everything):
+def test_the_restart_continues_from_m1_and_differs_from_two_epochs_in_one(everything):
     root, _ = everything
     restart = manifest(root, "baselines/sft_restart")
     assert restart["inputs"]["start"] == manifest(root, "sft")["key"]
@@ -54,19 +56,20 @@ def test_the_restart_goes_on_from_m1_and_is_not_two_epochs_in_one(everything):
     assert not same(root / "baselines/sft_restart", root / "sft")
 
 
-@pytest.mark.parametrize("name", ["sft_active", "uniform_active", "scaled_ce", "wdds_only", "wmss_frozen"])
-def test_controls_of_the_joint_phase_take_its_number_of_steps(everything, name):
+def test_controls_of_the_joint_phase_take_matched_steps(everything):
     root, _ = everything
-    ours, theirs = manifest(root, f"baselines/{name}"), manifest(root, "round-1/strong")
-    assert ours["counters"]["steps"] == theirs["counters"]["steps"]
-    assert ours["counters"]["rows"] == theirs["counters"]["rows"]
-    start = "strong" if "strong" in ours["inputs"] else "start"
-    assert ours["inputs"][start] == manifest(root, "sft")["key"]
-    if name != "uniform_active":
-        assert ours["inputs"]["active"] == theirs["inputs"]["active"]
+    theirs = manifest(root, "round-1/strong")
+    for name in ("sft_active", "uniform_active", "scaled_ce", "wdds_only", "wmss_frozen"):
+        ours = manifest(root, f"baselines/{name}")
+        assert ours["counters"]["steps"] == theirs["counters"]["steps"]
+        assert ours["counters"]["rows"] == theirs["counters"]["rows"]
+        start = "strong" if "strong" in ours["inputs"] else "start"
+        assert ours["inputs"][start] == manifest(root, "sft")["key"]
+        if name != "uniform_active":
+            assert ours["inputs"]["active"] == theirs["inputs"]["active"]
 
 
-def test_in_one_round_sft_on_the_rows_of_wmss_is_wmss_without_joint_training(everything):
+def test_sft_on_the_active_set_is_wmss_without_joint_training_in_one_round(everything):
     root, _ = everything
     assert same(root / "baselines/sft_active", root / "baselines/wdds_only")
     assert not same(root / "baselines/sft_active", root / "baselines/scaled_ce")
@@ -82,7 +85,7 @@ def test_a_uniform_draw_has_as_many_rows_as_the_active_set_and_other_ones(everyt
     assert manifest(root, "baselines/uniform_active")["settings"]["strong_weight"] == 0.5
 
 
-def test_sft_gets_the_compute_of_wmss(everything):
+def test_sft_gets_matched_compute(everything):
     root, _ = everything
     tokens = manifest(root, "data")["counters"]["tokens"]
     budget, trained = (manifest(root, f"baselines/sft_compute{part}")["counters"] for part in ("-budget", ""))
@@ -90,8 +93,8 @@ def test_sft_gets_the_compute_of_wmss(everything):
     assert spent["phase_1"] == 3 * tokens and spent["scans"] == 2 * tokens
     seen = [json.loads(line) for line in (root / "round-1/strong/metrics.jsonl").read_text().splitlines()]
     assert spent["rounds"] == 6 * seen[-1]["num_tokens"]
-    assert budget["rows"] == round(sum(spent.values()) / (3 * tokens / 48))
-    assert trained["steps"] == budget["steps"] == budget["rows"] // 16
+    assert budget["rows"] == round(sum(spent.values()) / (3 * tokens / ROWS))
+    assert trained["steps"] == budget["steps"] == budget["rows"] // BATCH
 
 
 def test_manifests_say_which_variant_ran(everything):
@@ -106,29 +109,26 @@ def test_manifests_say_which_variant_ran(everything):
     assert "active" not in manifest(root, "baselines/wdjt_only")["inputs"]
 
 
-@pytest.mark.parametrize(
-    "name, settings",
-    [
-        ("neftune", ["neftune.alpha=0"]),
-        ("undial", ["undial={mode: paper_noise, sigma: 0}"]),
-        ("undial", ["undial={mode: paper_noise, sigma: 0, site: embedding}"]),
-    ],
-)
-def test_without_noise_a_baseline_is_sft_to_the_last_bit(tmp_path, everything, name, settings):
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["", ", site: embedding"])
+def test_the_papers_undial_without_noise_is_sft_to_the_last_bit(tmp_path, everything, site):
     root, _ = everything
-    run_small(tmp_path / "run", *QUICK, f"method={name}", "baselines=[]", *settings)
-    assert same(tmp_path / "run/baselines" / name, root / "baselines/sft")
+    run_small(tmp_path, *QUICK, "method=undial", "baselines=[]", f"undial={{mode: paper_noise, sigma: 0{site}}}")
+    assert same(tmp_path / "baselines/undial", root / "baselines/sft")
 
 
 @pytest.mark.parametrize(
     "undial",
-    [{"site": "target_logit", "sign": "abs"}, {"site": "logits"}, {"site": "embedding"}],
-    ids=lambda undial: undial["site"],
+    [
+        {"site": "target_logit", "sign": "abs"},
+        pytest.param({"site": "logits"}, marks=pytest.mark.slow),
+        pytest.param({"site": "embedding"}, marks=pytest.mark.slow),
+    ],
 )
-def test_the_papers_noise_trains_from_the_base_wherever_it_sits(tmp_path, everything, undial):
+def test_the_papers_noise_trains_from_the_base_at_any_site(tmp_path, everything, undial):
     root, _ = everything
-    told = json.dumps({"mode": "paper_noise", "sigma": 2.0, **undial})
-    recorder = run_small(tmp_path / "run", *QUICK, "method=undial", "baselines=[]", f"undial={told}")
+    settings = json.dumps({"mode": "paper_noise", "sigma": 2.0, **undial})
+    recorder = run_small(tmp_path / "run", *QUICK, "method=undial", "baselines=[]", f"undial={settings}")
     assert list(recorder.ran) == ["data", "baselines/undial"]
     found = manifest(tmp_path / "run", "baselines/undial")
     assert found["settings"]["undial"] == {"mode": "paper_noise", "sigma": 2.0, "sign": "signed", **undial}
@@ -136,18 +136,11 @@ def test_the_papers_noise_trains_from_the_base_wherever_it_sits(tmp_path, everyt
     assert not same(tmp_path / "run/baselines/undial", root / "baselines/sft")
 
 
-def test_undial_of_strength_zero_leaves_m1_as_it_was(tmp_path, everything):
-    root, _ = everything
-    changes = [f"sft.model={root / 'sft'}", "undial.strength=0", "method=undial", "baselines=[]"]
-    run_small(tmp_path / "run", *QUICK, *changes)
-    assert '"grad_norm": 0.0,' in (tmp_path / "run/baselines/undial/metrics.jsonl").read_text()
-    assert same(tmp_path / "run/baselines/undial", root / "sft")
-
-
-def test_later_rounds_choose_with_the_models_that_the_baseline_itself_has_trained(tmp_path, everything):
+@pytest.mark.slow
+def test_later_rounds_of_a_baseline_select_with_its_own_models(tmp_path, everything):
     root, _ = everything
     changes = [f"sft.model={root / 'sft'}", "joint.rounds=2", "baselines=[wdds_only, sft_active]"]
-    recorder = run_small(tmp_path / "run", *QUICK, *changes)
+    recorder = run_small(tmp_path / "run", *QUICK, *changes, siblings=[root])
     assert [name for name in recorder.ran if "base" not in name] == [
         *("data", "entropy/sft", "round-1/active", "round-1/strong"),
         *("entropy/round-1", "round-2/active", "round-2/strong"),
@@ -158,18 +151,20 @@ def test_later_rounds_choose_with_the_models_that_the_baseline_itself_has_traine
     assert inputs["wdds_only"]["start"] == manifest(tmp_path / "run", "baselines/wdds_only-round-1")["key"]
 
 
+@pytest.mark.slow
 def test_a_baseline_is_evaluated_under_its_name(tmp_path):
-    changes = ["data.limit=16", "eval.limit=2", "eval.max_new_tokens=4", "method=sft_restart", "baselines=[neftune]"]
+    changes = ["data.limit=4", "eval.limit=1", "eval.max_new_tokens=2", "method=sft_restart", "baselines=[neftune]"]
     recorder = run_small(tmp_path / "run", *changes)
     asked = [name for name in recorder.ran if name.startswith("eval/")]
     assert asked == [f"eval/{name}/arithmetic" for name in ("base", "sft", "baseline-sft_restart", "baseline-neftune")]
     assert (tmp_path / "run/report.html").is_file()
 
 
-def test_adapters_learn_by_every_loss(tmp_path):
+@pytest.mark.slow
+def test_adapters_train_with_every_loss(tmp_path):
     adapters = ["lora.rank=4", "sft.gradient_checkpointing=true", "joint.gradient_checkpointing=true"]
     names = ["scaled_ce", "undial", "sft_compute", "uniform_active"]
-    run_small(tmp_path / "run", "eval.benchmarks=[]", "data.limit=16", *adapters, f"baselines=[{', '.join(names)}]")
+    run_small(tmp_path / "run", *QUICK, *adapters, f"baselines=[{', '.join(names)}]")
     first = load_file(tmp_path / "run/sft/adapter_model.safetensors")
     for name in names:
         trained = load_file(tmp_path / f"run/baselines/{name}/adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""Noise on embeddings: its size, where it goes and where it never does, and training with it."""
+"""Noise on embeddings: its size, where it is added and where it is not, and training with it."""
 
 from contextlib import contextmanager
 
@@ -117,7 +117,7 @@ def test_the_embedding_of_gemma_is_scaled_before_noise_is_added():
     assert noise.square().sum().sqrt().item() == pytest.approx(2.886751, rel=0.1)  # not 4 times that
 
 
-def test_a_model_that_scales_embeddings_later_is_refused():
+def test_a_model_that_scales_embeddings_later_is_an_error():
     model = tiny_model("granite", embedding_multiplier=12.0)
     variant = NoisyEmbeddings(noise=ALPHA)
     with pytest.raises(UserError, match="multiplies its embeddings by 12"), variant.training(model, seed=[0]):
@@ -165,24 +165,21 @@ def test_nothing_but_training_sees_noise():
     assert torch.equal(model.train()(**inputs).logits, clean)
 
 
-def test_no_noise_is_plain_sft_to_the_last_bit_on_the_demo_model(tmp_path, work):
+def test_no_noise_is_plain_sft_to_the_last_bit_on_the_demo_model(work):
     folder = locate_model(EMBEDDED)
     renderer = Renderer(embedded_tokenizer(), "math", "plain")
     examples = load_examples("embedded:arithmetic", limit=8)
     rows = Dataset.from_list([tokenize(example, renderer) for example in examples])
     trained = [
         train(load_model(folder, precision="fp32"), rows, work.with_name(str(number)), noise)
-        for number, noise in enumerate([None, EmbeddingNoise(0.0), EmbeddingNoise(0.0, "gaussian"), ALPHA])
+        for number, noise in enumerate([None, EmbeddingNoise(0.0), ALPHA])
     ]
-    assert same(trained[0], trained[1]) and same(trained[0], trained[2])
-    assert not same(trained[0], trained[3])
+    assert same(trained[0], trained[1]) and not same(trained[0], trained[2])
 
 
-@pytest.mark.parametrize("kind", ["uniform", "gaussian"])
-def test_noise_can_be_reproduced_in_micro_batches_of_any_size(kind, work):
-    noise, rows = EmbeddingNoise(2.0, kind), token_rows(8)
+def test_noise_is_the_same_in_micro_batches_of_any_size(work):
+    noise, rows = EmbeddingNoise(2.0), token_rows(8)
     first = train(tiny_model(), rows, work.with_name("first"), noise)
-    assert same(first, train(tiny_model(), rows, work.with_name("again"), noise))
     assert not same(first, train(tiny_model(), rows, work.with_name("none")))
     assert same(first, train(tiny_model(), rows, work.with_name("checkpointed"), noise, gradient_checkpointing=True))
     one_by_one = train(tiny_model(), rows, work.with_name("one"), noise, micro_batch_size=1)
@@ -190,7 +187,7 @@ def test_noise_can_be_reproduced_in_micro_batches_of_any_size(kind, work):
         torch.testing.assert_close(one_by_one[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(work, monkeypatch):
+def test_a_resumed_training_has_the_noise_of_an_uninterrupted_one(work, monkeypatch):
     rows = token_rows(16)
     whole = train(tiny_model(), rows, work.with_name("whole"), ALPHA, save_steps=3)
     killed = Phase("sft", 0, 2, work, Progress())

@@ -72,17 +72,6 @@ def test_any_head_and_dtype_equals_float64(options, site, dtype):
     assert_same(problem(*SHAPE, dtype=dtype, **options), *definition(site))
 
 
-def test_noise_on_the_target_follows_from_its_probability_alone():
-    """With p = P(y) and noise n the loss is n - log p + log(1 + p (exp(-n) - 1)); no other logit is needed."""
-    case = problem(*SHAPE)
-    hidden, weight = case.tensors[:2]
-    noise = 1.5 * standard_normal(3, torch.arange(13), 1)[:, 0] / lengths(case.target_T).sqrt()
-    log_p = (hidden @ weight.T).log_softmax(-1).gather(1, case.target_T[:, None])[:, 0]
-    want = noise - log_p + (log_p.exp() * (-noise).expm1()).log1p()
-    got, _ = noised_cross_entropy(hidden, weight, case.target_T, lengths(case.target_T), sigma=1.5, seed=3)
-    torch.testing.assert_close(got, want.mean())
-
-
 @every_site
 def test_a_token_keeps_its_noise_in_any_batch(site):
     case = problem(16, 3, 1, 33)

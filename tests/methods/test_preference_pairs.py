@@ -80,7 +80,7 @@ def test_a_dpo_pair_is_the_first_right_and_the_first_wrong_rollout():
     assert samples(dpo_pairs(rollouts[::-1])) == [("d", 1, 2), ("a", 1, 0)], "sampling order, not that of the list"
 
 
-def test_what_the_verifier_could_not_decide_is_in_no_pair():
+def test_an_undecided_completion_is_in_no_pair():
     faults = [Fault(FAILED), Fault(VERIFIER_TIMEOUT), Fault(BAD_TESTS), None]
     rollouts = [rollout("a", sample, fault) for sample, fault in enumerate(faults)]
     paired = dpo_pairs([*rollouts, *[rollout("b", n, Fault(FAILED)) for n in range(2)], *ALWAYS])
@@ -107,7 +107,7 @@ def test_two_equal_texts_are_no_pair():
     assert samples(paired) == [("always", 0, 1)] and dropped(paired.funnel) == {"both are the same text": 1}
 
 
-def test_a_cut_completion_has_no_end():
+def test_a_truncated_completion_has_no_end_token():
     cut = rollout("a", 0, Fault("cut off", "after 5 tokens"), finish="length")
     [pair] = dpo_pairs([cut, rollout("a", 1)]).pairs
     assert (pair.chosen.ended, pair.rejected.ended) == (True, False)
@@ -260,12 +260,12 @@ def test_a_hint_of_ones_own_has_its_fields_filled_once_and_keeps_all_other_brace
         ),
     ],
 )
-def test_a_hint_without_its_fields_or_with_others_is_refused_at_load_time(hint, message):
+def test_a_hint_with_missing_or_unknown_fields_is_an_error(hint, message):
     with pytest.raises(UserError, match=message):
         parse(f"ssb.hint={json.dumps(hint)}")
 
 
-def test_prompts_are_read_one_at_a_time_and_those_that_were_not_asked_are_passed_over():
+def test_prompts_are_read_one_at_a_time_and_those_without_rollouts_are_skipped():
     read = []
 
     def reading(rows, name):

@@ -22,10 +22,10 @@ learner, says = rollout_cases.learner, rollout_cases.says
 TRAIN = ["batch_size=2", "micro_batch_size=2", "learning_rate=1e-3", "gradient_checkpointing=false"]
 
 
-def run(root, learner, method, *overrides):
+def run(root, learner, method, *overrides, siblings=()):
     settings = [f"{method}.{one}" for one in TRAIN] + [f"method={method}", "baselines=[]", "eval.benchmarks=[]"]
-    asked = [f"{method}.rollouts.max_new_tokens=64", "data.limit=8", f"sft.model={learner}"]
-    return run_small(root, *settings, *asked, *overrides)
+    small = [f"{method}.rollouts.max_new_tokens=64", "data.limit=8", f"sft.model={learner}"]
+    return run_small(root, *settings, *small, *overrides, siblings=siblings)
 
 
 def counters(root, stage):
@@ -37,13 +37,12 @@ def moved(root, learner, stage):
     return any(not torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.fixture(scope="module")
-def dpo_run(learner, tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs") / "dpo"
-    return root, run(root, learner, "dpo", "dpo.rollouts.temperature=1.0")
+@pytest.fixture(scope="session")
+def dpo_run(learner, once):
+    return once("dpo", lambda root: run(root, learner, "dpo", "dpo.rollouts.temperature=1.0"))
 
 
-def test_dpo_goes_from_rollouts_over_pairs_to_a_model(dpo_run, learner):
+def test_dpo_runs_from_rollouts_over_pairs_to_a_model(dpo_run, learner):
     root, recorder = dpo_run
     assert list(recorder.ran) == ["data", "rollouts/sft/dpo", "pairs/dpo", "baselines/dpo"]
     found = counters(root, "rollouts/sft/dpo")
@@ -62,17 +61,16 @@ def test_dpo_goes_from_rollouts_over_pairs_to_a_model(dpo_run, learner):
     assert files == {"pairs.jsonl", "pairs.arrow", "funnel.json", "manifest.json"}, "training leaves nothing there"
 
 
-def test_what_is_done_is_skipped_and_a_training_setting_asks_nothing_again(dpo_run, learner, tmp_path, says):
-    root = tmp_path / "run"
-    shutil.copytree(dpo_run[0], root)
-    engine = says(lambda request: "")
-    same = ["dpo.rollouts.temperature=1.0"]
-    assert run(root, learner, "dpo", *same).ran == {}
-    assert run(root, learner, "dpo", *same, "dpo.beta=0.3").ran == {"baselines/dpo": "beta 0.1 -> 0.3"}
+def test_a_training_setting_generates_no_new_rollouts(dpo_run, learner, tmp_path, says):
+    engine, same = says(lambda request: ""), "dpo.rollouts.temperature=1.0"
+    assert run(dpo_run[0], learner, "dpo", same).ran == {}
+    shutil.copytree(dpo_run[0], tmp_path / "run")
+    assert run(tmp_path / "run", learner, "dpo", same, "dpo.beta=0.3").ran == {"baselines/dpo": "beta 0.1 -> 0.3"}
     assert not engine.asked
 
 
-def test_spin_prefers_the_data_and_starts_each_iteration_from_the_last(learner, tmp_path):
+def test_spin_prefers_the_data_and_starts_each_iteration_from_the_last(learner, tmp_path, says):
+    says(lambda request: f"no {request.seed % 1000}")
     root = tmp_path / "run"
     recorder = run(root, learner, "spin", "spin.iterations=2")
     assert list(recorder.ran) == [
@@ -80,7 +78,7 @@ def test_spin_prefers_the_data_and_starts_each_iteration_from_the_last(learner, 
         *("rollouts/sft/spin", "pairs/spin", "baselines/spin"),
         *("rollouts/baseline-spin/spin-2", "pairs/spin-2", "baselines/spin-2"),
     ]
-    assert counters(root, "rollouts/sft/spin")["undecided"] == 8, "nobody verifies them"
+    assert counters(root, "rollouts/sft/spin")["undecided"] == 8, "SPIN verifies nothing"
     pairs = list(read_jsonl(root / "pairs/spin/pairs.jsonl"))
     assert pairs and {(pair["chosen_sample"], pair["rejected_sample"]) for pair in pairs} == {(None, 0)}
     inputs = read_json(root / "baselines/spin-2/manifest.json")["inputs"]
@@ -90,7 +88,8 @@ def test_spin_prefers_the_data_and_starts_each_iteration_from_the_last(learner, 
     assert moved(root, root / "baselines/spin", "baselines/spin-2")
 
 
-def test_spin_may_train_on_the_pairs_of_the_iteration_before_too(learner, tmp_path, says):
+@pytest.mark.slow
+def test_spin_may_also_train_on_the_pairs_of_the_previous_iteration(learner, tmp_path, says):
     says(lambda request: f"no {request.seed % 1000}")
     root, rates = tmp_path / "run", ["spin.learning_rate=1e-5", "spin.optimizer=rmsprop"]
     run(root, learner, "spin", *rates, "spin.iterations=3", "spin.mix_previous=true")
@@ -106,31 +105,24 @@ def test_spin_may_train_on_the_pairs_of_the_iteration_before_too(learner, tmp_pa
     assert counters(root, "baselines/spin-2")["rows"] == 8
 
 
-def test_the_list_of_pairs_is_that_of_what_is_trained_on_in_batches_of_any_size(learner, tmp_path, says, monkeypatch):
+def test_the_list_of_pairs_is_what_is_trained_on_when_written_in_batches(learner, tmp_path, says, monkeypatch):
     renderer, examples = Renderer(embedded_tokenizer(), "math", "plain"), demo_examples(8)
     longest = max(len(renderer.tokenizer(renderer.prompt(one.prompt))["input_ids"]) for one in examples) + 4
     late = {request_seed(42, one.id, 0): one.completion + " indeed" for one in examples[::2]}
     says(lambda request: late.get(request.seed, "no"))
-    found = []
-    for size in (1000, 3):
-        monkeypatch.setattr(preferences, "BATCH", size)
-        root = tmp_path / str(size)
-        run(root, learner, "spin", f"data.max_length={longest}", "spin.rollouts.max_new_tokens=4")
-        tokens = load_tokens(root / "pairs/spin/pairs.arrow").to_list()
-        listed = list(read_jsonl(root / "pairs/spin/pairs.jsonl"))
-        kept = [one.id for one in examples[1::2]]
-        assert [row["id"] for row in tokens] == [row["id"] for row in listed] == kept
-        funnel = read_json(root / "pairs/spin/funnel.json")
-        assert (funnel["kept"], funnel["dropped"]["no different tokens"]["rows"]) == (4, 4)
-        counted = counters(root, "pairs/spin")
-        sizes = {f"{side}_tokens": sum(len(row[f"{side}_ids"]) for row in tokens) for side in ("chosen", "rejected")}
-        expected = {"prompts": 8, "pairs": 4, "dropped": 4, "truncated": 4, "rollouts": 8, "cut": 0, **sizes}
-        assert counted == expected
-        found.append((tokens, listed, funnel, counted))
-    assert found[0] == found[1]
+    monkeypatch.setattr(preferences, "BATCH", 3)
+    run(tmp_path, learner, "spin", f"data.max_length={longest}", "spin.rollouts.max_new_tokens=4")
+    tokens = load_tokens(tmp_path / "pairs/spin/pairs.arrow").to_list()
+    listed = list(read_jsonl(tmp_path / "pairs/spin/pairs.jsonl"))
+    assert [row["id"] for row in tokens] == [row["id"] for row in listed] == [one.id for one in examples[1::2]]
+    funnel = read_json(tmp_path / "pairs/spin/funnel.json")
+    assert (funnel["kept"], funnel["dropped"]["no different tokens"]["rows"]) == (4, 4)
+    sizes = {f"{side}_tokens": sum(len(row[f"{side}_ids"]) for row in tokens) for side in ("chosen", "rejected")}
+    expected = {"prompts": 8, "pairs": 4, "dropped": 4, "truncated": 4, "rollouts": 8, "cut": 0, **sizes}
+    assert counters(tmp_path, "pairs/spin") == expected
 
 
-def test_a_killed_rollout_stage_asks_for_the_rest_only(learner, tmp_path, says):
+def test_an_interrupted_rollout_stage_generates_only_the_rest(learner, tmp_path, says):
     by_seed = {request_seed(42, one.id, sample): (one, sample) for one in demo_examples(8) for sample in range(4)}
 
     def text(request):
@@ -158,26 +150,20 @@ def test_no_prompt_with_right_and_wrong_samples_is_an_error_before_training(lear
     assert (root / "rollouts/sft/dpo/manifest.json").is_file() and not (root / "baselines").exists()
 
 
-def test_samples_that_all_equal_the_data_are_an_error_before_training(learner, tmp_path, says):
+def test_prompts_are_drawn_with_a_seed_and_samples_equal_to_the_data_are_an_error(learner, tmp_path, says):
     by_seed = {request_seed(42, one.id, 0): one.completion for one in demo_examples(8)}
-    says(lambda request: by_seed[request.seed])
-    with pytest.raises(UserError, match=r"the sample is the data's completion: 8 .*earlier checkpoint"):
-        run(tmp_path / "run", learner, "spin")
-    assert not (tmp_path / "run/pairs").exists() and not (tmp_path / "run/baselines").exists()
-
-
-def test_a_seeded_draw_of_prompts_is_asked_in_their_order(learner, tmp_path, says):
-    asked = []
-    for name in "ab":
-        engine = says(lambda request: "no")
-        run(tmp_path / name, learner, "spin", "spin.rollouts.subsample=3")
-        asked.append([row["id"] for row in read_jsonl(tmp_path / name / "rollouts/sft/spin/rollouts.jsonl")])
-        assert engine.asked == 3
+    drawn = []
+    for root in (tmp_path / "a", tmp_path / "b"):
+        engine = says(lambda request: by_seed[request.seed])
+        with pytest.raises(UserError, match=r"the sample is the data's completion: 3"):
+            run(root, learner, "spin", "spin.rollouts.subsample=3")
+        assert engine.asked == 3 and not (root / "pairs").exists() and not (root / "baselines").exists()
+        drawn.append([row["id"] for row in read_jsonl(root / "rollouts/sft/spin/rollouts.jsonl")])
     ids = [one.id for one in demo_examples(8)]
-    assert asked[0] == asked[1] == sorted(asked[0], key=ids.index) and len(set(asked[0])) == 3
+    assert drawn[0] == drawn[1] == sorted(drawn[0], key=ids.index) and len(set(drawn[0])) == 3
 
 
-def test_rows_without_answers_cannot_be_verified_and_need_not_be_for_spin(learner, tmp_path, says):
+def test_rows_without_answers_are_an_error_for_dpo_and_not_for_spin(learner, tmp_path, says):
     rows = [{"id": str(n), "prompt": f"{n}?", "completion": f"It is {n}."} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     says(lambda request: "no")
@@ -187,8 +173,9 @@ def test_rows_without_answers_cannot_be_verified_and_need_not_be_for_spin(learne
     assert counters(tmp_path / "spin", "pairs/spin")["pairs"] == 4
 
 
-def test_baselines_beside_wmss_start_from_its_m1_and_are_evaluated_like_its_models(learner, tmp_path):
-    root, small = tmp_path / "run", ["data.limit=8", f"sft.model={learner}", "eval.limit=4"]
+@pytest.mark.slow
+def test_baselines_of_wmss_start_from_its_m1_and_are_evaluated_like_its_models(learner, tmp_path):
+    root, small = tmp_path / "run", ["data.limit=8", f"sft.model={learner}", "eval.limit=1"]
     spin = [f"spin.{one}" for one in TRAIN] + ["spin.rollouts.max_new_tokens=48"]
     recorder = run_small(root, *small, *spin, "baselines=[spin]")
     assert [entry.name for entry in recorder.planned] == list(recorder.ran)
@@ -198,7 +185,8 @@ def test_baselines_beside_wmss_start_from_its_m1_and_are_evaluated_like_its_mode
     assert (root / "report.html").is_file()
 
 
-def test_with_lora_dpo_goes_on_with_the_adapter_of_m1(tmp_path, says):
+@pytest.mark.slow
+def test_with_lora_dpo_continues_from_the_adapter_of_m1(tmp_path, says):
     by_seed = {request_seed(42, one.id, 0): one.gold for one in demo_examples(8)}
     says(lambda request: f"\\boxed{{{by_seed.get(request.seed, '-1')}}}")
     root, phase = tmp_path / "run", ["sft.batch_size=8", "sft.micro_batch_size=8"]
@@ -208,7 +196,7 @@ def test_with_lora_dpo_goes_on_with_the_adapter_of_m1(tmp_path, says):
     assert ours.keys() == theirs.keys() and any(not torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_server_that_cannot_be_started_is_refused_before_anything_runs(learner, tmp_path):
+def test_a_server_that_cannot_be_started_is_an_error_before_anything_runs(learner, tmp_path):
     with pytest.raises(UserError, match=r"needs eval\.vllm_python"):
         run(tmp_path / "run", learner, "dpo", "eval.engine=vllm")
     assert not (tmp_path / "run").exists()
@@ -218,14 +206,12 @@ def test_a_server_that_cannot_be_started_is_refused_before_anything_runs(learner
     "override, message",
     [
         ("dpo.rollouts.temperature=0", "all 4 samples would be the same"),
-        ("dpo.rollouts.sampels=2", "samples"),
-        ("spin.beta=0", r"spin\.beta: Input should be greater than 0, found 0"),
-        ("dpo.beta=-0.1", r"dpo\.beta: Input should be greater than 0, found -0\.1"),
+        ("dpo.beta=-0.1", r"dpo\.beta: .*greater than 0"),
         ("dpo.rollouts.top_k=0", "top_k"),
         ("baselines=[dpo]", "stands in baselines too"),
     ],
 )
-def test_wrong_settings_are_refused(override, message):
+def test_wrong_settings_are_an_error(override, message):
     with pytest.raises(UserError, match=message):
         small_recipe("method=dpo", "baselines=[]", override)
 
@@ -237,10 +223,5 @@ def test_defaults_are_those_of_the_methods():
     assert recipe.dpo.rollouts.model_dump() == shared | {"samples": 4, "temperature": 0.8, "top_k": None}
     for settings in (recipe.spin, recipe.dpo):
         found = settings.model_dump(include={"beta", "learning_rate", "epochs", "max_grad_norm", "warmup_ratio"})
-        assert found == {
-            "beta": 0.1,
-            "learning_rate": 5e-7,
-            "epochs": 1,
-            "max_grad_norm": 0.5,
-            "warmup_ratio": 0.1,
-        }
+        rates = {"learning_rate": 5e-7, "max_grad_norm": 0.5, "warmup_ratio": 0.1}
+        assert found == {"beta": 0.1, "epochs": 1, **rates}

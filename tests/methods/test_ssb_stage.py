@@ -1,4 +1,4 @@
-"""SSB through a recipe: attempts, hints, verified replies, stored logits, a student; and what it cannot do."""
+"""SSB through a recipe: attempts, hints, verified replies, stored logits, a student, errors."""
 
 import json
 
@@ -35,14 +35,10 @@ says = rollout_cases.says
 SMALL = ["batch_size=4", "micro_batch_size=2", "learning_rate=1e-2", "save_steps=2", "teacher.max_new_tokens=40"]
 
 
-def run(root, *overrides):
-    settings = [f"ssb.{one}" for one in (*SMALL, "start=base", "hint=null")] + [
-        "method=ssb",
-        "baselines=[]",
-        "eval.benchmarks=[]",
-        "data.limit=8",
-    ]
-    return run_small(root, *settings, *overrides)
+def run(root, *overrides, siblings=()):
+    settings = [f"ssb.{one}" for one in (*SMALL, "start=base", "hint=null")]
+    shared = ["method=ssb", "baselines=[]", "eval.benchmarks=[]", "data.limit=8"]
+    return run_small(root, *settings, *shared, *overrides, siblings=siblings)
 
 
 def counters(root, stage):
@@ -62,9 +58,13 @@ def talks(says):
     return says(lambda request: texts[request.seed])
 
 
-def test_ssb_goes_from_attempts_over_hints_and_stored_logits_to_a_student(talks, tmp_path):
-    root = tmp_path / "run"
-    recorder = run(root)
+@pytest.fixture
+def ssb_run(once, talks):
+    return once("ssb", run)
+
+
+def test_ssb_runs_from_attempts_over_hints_and_stored_logits_to_a_student(ssb_run, talks, tmp_path):
+    root, recorder = ssb_run
     stages = ["data", "rollouts/base/ssb", "hints/ssb", "rollouts/base/ssb-hinted", "targets/ssb", "baselines/ssb"]
     assert list(recorder.ran) == stages
     assert counters(root, "hints/ssb") | {"prompts": 8, "mixed": 8, "hints": 8} == counters(root, "hints/ssb")
@@ -97,18 +97,21 @@ def test_ssb_goes_from_attempts_over_hints_and_stored_logits_to_a_student(talks,
     rows = list(read_jsonl(root / "baselines/ssb/metrics.jsonl"))
     assert {"kd_loss", "true_loss", "coverage", "tokens"} <= rows[0].keys()
     assert rows[0]["loss"] == pytest.approx(0.5 * 1.5**2 * rows[0]["kd_loss"] + 0.5 * rows[0]["true_loss"], rel=1e-4)
-    asked = talks.asked
+    talks.asked = 0
     assert run(root).ran == {}
-    again = run(root, "ssb.kd_weight=0.25")
-    assert list(again.ran) == ["baselines/ssb"] and talks.asked == asked
+    again = run(tmp_path, "ssb.kd_weight=0.25", siblings=[root])
+    assert computed(again) == ["baselines/ssb"] and not talks.asked
 
 
-def test_a_hint_in_other_words_asks_the_teacher_anew_and_only_that(talks, tmp_path):
+def computed(recorder):
+    return [stage for stage, reason in recorder.ran.items() if not reason.startswith("taken over")]
+
+
+def test_another_hint_only_asks_the_teacher_again(ssb_run, tmp_path):
     root, hint = tmp_path / "run", "Q: {problem} Good: {right}\nBad: {wrong} Use \\boxed{}."
-    run(root)
-    assert "hint" not in read_json(root / "hints/ssb/manifest.json")["settings"]
-    recorder = run(root, f"ssb.hint={json.dumps(hint)}")
-    assert list(recorder.ran) == ["hints/ssb", "rollouts/base/ssb-hinted", "targets/ssb", "baselines/ssb"]
+    assert "hint" not in read_json(ssb_run[0] / "hints/ssb/manifest.json")["settings"]
+    recorder = run(root, f"ssb.hint={json.dumps(hint)}", siblings=[ssb_run[0]])
+    assert computed(recorder) == ["hints/ssb", "rollouts/base/ssb-hinted", "targets/ssb", "baselines/ssb"]
     one, row = demo_examples(1)[0], next(read_jsonl(root / "hints/ssb/examples.jsonl"))
     problem = one.prompt[-1]["content"]
     asked = f"Q: {problem} Good: \\boxed{{{one.gold}}}\nBad: \\boxed{{-1}} Use \\boxed{{}}."
@@ -116,7 +119,8 @@ def test_a_hint_in_other_words_asks_the_teacher_anew_and_only_that(talks, tmp_pa
     assert read_json(root / "hints/ssb/manifest.json")["settings"]["hint"] == hint
 
 
-def test_hints_that_are_too_long_are_counted_and_listed_nowhere(says, tmp_path):
+@pytest.mark.slow
+def test_hints_that_are_too_long_are_counted_and_left_out(says, tmp_path):
     examples = demo_examples(8)
     texts = {request_seed(request_seed(42, "turn", 1), one.id, 0): one.completion for one in examples}
     for one in examples:
@@ -136,7 +140,8 @@ def test_hints_that_are_too_long_are_counted_and_listed_nowhere(says, tmp_path):
     assert read_json(root / "hints/ssb/funnel.json")["dropped"]["hinted prompt too long"]["rows"] == 3
 
 
-def test_with_lora_the_student_is_an_adapter_and_may_go_on_from_m1(talks, tmp_path):
+@pytest.mark.slow
+def test_with_lora_the_student_is_an_adapter_and_may_continue_from_m1(talks, tmp_path):
     lora = ["lora.rank=2", "lora.alpha=4", "sft.batch_size=8", "sft.micro_batch_size=8"]
     recorder = run(tmp_path / "run", *lora, "ssb.rank=3")
     assert "sft" not in recorder.ran
@@ -146,7 +151,7 @@ def test_with_lora_the_student_is_an_adapter_and_may_go_on_from_m1(talks, tmp_pa
     assert read_json(tmp_path / "m1/baselines/ssb/adapter_config.json")["r"] == 2
 
 
-def test_a_killed_try_keeps_the_logits_that_are_written(talks, tmp_path, monkeypatch):
+def test_an_interrupted_stage_keeps_the_logits_that_are_written(talks, tmp_path, monkeypatch):
     from weakdriven.methods.ssb import stage as ssb
 
     monkeypatch.setattr(ssb, "BLOCK", 2)
@@ -242,24 +247,13 @@ def test_defaults_are_those_of_the_paper():
     rolled = {"samples": 4, "temperature": 0.8, "top_p": 1.0, "top_k": 50, "max_new_tokens": None, "subsample": None}
     assert recipe.ssb.rollouts.model_dump() == rolled
     assert (recipe.ssb.teacher.temperature, recipe.ssb.teacher.top_k) == (0.4, 50)
-    names = {"start", "epochs", "learning_rate", "batch_size", "rank", "alpha", "top_k", "temperature", "max_grad_norm"}
-    assert recipe.ssb.model_dump(include=names | {"kd_weight", "ce_weight"}) == {
-        "start": "base",
-        "epochs": 2,
-        "learning_rate": 1e-4,
-        "batch_size": 256,
-        "max_grad_norm": 1.0,
-        "rank": 32,
-        "alpha": 32,
-        "top_k": 20,
-        "temperature": 1.5,
-        "kd_weight": 0.5,
-        "ce_weight": 0.5,
-    }
+    training = {"epochs": 2, "learning_rate": 1e-4, "batch_size": 256, "max_grad_norm": 1.0, "rank": 32, "alpha": 32}
+    distillation = {"start": "base", "top_k": 20, "temperature": 1.5, "kd_weight": 0.5, "ce_weight": 0.5}
+    assert recipe.ssb.model_dump(include={*training, *distillation}) == training | distillation
 
 
-def test_a_reply_that_would_take_all_positions_is_refused_before_anything_is_sampled(tmp_path, says):
+def test_a_reply_longer_than_the_positions_is_an_error_before_anything_is_sampled(tmp_path, says):
     engine = says(lambda request: "4")
-    with pytest.raises(UserError, match=r"the model has 512 positions, and a reply may take 512 of them"):
+    with pytest.raises(UserError, match=r"the model has 512 positions"):
         run(tmp_path / "run", "ssb.teacher.max_new_tokens=512")
     assert not engine.asked and not (tmp_path / "run").exists()

@@ -48,8 +48,8 @@ def columns(rows, *names):
 
 @pytest.mark.parametrize(
     "loss",
-    [ScaledLogits(1.0), NoisedLogits(0.0, **NOISE), NoisedLogits(1e-9, **NOISE)],
-    ids=["scale-1", "sigma-0", "sigma-tiny"],
+    [ScaledLogits(1.0), NoisedLogits(1e-9, **NOISE)],
+    ids=["scale-1", "sigma-tiny"],
 )
 def test_a_loss_that_is_cross_entropy_trains_as_sft_does(train, loss):
     (_, plain), (_, own) = train(), train(loss)
@@ -65,7 +65,7 @@ def test_a_model_that_is_its_own_teacher_with_strength_zero_does_not_move(train)
     assert all(torch.equal(value, trained[name]) for name, value in weights(tiny_model()).items())
 
 
-def test_a_teacher_is_in_the_attention_of_training_and_only_then(train, monkeypatch):
+def test_a_teacher_runs_in_the_attention_of_training(train, monkeypatch):
     teacher, within = tiny_model(), []
 
     @contextmanager
@@ -105,7 +105,7 @@ def test_the_first_gradient_of_undial_is_that_of_dense_logits(train):
     assert all(weight.grad is None for weight in teacher.parameters())
 
 
-@pytest.mark.parametrize("site", ["target_logit", "logits"])
+@pytest.mark.parametrize("site", ["target_logit", pytest.param("logits", marks=pytest.mark.slow)])
 def test_noise_depends_on_the_seed_and_not_on_micro_batches(train, site):
     loss = NoisedLogits(20.0, **NOISE | {"site": site})
     (_, ones), (_, fours) = train(loss, micro_batch_size=1), train(loss, micro_batch_size=4)
@@ -122,13 +122,8 @@ def test_noise_changes_from_step_to_step(train):
     assert rows[0]["noised_loss"] != pytest.approx(rows[1]["noised_loss"], rel=1e-3)
 
 
-def test_a_penalty_only_ever_raises_the_loss(train):
-    _, rows = train(NoisedLogits(5.0, **NOISE | {"sign": "abs"}))
-    assert all(row["noised_loss"] > row["clean_loss"] for row in rows)
-
-
 @pytest.mark.parametrize("loss", [ScaledLogits(0.5), AdjustedLogits(1.0, 0.0)], ids=["scaled", "undial"])
-def test_losses_of_our_own_run_under_mixed_precision_and_with_checkpointing(train, loss):
+def test_our_losses_run_under_mixed_precision_and_with_checkpointing(train, loss):
     mixed = RECIPE.model_copy(update={"precision": "bf16-mixed"})
     teacher = tiny_model(seed=5)
     (_, wide), (_, narrow) = (
@@ -138,7 +133,7 @@ def test_losses_of_our_own_run_under_mixed_precision_and_with_checkpointing(trai
     assert narrow[0]["loss"] == pytest.approx(wide[0]["loss"], rel=0.05)
 
 
-def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(train, tmp_path, monkeypatch):
+def test_a_resumed_training_has_the_noise_of_an_uninterrupted_one(train, tmp_path, monkeypatch):
     loss, rows = NoisedLogits(20.0, **NOISE), token_rows(32)
     whole, logged = train(loss, rows=rows, save_steps=3)
     work = tmp_path / "run" / ".work" / "killed" / "work"

@@ -1,4 +1,4 @@
-"""UNDIAL on adjusted logits: numbers worked out by hand, the definition in float64, and what it refuses."""
+"""UNDIAL on adjusted logits: numbers by hand, the definition in float64, errors."""
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from soft_cases import (
 )
 from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import mixed_cross_entropy
 from weakdriven.methods.undial.loss import adjusted_logit_loss, adjusted_logit_loss_reference
 
 
@@ -61,18 +60,6 @@ def test_numbers_of_the_fixture_are_the_published_ones(strength, loss, q, gradie
     assert gradient is None or by_logit == near(gradient)
 
 
-@pytest.mark.parametrize(
-    "strength, q", [(1, [0.830953, 0.112457, 0.041371, 0.015219]), (3, [0.399486, 0.399486, 0.146963, 0.054065])]
-)
-def test_the_gradient_shows_the_published_targets(strength, q):
-    _, _, by_logit = solve(strength=strength)  # P - q
-    assert (torch.tensor(WEAK).softmax(0) - torch.tensor(by_logit)).tolist() == near(q)
-
-
-def test_a_strength_of_ten_leaves_the_true_token_almost_nothing():
-    assert solve(strength=10)[1]["adjusted_probability"].item() == near(0.000606)
-
-
 def test_dense_logits_in_two_lines_give_the_published_loss():
     rows = torch.tensor([WEAK]), torch.tensor([STRONG])
     assert adjusted_logit_loss_reference(*rows, FIRST, strength=1.0).item() == near(0.8242138)
@@ -107,14 +94,6 @@ def test_tensors_of_other_precision_are_taken_as_they_are(narrow):
     case = problem(13, 3, 5, 33)
     tensors = tuple(x.detach().bfloat16().requires_grad_() if i in narrow else x for i, x in enumerate(case.tensors))
     assert_same(case._replace(tensors=tensors), *definition())
-
-
-def test_the_target_alone_is_cross_entropy():
-    case = problem(13, 3, 5, 33)
-    hidden, weight, _, teacher, teacher_weight, _ = case.tensors
-    loss, statistics = adjusted_logit_loss(hidden, weight, teacher, teacher_weight, case.target_T, ce_weight=3, scale=1)
-    plain = mixed_cross_entropy(hidden, weight, hidden, weight, case.target_T, strong_weight=1)
-    torch.testing.assert_close(loss - statistics["soft_loss"], 3 * plain)
 
 
 def test_no_tokens_are_a_loss_of_zero_without_gradient():
@@ -178,6 +157,7 @@ def test_a_gradient_is_taken_once():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_a_compiled_caller_gets_the_same_loss():
     def mean(trained):
         return adjusted_logit_loss(trained, EYE, logits(STRONG), EYE, FIRST)[0] * 2

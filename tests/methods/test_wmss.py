@@ -1,4 +1,4 @@
-"""The pipeline on the embedded model: order, pairing, reuse, ablations, what it leaves on disk."""
+"""The pipeline on the embedded model: order, pairing, reuse, ablations, files on disk."""
 
 import json
 import shutil
@@ -23,22 +23,14 @@ def manifest(root: Path, stage: str) -> dict:
     return json.loads((root / stage / "manifest.json").read_text())
 
 
-def test_stages_run_in_the_order_of_the_algorithm_and_each_once(two_round_run):
-    _, recorder = two_round_run
+def test_stages_run_once_in_the_order_of_the_algorithm(two_round_run):
+    root, recorder = two_round_run
     trained = [stage for stage in recorder.ran if not stage.startswith("eval/")]
-    assert trained == [
-        "data",
-        "entropy/base",
-        "sft",
-        "entropy/sft",
-        "round-1/active",
-        "round-1/strong",
-        "entropy/round-1",
-        "round-2/active",
-        "round-2/strong",
-        "baselines/sft",
-    ]
+    first = ["data", "entropy/base", "sft", "entropy/sft", "round-1/active", "round-1/strong"]
+    assert trained == [*first, "entropy/round-1", "round-2/active", "round-2/strong", "baselines/sft"]
     assert [entry.name for entry in recorder.planned] == list(recorder.ran)
+    again = run_small(root, "joint.rounds=2")
+    assert (again.ran, again.skipped) == ({}, list(recorder.ran))
 
 
 def test_round_two_pairs_m1_with_m2_and_reuses_the_entropies_of_m1(two_round_run):
@@ -52,14 +44,7 @@ def test_round_two_pairs_m1_with_m2_and_reuses_the_entropies_of_m1(two_round_run
     assert chosen["strong_scores"] == manifest(root, "entropy/round-1")["key"]
 
 
-def test_running_again_skips_everything(two_round_run):
-    root, first = two_round_run
-    again = run_small(root, "joint.rounds=2")
-    assert again.ran == {}
-    assert again.skipped == list(first.ran)
-
-
-def test_a_run_writes_down_which_of_its_models_came_from_the_hub(two_round_run, tmp_path, monkeypatch):
+def test_a_run_records_which_of_its_models_came_from_the_hub(two_round_run, tmp_path, monkeypatch):
     assert json.loads((two_round_run[0] / "run.json").read_text())["hub_models"] == []
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "models/tiny/config.json", {})
@@ -92,7 +77,7 @@ def test_the_manifest_holds_what_a_reader_needs_to_trust_a_stage(two_round_run):
     assert data["examples"] == 96 and data["truncated"] == 0
 
 
-def test_joint_metrics_hold_what_methods_asks_for_at_every_step(two_round_run):
+def test_every_step_of_joint_training_logs_its_metrics(two_round_run):
     root, _ = two_round_run
     rows = list(read_jsonl(root / "round-1/strong/metrics.jsonl"))
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
@@ -102,7 +87,7 @@ def test_joint_metrics_hold_what_methods_asks_for_at_every_step(two_round_run):
     assert all(row["loss"] <= 0.5 * row["strong_loss"] + 0.5 * row["weak_loss"] + 1e-6 for row in rows)  # convexity
 
 
-def test_every_example_is_scored_once_and_chosen_rows_are_the_ones_trained_on(two_round_run):
+def test_every_example_is_scored_once_and_the_drawn_rows_are_the_active_set(two_round_run):
     root, _ = two_round_run
     ids = [row["id"] for row in read_jsonl(root / "data/examples.jsonl")]
     for model in ("base", "sft", "round-1"):
@@ -113,53 +98,60 @@ def test_every_example_is_scored_once_and_chosen_rows_are_the_ones_trained_on(tw
     assert sum(row["probability"] for row in active) == pytest.approx(1)
 
 
-def test_changing_a_setting_runs_the_stages_it_touches_and_says_why(two_round_run, tmp_path):
-    source, _ = two_round_run
-    root = tmp_path / "run"
-    shutil.copytree(source, root)
-    again = run_small(root, "joint.rounds=2", "selection.repair=0.2", "eval.batch_size=7", "sft.micro_batch_size=8")
+def test_a_changed_setting_runs_the_stages_it_touches_with_the_reason(two_round_run, tmp_path):
+    root = Path(shutil.copytree(two_round_run[0], tmp_path / "run"))
+    changes = ["selection.repair=0.2", "eval.batch_size=7", "sft.micro_batch_size=8", "eval.benchmarks=[]"]
+    again = run_small(root, "joint.rounds=2", *changes)
     assert again.ran["round-1/active"] == "repair 0.1 -> 0.2"
     assert again.ran["round-1/strong"] == "input active changed"
     assert again.ran["entropy/round-1"] == "input model changed"
-    assert {"data", "sft", "entropy/base", "entropy/sft", "baselines/sft", "eval/sft/arithmetic"} <= set(again.skipped)
+    assert {"data", "sft", "entropy/base", "entropy/sft", "baselines/sft"} <= set(again.skipped)
     assert not list((root / ".work").glob("*--*"))
 
 
+FEW = ["data.limit=16", "baselines=[]", "eval.benchmarks=[]"]
+FEW += [f"{phase}.{name}=8" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
+
+
+@pytest.fixture(scope="session")
+def small_run(once) -> Path:
+    """A run on few examples whose stages the ablations reuse."""
+    return once("few-examples", lambda root: run_small(root, *FEW))[0]
+
+
 @pytest.mark.parametrize(
-    "overrides, stages",
+    "override, stages",
     [
-        (["selection.enabled=false"], ["data", "sft", "round-1/strong"]),
-        (["joint.enabled=false"], ["data", "entropy/base", "sft", "entropy/sft", "round-1/active", "round-1/strong"]),
-        (["method=sft"], ["data", "baselines/sft"]),
+        ("selection.enabled=false", ["data", "sft", "round-1/strong"]),
+        ("joint.enabled=false", ["data", "entropy/base", "sft", "entropy/sft", "round-1/active", "round-1/strong"]),
+        ("method=sft", ["data", "baselines/sft"]),
     ],
 )
-def test_ablations_leave_out_their_stages(tmp_path, overrides, stages):
-    recorder = run_small(tmp_path / "run", "baselines=[]", "eval.benchmarks=[]", *overrides)
-    assert list(recorder.ran) == stages
+def test_ablations_leave_out_their_stages(tmp_path, small_run, override, stages):
+    assert list(run_small(tmp_path / "run", *FEW, override, siblings=[small_run]).ran) == stages
 
 
-def test_a_frozen_weak_model_stays_as_it_was_and_can_be_kept(tmp_path):
+def test_a_frozen_weak_model_stays_as_it_was_and_can_be_saved(tmp_path, small_run):
     root = tmp_path / "run"
-    run_small(root, "baselines=[]", "eval.benchmarks=[]", "joint.weak=frozen", "joint.save_weak=true")
+    run_small(root, *FEW, "joint.weak=frozen", "joint.save_weak=true", siblings=[small_run])
     kept = load_file(root / "round-1/strong/weak/model.safetensors")
     base = load_file(locate_model("embedded:base") / "model.safetensors")
     assert all(torch.equal(kept[name], base[name]) for name in base)
 
 
-def test_a_given_m1_skips_phase_one(tmp_path, two_round_run):
-    source, _ = two_round_run
-    overrides = ["baselines=[]", "eval.benchmarks=[]", f"sft.model={source / 'sft'}"]
-    recorder = run_small(tmp_path / "run", *overrides)
+def strong_weights(root: Path) -> dict[str, torch.Tensor]:
+    return load_file(root / "round-1/strong/model.safetensors")
+
+
+def test_a_given_m1_skips_phase_one(tmp_path, small_run):
+    recorder = run_small(tmp_path / "run", *FEW, f"sft.model={small_run / 'sft'}", siblings=[small_run])
     assert list(recorder.ran) == ["data", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong"]
-    ours = load_file(tmp_path / "run/round-1/strong/model.safetensors")
-    theirs = load_file(source / "round-1/strong/model.safetensors")
+    ours, theirs = strong_weights(tmp_path / "run"), strong_weights(small_run)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_all_weight_on_the_strong_logits_is_sft_on_the_active_set(tmp_path, two_round_run):
-    source, _ = two_round_run
-    shared = ["baselines=[]", "eval.benchmarks=[]", f"sft.model={source / 'sft'}"]
-    run_small(tmp_path / "one", *shared, "joint.strong_weight=1")
-    run_small(tmp_path / "off", *shared, "joint.enabled=false")
-    weights = [load_file(tmp_path / name / "round-1/strong/model.safetensors") for name in ("one", "off")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+def test_all_weight_on_the_strong_logits_is_sft_on_the_active_set(tmp_path, small_run):
+    for name, override in {"one": "joint.strong_weight=1", "off": "joint.enabled=false"}.items():
+        run_small(tmp_path / name, *FEW, override, siblings=[small_run])
+    one, off = strong_weights(tmp_path / "one"), strong_weights(tmp_path / "off")
+    assert all(torch.equal(one[name], off[name]) for name in one)

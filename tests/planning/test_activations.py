@@ -51,9 +51,9 @@ def counted(family: str, numbers: Numbers, checkpointing: bool, layers: int) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("numbers", [FP32, BF16, MIXED], ids=["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("numbers", [FP32, MIXED], ids=["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_a_layer_saves_is_what_the_formula_says(family, numbers, checkpointing):
+def test_a_layer_saves_as_many_bytes_as_predicted(family, numbers, checkpointing):
     a_layer = (counted(family, numbers, checkpointing, 3) - counted(family, numbers, checkpointing, 1)) / 2
     predicted = LENGTH * kept(shape_of(config_of(family, 1)), numbers, checkpointing)
     assert predicted == pytest.approx(a_layer, rel=0.05)

@@ -1,4 +1,4 @@
-"""docs/plan.md tells what the code says of the recorded measurements."""
+"""docs/plan.md agrees with the code and its predictions with the recorded measurements."""
 
 import sys
 from pathlib import Path
@@ -36,19 +36,3 @@ def test_memory_is_within_a_tenth_and_time_within_a_quarter_of_every_recorded_ro
         memory, time = row.errors
         assert abs(memory) < 0.1, row
         assert abs(time) < 0.25, row
-
-
-def test_the_constants_in_the_docs_are_those_of_the_code(bench):
-    from weakdriven.planning import speed
-
-    text = bench.DOCS.read_text(encoding="utf-8")
-    for words in (
-        f"| {speed.PRODUCTS:.0%} |",
-        f"| {speed.TRAFFIC} |",
-        f"| {1000 * speed.HOST:.1f} ms |",
-        f"| {1000 * speed.DECODE:.2f} ms |",
-        f"| {speed.STREAM:.0%} |",
-        f"| {1000 * speed.PER_TENSOR:.2f} ms |",
-        f"| {speed.ADAPTED} times |",
-    ):
-        assert words in text

@@ -1,4 +1,4 @@
-"""A run that cannot fit in memory or on the disk is refused before anything is trained; not with --force."""
+"""A run that cannot fit in memory or on the disk is an error before training; not with --force."""
 
 import os
 import shutil
@@ -22,6 +22,7 @@ from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.workload import Workload
 
 SHORT = ("eval.benchmarks=[]", "data.limit=32", "baselines=[]", "sft.batch_size=32", "joint.batch_size=32")
+NO_SCAN = "selection.enabled=false"
 
 
 def with_memory(monkeypatch, gib: float, device: str = "CPU") -> None:
@@ -47,7 +48,7 @@ def checked(root, *overrides: str, force: bool = False) -> Recorder:
     return noted
 
 
-def test_what_cannot_fit_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+def test_a_run_that_cannot_fit_in_memory_is_an_error_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 0.05)
     recorder = Recorder()
     with pytest.raises(UserError) as refusal:
@@ -58,24 +59,19 @@ def test_what_cannot_fit_is_refused_before_the_first_stage(tmp_path, no_gpu, mon
     assert "weakdriven run --force" in sentence and "Set " in sentence
 
 
-def test_force_goes_on_and_says_so(tmp_path, no_gpu, monkeypatch):
+def test_force_turns_the_error_into_a_note_and_a_run_that_fits_has_none(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 0.05)
-    noted = checked(tmp_path / "run", force=True)
-    assert any("--force" in text for text in noted.notes)
-
-
-def test_what_fits_is_not_spoken_of(tmp_path, no_gpu, monkeypatch):
+    assert any("--force" in text for text in checked(tmp_path / "run", force=True).notes)
     with_memory(monkeypatch, 8.0)
     assert not [text for text in checked(tmp_path / "run").notes if "GiB" in text]
 
 
-def test_an_assumed_length_refuses_nothing(tmp_path, no_gpu, monkeypatch):
-    """Rows of some hundred tokens are what counts, not a data.max_length that none of them has."""
+def test_the_real_length_of_rows_counts_and_not_the_longest_allowed(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 1.0)
     checked(tmp_path / "run", "data.max_length=100000")
 
 
-def test_finished_stages_and_those_of_siblings_are_not_checked():
+def test_finished_and_reused_stages_are_not_checked():
     found = preflight.will_run(
         [Planned("sft", "k", ""), Planned("a", "k", "not run yet"), Planned("b", "k", "taken over", taken=Path("b"))]
     )
@@ -87,63 +83,57 @@ def out_of_memory(*_, **__):
 
 
 @pytest.mark.parametrize("module", ["stages.entropy", "planning.rehearsal"])
-def test_a_scan_that_runs_out_of_memory_is_told_what_smaller_batches_free(tmp_path, monkeypatch, module):
+def test_a_scan_out_of_memory_reports_what_smaller_batches_free(tmp_path, monkeypatch, module):
     monkeypatch.setattr(f"weakdriven.{module}.scan", out_of_memory)
-    recipe = small_recipe(*SHORT, "data.limit=96")
-    told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB \(same result\)\."
+    recipe, options = small_recipe(*SHORT, "data.limit=96"), RunOptions(rehearsal="rehearsal" in module)
+    told = r"^entropy/base ran out of memory .*\(1\) selection\.batch_tokens=4096 frees \d+\.\d MiB"
     with pytest.raises(UserError, match=told):
-        carry_out(
-            recipe,
-            tmp_path / "run",
-            Recorder(),
-            all_stages,
-            options=RunOptions(rehearsal=module == "planning.rehearsal"),
-        )
+        carry_out(recipe, tmp_path / "run", Recorder(), all_stages, options=options)
 
 
-def test_remedies_are_such_as_a_run_of_several_processes_takes(tmp_path, monkeypatch):
+def test_remedies_suit_a_run_of_several_processes(tmp_path, monkeypatch):
     """Adapters are not supported under FSDP2, so they are not proposed."""
     several = Machine(replace(DEVICES[MEASURED], memory_gib=100), 2, "fsdp")
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
     monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
-        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+        carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
     assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
 
 
-def test_where_a_plan_does_not_know_the_model_the_settings_that_free_memory_are_named(tmp_path, monkeypatch):
+def test_without_a_plan_of_the_model_the_error_names_the_settings_that_free_memory(tmp_path, monkeypatch):
     def unknown(*_):
         raise UserError("no such architecture")
 
     monkeypatch.setattr(Planner, "cost", unknown)
     monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
-        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+        carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
 
 
 @pytest.mark.parametrize("reserved, told", [(5, "hold 90.0 GiB of the GPU: without them it may fit."), (94, "")])
-def test_what_others_hold_of_a_gpu_is_asked_of_cuda(monkeypatch, reserved, told):
+def test_cuda_says_how_much_memory_other_processes_hold(monkeypatch, reserved, told):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5 * GIB, 100 * GIB))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: reserved * GIB)
     assert preflight.held_by_others().endswith(told) and bool(preflight.held_by_others()) == bool(told)
 
 
-def test_a_gpu_that_cannot_be_asked_leaves_the_remedies(monkeypatch):
+def test_a_gpu_that_cannot_be_queried_holds_nothing_else(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", out_of_memory)
     assert preflight.held_by_others() == ""
 
 
 @pytest.mark.parametrize("error, told", [(torch.OutOfMemoryError("CUDA out of memory."), True), (MemoryError(), False)])
-def test_a_gpu_that_others_fill_is_told_beside_the_remedies(tmp_path, monkeypatch, error, told):
+def test_the_memory_of_other_processes_is_in_the_error_of_a_gpu(tmp_path, monkeypatch, error, told):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
     monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", fail)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
-        carry_out(small_recipe(*SHORT), tmp_path / "run", Recorder(), all_stages)
+        carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
     assert str(caught.value).endswith(" Others hold it.") == told
 
 
@@ -153,7 +143,7 @@ def needing(monkeypatch, gib: float) -> None:
     monkeypatch.setattr(Planner, "cost", lambda _, part: Cost(part, memory=needs, micro_batch=1))
 
 
-def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
+def test_a_cpu_has_the_same_tolerance_as_a_gpu(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 1.0)
     needing(monkeypatch, 1.05)
     assert any("off by 10%" in text for text in checked(tmp_path / "near", "selection.match_steps=true").notes)
@@ -162,7 +152,7 @@ def test_a_cpu_has_the_tolerance_of_a_gpu(tmp_path, no_gpu, monkeypatch):
         carry_out(small_recipe(*SHORT), tmp_path / "far", Recorder(), all_stages, options=RunOptions(rehearsal=False))
 
 
-def test_a_drawn_set_of_fewer_rows_than_a_batch_refuses_nothing(tmp_path, no_gpu, monkeypatch):
+def test_a_drawn_set_of_fewer_rows_than_a_batch_is_no_error(tmp_path, no_gpu, monkeypatch):
     """Of 32 rows some 20 are drawn, and how micro-batches divide them is not known before."""
     whole = Planner.cost
 
@@ -182,7 +172,7 @@ def with_disk(monkeypatch, size: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 
-def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
+def test_a_run_that_the_disk_cannot_hold_is_an_error_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     with_disk(monkeypatch, 8 << 20)
     recorder = Recorder()
     with pytest.raises(UserError, match=r"^The run will need about .* 8\.0 MiB free; free .* MiB more") as refusal:
@@ -193,7 +183,7 @@ def test_a_run_that_the_disk_cannot_hold_is_refused_before_the_first_stage(tmp_p
     assert any(text.startswith("The run will need") and "--force" in text for text in noted.notes)
 
 
-def test_what_is_on_the_disk_already_needs_no_room_again(tmp_path):
+def test_files_already_on_the_disk_need_no_space_again(tmp_path):
     put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
     put(tmp_path / "sft/model.safetensors", 10)
     costs = [Cost(Workload(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
@@ -211,8 +201,7 @@ def without_links(monkeypatch) -> None:
     monkeypatch.setattr(os, "link", refused)
 
 
-def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
-    """Also where nothing is left to train; the rows are there when it is looked at."""
+def test_stages_reused_from_another_disk_need_space_before_the_first_stage(tmp_path, no_gpu, monkeypatch):
     recipe, theirs, mine = small_recipe(*SHORT, "method=sft"), tmp_path / "theirs", tmp_path / "mine"
     carry_out(recipe, theirs, Recorder(), all_stages, options=RunOptions(rehearsal=False))
     (theirs / "data/large.bin").write_bytes(bytes(5 << 20))
@@ -228,7 +217,7 @@ def test_what_is_taken_over_from_another_disk_needs_room_before_the_first_stage(
     assert recorder.ran["baselines/sft"] == "taken over from theirs"
 
 
-def test_copies_count_beside_models_in_the_order_of_the_run_and_links_do_not(tmp_path, monkeypatch):
+def test_copied_stages_count_with_models_in_the_order_of_the_run_and_links_do_not(tmp_path, monkeypatch):
     for folder in (tmp_path / "theirs/sft", tmp_path / "theirs/baselines/sft"):
         put(folder / "model.safetensors", 3 << 20)
     (tmp_path / "mine" / WORK).mkdir(parents=True)

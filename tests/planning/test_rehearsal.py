@@ -1,4 +1,4 @@
-"""Two steps of every training stage before the first long one: what they find, and that they leave no trace."""
+"""Two steps of every training stage before the first long one: what they find, and that they change nothing."""
 
 import hashlib
 from functools import partial
@@ -21,7 +21,7 @@ from weakdriven.runs.stage import Stage
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
 
-SHORT = ("eval.benchmarks=[]", "data.limit=32", "sft.save_steps=50", "joint.save_steps=50")
+SHORT = ("eval.benchmarks=[]", "data.limit=16", "sft.save_steps=50", "joint.save_steps=50")
 
 
 class Notes(Recorder):
@@ -46,7 +46,7 @@ def weights(root: Path) -> dict[str, str]:
     return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def test_results_are_the_same_bits_with_and_without_a_rehearsal(tmp_path):
+def test_a_rehearsal_changes_no_bit_of_the_results(tmp_path):
     notes = run_short(tmp_path / "with")
     run_short(tmp_path / "without", rehearsal=False)
     found = weights(tmp_path / "with")
@@ -56,7 +56,7 @@ def test_results_are_the_same_bits_with_and_without_a_rehearsal(tmp_path):
     assert run_short(tmp_path / "with").rehearsed == []  # all is done
 
 
-def test_a_fault_of_long_rows_alone_is_found_before_the_first_stage(tmp_path, monkeypatch):
+def test_a_fault_that_only_long_rows_have_is_found_before_the_first_stage(tmp_path, monkeypatch):
     decoder = type(load_model(locate_model(EMBEDDED), precision="fp32").base_model)
     forward = decoder.forward
 
@@ -66,7 +66,7 @@ def test_a_fault_of_long_rows_alone_is_found_before_the_first_stage(tmp_path, mo
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(decoder, "forward", faulty)
-    notes, recipe = Notes(), small_recipe(*SHORT)
+    notes, recipe = Notes(), small_recipe(*SHORT, "data.limit=32")
     with pytest.raises(UserError, match="too long"):
         carry_out(recipe, tmp_path / "run", notes, all_stages, options=RunOptions(rehearsal=True))
     assert list(notes.ran) == ["data"]
@@ -97,17 +97,17 @@ def only_rehearsed(root: Path, monkeypatch, *overrides: str) -> list[str]:
     "overrides, stages",
     [
         (["lora={rank: 4}", "joint.rounds=2"], ["entropy/base", "sft", "round-1/strong"]),
-        (["method=undial"], ["sft", "baselines/undial"]),
-        (["method=dpo"], ["sft", "baselines/dpo"]),
-        (["method=ssb"], ["sft", "baselines/ssb"]),
+        pytest.param(["method=undial"], ["sft", "baselines/undial"], marks=pytest.mark.slow),
+        pytest.param(["method=dpo"], ["sft", "baselines/dpo"], marks=pytest.mark.slow),
+        pytest.param(["method=ssb"], ["sft", "baselines/ssb"], marks=pytest.mark.slow),
     ],
     ids=["adapters", "a teacher", "pairs", "stored logits"],
 )
-def test_models_that_are_not_there_yet_have_a_stand_in(tmp_path, monkeypatch, overrides, stages):
+def test_a_model_that_is_not_trained_yet_is_rehearsed_with_a_stand_in(tmp_path, monkeypatch, overrides, stages):
     assert only_rehearsed(tmp_path / "run", monkeypatch, *overrides) == stages
 
 
-def test_on_a_cpu_a_rehearsal_is_made_only_if_asked_for(tmp_path, no_gpu, monkeypatch):
+def test_on_a_cpu_a_rehearsal_is_opt_in(tmp_path, no_gpu, monkeypatch):
     def refused(*_):
         raise AssertionError("rehearsed")
 
@@ -118,20 +118,20 @@ def test_on_a_cpu_a_rehearsal_is_made_only_if_asked_for(tmp_path, no_gpu, monkey
         carry_out(recipe, tmp_path / "run", Notes(), all_stages, options=RunOptions(rehearsal=True))
 
 
-def test_a_stage_that_goes_on_from_a_checkpoint_is_not_rehearsed(tmp_path):
+def test_a_stage_that_resumes_from_a_checkpoint_is_not_rehearsed(tmp_path):
     checkpoint = tmp_path / WORK / "round-1--strong/work/checkpoints/checkpoint-2"
     checkpoint.mkdir(parents=True)
-    goes_on = partial(resumes, tmp_path)
-    assert not goes_on(Workload("round-1/strong", "train"), "key")
+    resumed = partial(resumes, tmp_path)
+    assert not resumed(Workload("round-1/strong", "train"), "key")
     (checkpoint / "complete").write_text("2\n")
-    assert not goes_on(Workload("round-1/strong", "train"), "key")
+    assert not resumed(Workload("round-1/strong", "train"), "key")
     write_json(checkpoint.parents[2] / "state.json", {"key": "key"})
-    assert goes_on(Workload("round-1/strong", "train"), "key") and not goes_on(Workload("sft", "train"), "key")
-    assert not goes_on(Workload("round-1/strong", "train"), "another key")
+    assert resumed(Workload("round-1/strong", "train"), "key") and not resumed(Workload("sft", "train"), "key")
+    assert not resumed(Workload("round-1/strong", "train"), "another key")
 
 
 @pytest.mark.parametrize("running, stays", [({"sft"}, False), ({"round-1/strong", "sf"}, True)])
-def test_a_model_whose_stage_runs_again_has_a_stand_in(tmp_path, running, stays):
+def test_a_model_whose_stage_runs_again_is_rehearsed_with_a_stand_in(tmp_path, running, stays):
     """As when a finished run of whole models gets `lora`: there is no adapter in their folders."""
     base = Model("base", tmp_path / "elsewhere", "base")
     stages: Any = SimpleNamespace(run=SimpleNamespace(root=tmp_path), base=base, recipe=small_recipe())
@@ -160,7 +160,7 @@ def test_micro_batches_of_a_drawn_set_below_a_batch_have_one_row(tmp_path, batch
     assert len(longest[0]["input_ids"]) == 33
 
 
-def test_random_numbers_go_on_as_before():
+def test_a_rehearsal_restores_the_random_numbers():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

@@ -1,24 +1,21 @@
 """Benchmark questions in the training rows of a run: an error before training, left out, or allowed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from conftest import Recorder, run_small, small_recipe
 from helpers import write_rows
+from recipe_cases import stage_keys
 from weakdriven.data.demo import demo_rows
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import select_recipe
-from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
-from weakdriven.stages.checks import check_recipe
-from weakdriven.stages.data import data_stage
 
 TRAIN, TEST = demo_rows("train")[:8], demo_rows("test")
 LEAKED = TEST[400] | {"id": "leak", "question": TEST[400]["question"].upper()}
 """An item beyond eval.limit: it is held out all the same."""
-SFT = ["method=sft", "baselines=[]", "eval.limit=2", "eval.max_new_tokens=4"]
+SFT = ["method=sft", "baselines=[]", "eval.limit=1", "eval.max_new_tokens=2"]
 
 
 @pytest.fixture
@@ -35,38 +32,31 @@ def ids(root):
 
 
 def data_key(*overrides):
-    recipe = small_recipe(*overrides)
-    return data_stage(check_recipe(recipe, DryRun(Path("nowhere")))).key
+    return stage_keys(*overrides)["data"]
 
 
 def test_a_benchmarks_question_in_the_training_rows_is_an_error_that_leaves_nothing(leaky, tmp_path):
-    with pytest.raises(UserError, match=r"1 of 9 training rows .*: 'leak' \(arithmetic-test-400 of arithmetic\)\."):
+    with pytest.raises(UserError, match=r"1 of 9 training rows .*'leak' \(arithmetic-test-400"):
         run_small(tmp_path / "run", *SFT, leaky)
     assert not (tmp_path / "run").exists()
 
 
-def test_such_rows_can_be_left_out_and_are_counted(leaky, tmp_path):
-    run_small(tmp_path / "run", *SFT, leaky, "data.held_out=drop")
-    found = counters(tmp_path / "run")
+def test_held_out_rows_can_be_dropped_or_allowed_and_are_compared_again_once_they_are_not(leaky, tmp_path):
+    root, fast = tmp_path / "run", "sft.epochs=1"
+    run_small(tmp_path / "drop", *SFT, leaky, fast, "data.held_out=drop")
+    found = counters(tmp_path / "drop")
     assert (found["examples"], found["dropped_held_out"], found["rows_read"]) == (8, 1, 9)
-    assert ids(tmp_path / "run") == [row["id"] for row in TRAIN]
-
-
-def test_they_can_be_allowed_and_are_compared_again_once_they_are_not(leaky, tmp_path):
-    root = tmp_path / "run"
-    run_small(root, *SFT, leaky, "data.held_out=allow")
+    assert ids(tmp_path / "drop") == [row["id"] for row in TRAIN]
+    run_small(root, *SFT, leaky, fast, "data.held_out=allow")
     assert "leak" in ids(root) and "held_out" not in counters(root)
     before = (root / "recipe.yaml").read_text()
     with pytest.raises(UserError, match=r"1 of 9 training rows"):
         run_small(root, *SFT, leaky)
-    assert (root / "recipe.yaml").read_text() == before, "the run that is there was touched"
+    assert (root / "recipe.yaml").read_text() == before, "the existing run was touched"
 
 
-def test_a_run_that_evaluates_nothing_compares_nothing_until_it_does_and_does_not_tokenise_again(leaky, tmp_path):
-    root, clean = tmp_path / "run", "data.path=" + write_rows(tmp_path / "clean.jsonl", TRAIN)
-    run_small(tmp_path / "leaky", *SFT, leaky, "eval.benchmarks=[]")
-    with pytest.raises(UserError, match=r"1 of 9 training rows"):
-        run_small(tmp_path / "leaky", *SFT, leaky)
+def test_rows_are_compared_when_a_benchmark_is_added_and_not_tokenised_again(tmp_path):
+    root, clean = tmp_path / "run", "data.path=" + write_rows(tmp_path / "rows.jsonl", TRAIN)
     run_small(root, *SFT, clean, "eval.benchmarks=[]")
     assert "held_out" not in counters(root)
     again = run_small(root, *SFT, clean)
@@ -84,7 +74,7 @@ def test_only_where_rows_are_left_out_do_the_questions_decide_the_tokens():
     assert key != data_key("data.held_out=drop") == data_key("data.held_out=drop", "eval.limit=3")
 
 
-def test_a_selection_without_the_benchmarks_files_goes_on_and_says_so(tmp_path, caplog):
+def test_a_selection_without_the_benchmarks_files_warns(tmp_path, caplog):
     there = ["data.limit=16", "baselines=[]", "eval.benchmarks=[gsm8k]", f"eval.data_dir={tmp_path}"]
     assert select_recipe(small_recipe(*there), tmp_path / "run", Recorder())
     told = [record.message for record in caplog.records if "not compared with the benchmarks" in record.message]

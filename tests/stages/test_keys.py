@@ -9,25 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import small_recipe
 from helpers import write_rows
+from recipe_cases import stage_keys as keys
 from weakdriven.data.demo import demo_rows
 from weakdriven.models.load import locate_model
-from weakdriven.pipeline.run import all_stages
-from weakdriven.runs.executor import DryRun
-from weakdriven.stages.checks import check_recipe
 
 BASE = locate_model("embedded:base")
 TRAINED = {"sft", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"}
 TRAINED |= {f"eval/{model}/arithmetic" for model in ("sft", "round-1", "baseline-sft")}
 ALL = TRAINED | {"data", "entropy/base", "eval/base/arithmetic"}
-
-
-def keys(*overrides: str) -> dict[str, str]:
-    recipe = small_recipe(*overrides)
-    stages = check_recipe(recipe, DryRun(Path("nowhere")))
-    all_stages(stages)
-    return {entry.name: entry.key for entry in stages.run.planned}
+EVALUATIONS = {name for name in ALL if name.startswith("eval/")}
+ROUND = {"round-1/active", "round-1/strong", "eval/round-1/arithmetic"}
+JOINT = ["optimizer=adamw_8bit", "strong_weight=0.3", "strong_weight_end=1", "weak_learning_rate=1e-6", "weak=frozen"]
+JOINT += ["save_weak=true", "snapshots=[0.5]"]
+SELECTION = ["consolidation=0.2", "difficulty=0.7", "repair=0.2", "formula=official", "multiplier=2", "dedup=false"]
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -52,89 +47,56 @@ def rows(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "override, touched",
+    "overrides, touched",
     [
-        ("data.limit=95", ALL - {"eval/base/arithmetic"}),
-        ("data.max_length=255", ALL - {"eval/base/arithmetic"}),
-        ("data.split=test", ALL - {"eval/base/arithmetic"}),
-        ("data.empty_completions=drop", ALL - {"eval/base/arithmetic"}),
-        ("data.style=tagged", ALL),
-        ("precision=bf16", ALL - {"data"}),
-        ("attention=eager", ALL - {"data", "entropy/base"}),
-        ("seed=43", TRAINED),
-        ("sft.learning_rate=1e-4", TRAINED),
-        ("sft.epochs=2", TRAINED),
-        ("sft.optimizer=adamw_8bit", TRAINED),
-        ("joint.optimizer=adamw_8bit", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("joint.strong_weight=0.3", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("joint.strong_weight_end=1", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("joint.weak_learning_rate=1e-6", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("joint.weak=frozen", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("joint.save_weak=true", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("sft.snapshots=[0.5]", TRAINED),
-        ("joint.snapshots=[0.5]", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("selection.match_steps=true", {"round-1/strong", "eval/round-1/arithmetic"}),
-        ("eval.max_new_tokens=47", {name for name in ALL if name.startswith("eval/")}),
-        ("eval.limit=23", {name for name in ALL if name.startswith("eval/")}),
-        ("eval.temperature=0.5", {name for name in ALL if name.startswith("eval/")}),
+        (
+            ["data.limit=95", "data.max_length=255", "data.split=test", "data.empty_completions=drop"],
+            ALL - {"eval/base/arithmetic"},
+        ),
+        (["data.style=tagged"], ALL),
+        (["precision=bf16"], ALL - {"data"}),
+        (["attention=eager"], ALL - {"data", "entropy/base"}),
+        (
+            ["seed=43", "sft.learning_rate=1e-4", "sft.epochs=2", "sft.optimizer=adamw_8bit", "sft.snapshots=[0.5]"],
+            TRAINED,
+        ),
+        ([f"joint.{one}" for one in JOINT] + ["selection.match_steps=true"], ROUND - {"round-1/active"}),
+        ([f"selection.{one}" for one in SELECTION], ROUND),
+        ([f"eval.{one}" for one in ("max_new_tokens=47", "limit=23", "temperature=0.5")], EVALUATIONS),
     ],
+    ids=["data", "style", "precision", "attention", "sft", "joint", "selection", "eval"],
 )
-def test_a_setting_touches_its_stages_and_the_later_ones(override, touched):
-    assert changed(keys(), keys(override)) == touched
+def test_a_setting_touches_its_stages_and_the_later_ones(overrides, touched):
+    for override in overrides:
+        assert changed(keys(), keys(override)) == touched, override
 
 
 def test_another_weak_model_touches_only_the_round_and_its_own_entropies():
     before = keys("sft.snapshots=[0.25, 0.5]")
     after = keys("sft.snapshots=[0.25, 0.5]", "joint.weak_snapshot=0.25")
-    round_one = {"round-1/active", "round-1/strong", "eval/round-1/arithmetic"}
-    assert changed(before, after) == round_one | {"entropy/base", "entropy/sft-at-25"}
+    assert changed(before, after) == ROUND | {"entropy/base", "entropy/sft-at-25"}
 
 
 def test_no_snapshots_leave_the_keys_of_older_runs_alone():
     assert keys() == keys("sft.snapshots=[]", "joint.snapshots=[]")
 
 
-@pytest.mark.parametrize(
-    "override", ["consolidation=0.2", "difficulty=0.7", "repair=0.2", "formula=official", "multiplier=2", "dedup=false"]
-)
-def test_selection_touches_only_the_active_set_and_later_stages(override):
-    assert changed(keys(), keys(f"selection.{override}")) == {
-        "round-1/active",
-        "round-1/strong",
-        "eval/round-1/arithmetic",
-    }
+def test_what_changes_speed_or_memory_changes_no_key():
+    free = ["eval.batch_size=7", "eval.batching=static", "eval.max_prompt_tokens=400", "selection.batch_tokens=1024"]
+    free += [f"{phase}.{one}" for phase in ("sft", "joint") for one in ("micro_batch_size=4", "save_steps=9")]
+    free += ["sft.logging_steps=3", "sft.gradient_checkpointing=true", "fast_layers=off"]
+    for checkpointing in ("true", "keep_products"):
+        assert keys(*free, f"joint.gradient_checkpointing={checkpointing}") == keys()
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "eval.batch_size=7",
-        "eval.batching=static",
-        "eval.max_prompt_tokens=400",
-        "sft.micro_batch_size=4",
-        "joint.micro_batch_size=4",
-        "sft.save_steps=9",
-        "joint.save_steps=9",
-        "sft.logging_steps=3",
-        "sft.gradient_checkpointing=true",
-        "joint.gradient_checkpointing=true",
-        "joint.gradient_checkpointing=keep_products",
-        "fast_layers=off",
-        "selection.batch_tokens=1024",
-    ],
-)
-def test_what_changes_speed_or_memory_changes_no_key(override):
-    assert changed(keys(), keys(override)) == set()
-
-
-@pytest.mark.parametrize("name", ["strong_weight_schedule=cosine", "strong_weight_end=0.5", "weak_learning_rate=1e-3"])
-def test_a_setting_that_says_what_would_happen_without_it_changes_no_key(name):
+def test_a_setting_at_the_value_it_has_anyway_changes_no_key():
     fixed = ["joint.strong_weight=0.5", "joint.learning_rate=1e-3"]
-    assert changed(keys(*fixed), keys(*fixed, f"joint.{name}")) == set()
+    same = ["strong_weight_schedule=cosine", "strong_weight_end=0.5", "weak_learning_rate=1e-3"]
+    assert keys(*fixed) == keys(*fixed, *(f"joint.{one}" for one in same))
 
 
-def test_where_scores_may_come_from_changes_no_key(two_round_run):
-    assert changed(keys(), keys(f"selection.reuse=[{two_round_run[0]}]")) == set()
+def test_the_source_of_reused_scores_changes_no_key(two_round_run):
+    assert keys() == keys(f"selection.reuse=[{two_round_run[0]}]")
 
 
 def test_what_needs_a_gpu_and_changes_speed_or_memory_changes_no_key(monkeypatch):
@@ -176,7 +138,7 @@ def test_the_chat_template_touches_everything_and_only_by_its_text(tmp_path):
     assert changed(before, keys(f"chat_template={template}")) == ALL
 
 
-def test_the_questions_of_a_benchmark_file_touch_its_evaluations_and_its_golds_only_their_grades(tmp_path):
+def test_a_benchmarks_questions_touch_its_evaluations_and_its_golds_only_their_grades(tmp_path):
     items = [{"id": str(i), "question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(1319)]
     overrides = ["eval.benchmarks=[arithmetic, gsm8k]", f"eval.data_dir={tmp_path}"]
     write_rows(tmp_path / "gsm8k.jsonl", items)
@@ -188,7 +150,7 @@ def test_the_questions_of_a_benchmark_file_touch_its_evaluations_and_its_golds_o
     assert changed(before, keys(*overrides)) == before.keys() - ALL
 
 
-def test_the_weights_of_the_base_touch_everything_and_its_place_nothing(model):
+def test_the_weights_of_the_base_touch_everything_and_its_path_nothing(model):
     before = keys(f"model={model}")
     assert before == keys()
     change_a_weight(model)
@@ -204,7 +166,7 @@ def test_the_weights_of_a_given_m1_touch_what_comes_from_it(model):
     assert changed(before, keys(f"sft.model={model}")) == later
 
 
-def test_files_that_decide_nothing_are_no_part_of_a_model(model):
+def test_other_files_in_a_model_folder_change_no_key(model):
     before = keys(f"sft.model={model}")
     (model / "README.md").write_text("A model.")
     (model / "manifest.json").write_text(json.dumps({"stage": "sft"}))
@@ -216,25 +178,23 @@ def test_files_that_decide_nothing_are_no_part_of_a_model(model):
 BASELINES = "baselines=[sft,neftune,dpo,spin,ssb,sft_compute]"
 
 
-@pytest.mark.parametrize(
-    "override, touched",
-    [
-        ("dpo.beta=0.2", {"baselines/dpo"}),
-        ("dpo.rollouts.top_k=5", {"rollouts/sft/dpo", "pairs/dpo", "baselines/dpo"}),
-        ("ssb.temperature=2.0", {"targets/ssb", "baselines/ssb"}),
-        ("ssb.kd_weight=0.7", {"baselines/ssb"}),
-        ("neftune.alpha=1.0", {"baselines/neftune"}),
-        ("neftune.length=padded", {"baselines/neftune"}),
-        ("spin.micro_batch_size=8", set()),
-        ("sft.micro_batch_size=8", set()),
-    ],
-)
-def test_a_baselines_setting_touches_its_own_stages_alone(override, touched):
-    found = changed(keys(BASELINES), keys(BASELINES, override))
-    assert {name for name in found if not name.startswith("eval/")} == touched
+def test_a_baselines_setting_touches_its_own_stages_alone():
+    before = keys(BASELINES)
+    for override, touched in {
+        "dpo.beta=0.2": {"baselines/dpo"},
+        "dpo.rollouts.top_k=5": {"rollouts/sft/dpo", "pairs/dpo", "baselines/dpo"},
+        "ssb.temperature=2.0": {"targets/ssb", "baselines/ssb"},
+        "ssb.kd_weight=0.7": {"baselines/ssb"},
+        "neftune.alpha=1.0": {"baselines/neftune"},
+        "neftune.length=padded": {"baselines/neftune"},
+        "spin.micro_batch_size=8": set(),
+        "sft.micro_batch_size=8": set(),
+    }.items():
+        found = changed(before, keys(BASELINES, override))
+        assert {name for name in found if not name.startswith("eval/")} == touched, override
 
 
-def test_how_programs_are_run_decides_labels_and_so_what_is_learned_from_them():
+def test_running_programs_without_the_sandbox_touches_labels_and_what_is_trained_on_them():
     found = changed(keys(BASELINES), keys(BASELINES, "eval.unsafe=true"))
     asked = {name for name in found if name.startswith("rollouts/")}
     assert asked == {"rollouts/sft/dpo", "rollouts/sft/ssb", "rollouts/sft/ssb-hinted"}, "SPIN verifies nothing"

@@ -1,4 +1,4 @@
-"""What DPO and SSB take a completion for: its answer decides, and what it cannot decide is in no pair."""
+"""How DPO and SSB label a completion: by its answer; a completion that stays undecided is in no pair."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from weakdriven.eval.rollouts import Rollout
 from weakdriven.methods.rollouts import stage as rolling
 from weakdriven.runs.files import read_json, read_jsonl
 
-learner, says = rollout_cases.learner, rollout_cases.says
+says = rollout_cases.says
 ONE = replace(demo_examples(1)[0], gold="5")
 
 
@@ -33,7 +33,7 @@ def labels(*texts, style="tagged", finish="stop", tokens=9, room=None, gold="5")
 
 
 @pytest.mark.parametrize("style", ["tagged", "tag-free", "plain"])
-def test_the_answer_decides_whatever_the_form(style):
+def test_the_answer_decides_in_any_style(style):
     tagged = "<think>2+3</think> <answer>\\boxed{5}</answer>"
     right = labels(tagged, "so \\boxed{5}", "\\boxed{5} </answer>", "</think> \\boxed{5.0}", style=style)
     assert right == [(None, True)] * 4
@@ -45,13 +45,13 @@ def test_no_answer_is_wrong():
 
 
 @pytest.mark.parametrize("how", [{"finish": "length"}, {"tokens": 9, "room": 8}])
-def test_a_completion_without_an_end_is_wrong_if_its_answer_is_and_neither_if_that_is_right(how):
+def test_a_truncated_completion_is_wrong_if_its_answer_is_and_undecided_if_that_is_right(how):
     found = labels("\\boxed{5} and", "\\boxed{3} and", "and", **how)
     assert found == [("right but cut off", False), ("wrong answer", True), ("no answer", True)]
     assert labels("\\boxed{5}", tokens=9, room=9) == [(None, True)]
 
 
-def test_what_the_row_the_verifier_or_the_server_is_to_blame_for_is_neither(monkeypatch):
+def test_a_fault_of_the_row_the_verifier_or_the_server_leaves_a_completion_undecided(monkeypatch):
     assert labels("\\boxed{5}", gold="\\frac{") == [("bad gold", False)]
     assert labels("\\boxed{5}", "", finish="content_filter") == [("refused", False)] * 2
     reasons = {"\\boxed{5}": TIMEOUT, "\\boxed{6}": FAILED}
@@ -59,7 +59,7 @@ def test_what_the_row_the_verifier_or_the_server_is_to_blame_for_is_neither(monk
     assert labels("\\boxed{5}", "\\boxed{6}") == [("verifier timeout", False), ("verifier failed", False)]
 
 
-def test_a_run_pairs_what_ended_and_counts_the_rest(learner, tmp_path, says):
+def test_a_run_pairs_decided_completions_and_counts_the_rest(tmp_path, says):
     examples = demo_examples(8)
     by_seed = {request_seed(42, one.id, sample): (one, sample) for one in examples for sample in range(4)}
 
@@ -74,7 +74,7 @@ def test_a_run_pairs_what_ended_and_counts_the_rest(learner, tmp_path, says):
 
     says(text)
     root, train = tmp_path / "run", ["dpo.batch_size=8", "dpo.micro_batch_size=8", "dpo.gradient_checkpointing=false"]
-    small = ["data.limit=8", f"sft.model={learner}", "baselines=[]", "eval.benchmarks=[]"]
+    small = ["data.limit=8", "sft.model=embedded:base", "baselines=[]", "eval.benchmarks=[]"]
     run_small(root, "method=dpo", "dpo.rollouts.max_new_tokens=64", *train, *small)
     rolled = read_json(root / "rollouts/sft/dpo/manifest.json")["counters"]
     assert rolled | {"right": 8, "wrong": 16, "undecided": 8, "cut": 16} == rolled

@@ -8,12 +8,13 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import Recorder, run_small, small_recipe
+from recipe_cases import stage_keys as keys
 from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint, load_model, locate_model
-from weakdriven.pipeline.run import all_stages, run_recipe, select_recipe
+from weakdriven.pipeline.run import all_stages, run_recipe
 from weakdriven.runs.directory import work_folder
 from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
@@ -25,8 +26,8 @@ from weakdriven.wmss.score_files import read_scores
 
 BASE = locate_model("embedded:base")
 IDS = torch.arange(3, 40)[None]
-STEPS = [f"{phase}.{key}=4" for phase in ("sft", "joint") for key in ("batch_size", "micro_batch_size")]
-TINY = ["data.limit=32", "eval.limit=4", "eval.max_new_tokens=8", "lora.rank=4", "lora.alpha=8", *STEPS]
+STEPS = [f"{phase}.{key}=2" for phase in ("sft", "joint") for key in ("batch_size", "micro_batch_size")]
+TINY = ["data.limit=16", "eval.limit=1", "eval.max_new_tokens=2", "lora.rank=4", "lora.alpha=8", *STEPS]
 SHORT = ["baselines=[]", "eval.benchmarks=[]"]
 TWO_ROUNDS = [*TINY, "joint.rounds=2", "joint.save_weak=true", "lora.output=merged"]
 
@@ -38,6 +39,11 @@ def logits(model) -> torch.Tensor:
 
 def saved_logits(folder: Path) -> torch.Tensor:
     return logits(AutoModelForCausalLM.from_pretrained(folder))
+
+
+def stop_tokens(folder: Path) -> list[str]:
+    ids = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    return AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(ids)
 
 
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -104,11 +110,10 @@ def test_every_model_folder_is_a_trained_adapter_that_names_its_base(lora_run):
         weights = adapter(folder)
         assert {weight.dtype for weight in weights.values()} == {torch.float32}
         assert all(weight.any() for weight in weights.values()), "the half that begins at zero has moved"
-        stop = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-        assert AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(stop) == ["<|im_end|>"]
+        assert stop_tokens(folder) == ["<|im_end|>"]
 
 
-def test_the_joint_phase_holds_one_base_and_two_adapters(lora_run):
+def test_the_joint_phase_holds_one_base_that_stays_as_it_was_and_two_adapters(lora_run):
     base = load_model(BASE, precision="fp32")
 
     def held(*models) -> int:
@@ -120,62 +125,41 @@ def test_the_joint_phase_holds_one_base_and_two_adapters(lora_run):
         trained = [w.nbytes for model in (strong, weak) for w in model.parameters() if w.requires_grad]
         assert held(strong, weak) == held(base) + sum(trained)
         assert 2 * len(adapter(lora_run.root / "sft")) == len(trained)
+        assert all(equal(frozen(model), dict(base.named_parameters())) for model in (strong, weak))
 
 
-def test_the_base_stays_as_it_was_while_adapters_learn_on_it(lora_run):
-    start = dict(load_model(BASE, precision="fp32").named_parameters())
-    for one in lora_run.pairs:
-        for model in (one.pair.strong, one.pair.weak):
-            assert equal(frozen(model), start)
-
-
-def test_round_t_pairs_the_adapters_of_the_two_models_before_it(lora_run):
+def test_a_round_pairs_the_adapters_of_the_two_models_before_it_and_saves_both(lora_run):
     first, second = lora_run.pairs
     root = lora_run.root
     torch.testing.assert_close(first.begin["weak"], saved_logits(BASE))
     torch.testing.assert_close(first.begin["strong"], saved_logits(root / "sft"))
     torch.testing.assert_close(second.begin["weak"], saved_logits(root / "sft"))
     torch.testing.assert_close(second.begin["strong"], saved_logits(root / "round-1/strong"))
-    for one in lora_run.pairs:
+    for number, one in enumerate(lora_run.pairs, 1):
         strong, weak = (model.peft_config["default"] for model in (one.pair.strong, one.pair.weak))
         assert (weak.r, weak.lora_alpha, weak.target_modules) == (strong.r, strong.lora_alpha, strong.target_modules)
-
-
-def test_the_kept_weak_adapter_is_the_one_that_was_trained(lora_run):
-    for number, one in enumerate(lora_run.pairs, 1):
-        folder = lora_run.root / f"round-{number}/strong"
+        folder = root / f"round-{number}/strong"
         torch.testing.assert_close(saved_logits(folder / "weak"), logits(one.pair.weak))
         torch.testing.assert_close(saved_logits(folder), logits(one.pair.strong))
 
 
-def test_the_strong_folder_loads_and_generates_like_any_other(lora_run):
-    folder = lora_run.root / "round-1/strong"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    question = [{"role": "user", "content": "Tom has 5 pens. Tom buys 3 more. How many pens does Tom have now?"}]
-    inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    stops = GenerationConfig.from_pretrained(folder)
-    text = tokenizer.decode(model.generate(**inputs, generation_config=stops, max_new_tokens=32)[0])
-    assert text.startswith("<|im_start|>user\nTom has 5 pens.") and len(text) > 100
-
-
-def test_entropy_and_evaluation_ask_the_adapted_model(lora_run):
-    scores = {}
-    for name in ("base", "sft", "round-1"):
-        scores[name] = read_scores(lora_run.root / f"entropy/{name}/scores.parquet")["nll"].to_pylist()
-    assert sum(scores["sft"]) < sum(scores["base"]) and scores["sft"] != scores["round-1"]
-    recipe = small_recipe(*TWO_ROUNDS)
-    models = all_stages(stages := check_recipe(recipe, DryRun(lora_run.root)))
+def test_entropy_and_evaluation_load_the_adapted_model(lora_run):
+    files = (lora_run.root / f"entropy/{name}/scores.parquet" for name in ("base", "sft", "round-1"))
+    base, first, second = (read_scores(file)["nll"].to_pylist() for file in files)
+    assert sum(first) < sum(base) and first != second
+    models = all_stages(stages := check_recipe(small_recipe(*TWO_ROUNDS), DryRun(lora_run.root)))
     for model in models:
-        asked = stages.loader.load(model, train=False)
-        torch.testing.assert_close(logits(asked), saved_logits(model.folder))
+        torch.testing.assert_close(logits(stages.loader.load(model, train=False)), saved_logits(model.folder))
 
 
-def test_scores_under_an_adapter_are_taken_over_and_those_of_its_base_are_not_mistaken_for_them(lora_run, tmp_path):
-    overrides = [*TINY, f"sft.model={lora_run.root / 'sft'}", f"selection.reuse=[{lora_run.root}]"]
-    select_recipe(small_recipe(*overrides), tmp_path, Recorder())
+def test_an_adapter_over_the_same_base_can_be_given_as_m1_with_its_scores(lora_run, tmp_path):
+    given = [f"sft.model={lora_run.root / 'sft'}", f"selection.reuse=[{lora_run.root}]"]
+    recorder = run_small(tmp_path, *TINY, *SHORT, "joint.save_weak=true", *given)
+    assert list(recorder.ran) == ["data", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong"]
     for name in ("base", "sft"):
         taken = json.loads((tmp_path / f"entropy/{name}/manifest.json").read_text())["counters"]["reused_from"]
         assert taken == str(lora_run.root / f"entropy/{name}/scores.parquet")
+    assert equal(adapter(tmp_path / "round-1/strong"), adapter(lora_run.root / "round-1/strong"))
 
 
 def test_the_merged_model_is_an_ordinary_one_that_answers_as_the_adapter_does(lora_run):
@@ -186,8 +170,7 @@ def test_the_merged_model_is_an_ordinary_one_that_answers_as_the_adapter_does(lo
     assert (adapted - saved_logits(BASE)).abs().max() > 0.01
     shape = {name: weight.shape for name, weight in load_file(folder / "model.safetensors").items()}
     assert shape == {name: weight.shape for name, weight in load_file(BASE / "model.safetensors").items()}
-    stop = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    assert AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(stop) == ["<|im_end|>"]
+    assert stop_tokens(folder) == ["<|im_end|>"]
 
 
 def test_merging_or_not_retrains_nothing(lora_run):
@@ -214,6 +197,7 @@ class Interrupt(Recorder):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that_does_neither(lora_run, tmp_path):
     recompute = [f"{phase}.gradient_checkpointing=true" for phase in ("sft", "joint")]
     root, overrides = tmp_path / "run", [*TINY, *SHORT, "joint.save_weak=true", *recompute]
@@ -234,12 +218,7 @@ def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that
     assert rows[0] == rows[1]
 
 
-def test_an_adapter_over_the_same_base_can_be_given_as_m1(lora_run, tmp_path):
-    recorder = run_small(tmp_path / "run", *TINY, *SHORT, "joint.save_weak=true", f"sft.model={lora_run.root / 'sft'}")
-    assert list(recorder.ran) == ["data", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong"]
-    assert equal(adapter(tmp_path / "run/round-1/strong"), adapter(lora_run.root / "round-1/strong"))
-
-
+@pytest.mark.slow
 def test_a_frozen_weak_adapter_stays_as_it_was(lora_run, tmp_path):
     settings = ["joint.weak=frozen", "joint.save_weak=true", "joint.rounds=2", "selection.enabled=false"]
     run_small(tmp_path, *TINY, *SHORT, *settings, f"sft.model={lora_run.root / 'sft'}")
@@ -248,13 +227,14 @@ def test_a_frozen_weak_adapter_stays_as_it_was(lora_run, tmp_path):
     assert not equal(adapter(tmp_path / "round-2/strong"), adapter(tmp_path / "round-1/strong"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision, phase",
     [("bf16-mixed", "gradient_checkpointing=keep_products"), ("bf16", "optimizer=adamw")],
 )
 def test_in_bf16_the_base_is_held_in_bf16_and_the_adapters_in_fp32(precision, phase, pairs, tmp_path):
     overrides = [f"precision={precision}", "data.limit=2", "lora.output=merged", f"sft.{phase}", f"joint.{phase}"]
-    run_small(tmp_path, *TINY, "baselines=[]", *overrides)
+    run_small(tmp_path, *TINY, *SHORT, *overrides)
     pair = pairs[-1].pair
     for model in (pair.strong, pair.weak):
         assert {weight.dtype for weight in frozen(model).values()} == {torch.bfloat16}
@@ -268,7 +248,7 @@ def test_in_bf16_the_base_is_held_in_bf16_and_the_adapters_in_fp32(precision, ph
 
 def test_sft_alone_trains_and_merges_an_adapter(tmp_path):
     target = "lora.target_modules=[q_proj, model.layers.0.mlp.down_proj]"
-    recorder = run_small(tmp_path, *TINY, *SHORT, "method=sft", "lora.output=merged", target)
+    recorder = run_small(tmp_path, *TINY, *SHORT, "method=sft", "data.limit=4", "lora.output=merged", target)
     assert list(recorder.ran) == ["data", "baselines/sft", "merged"]
     names = adapter(tmp_path / "baselines/sft")
     assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names} == {"q_proj", "down_proj"}
@@ -278,13 +258,7 @@ def test_sft_alone_trains_and_merges_an_adapter(tmp_path):
     )
 
 
-def keys(*overrides: str) -> dict[str, str]:
-    recipe = small_recipe(*overrides)
-    all_stages(stages := check_recipe(recipe, DryRun(Path("nowhere"))))
-    return {entry.name: entry.key for entry in stages.run.planned}
-
-
-def test_what_adapters_are_decides_training_and_how_they_are_handed_over_does_not():
+def test_the_shape_of_adapters_touches_training_and_merging_them_does_not():
     plain, lora = keys(), keys("lora={}")
     same = {name for name in plain if plain[name] == lora[name]}
     assert same == {"data", "entropy/base", "eval/base/arithmetic"}
@@ -295,7 +269,7 @@ def test_what_adapters_are_decides_training_and_how_they_are_handed_over_does_no
     assert merged.pop("merged") and merged == lora
 
 
-def test_an_adapter_that_is_given_as_m1_decides_what_the_rounds_train(given):
+def test_a_given_adapter_and_not_the_settings_decides_what_the_rounds_train(given):
     before = keys("lora={}", source := given())
     for change in ("rank=8", "alpha=8", "dropout=0.1", "target_modules=[q_proj]"):
         after = keys("lora={}", source, f"lora.{change}")
@@ -306,40 +280,28 @@ def test_an_adapter_that_is_given_as_m1_decides_what_the_rounds_train(given):
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["lora.rank=0"], "lora.rank: Input should be greater than or equal to 1, found 0."),
-        (["lora.rnak=8"], "lora.rnak is not a setting. Did you mean lora.rank?"),
-        (["lora=16"], "lora: expected a group of settings, found 16."),
-        (["lora.target_modules=q_proj"], "expected all-linear or a list of names, such as [q_proj, v_proj], found q_"),
-        (["lora.target_modules=[]"], "expected all-linear or a list of names, such as [q_proj, v_proj], found []."),
-        (["lora.target_modules=[a, a]"], "lora.target_modules: names a thing twice: a, a."),
-        (["lora.target_modules=[q_prj]"], "directly. Did you mean q_proj?"),
-        (["lora.target_modules=[q_proj, zzz]"], "zzz is not a linear layer of Qwen3ForCausalLM, or it is the output"),
-        (["lora.target_modules=[lm_head]"], "or it is the output head, whose weights the mixed loss reads directly."),
-        (["lora.target_modules=[embed_tokens]"], "embed_tokens is not a linear layer of Qwen3ForCausalLM"),
-        (["lora.quantize=4bit"], "lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16"),
-        (["lora={}", "sft.optimizer=adamw_bf16", "precision=bf16"], "sft.optimizer adamw_bf16 is for weights in bf16"),
+        (["lora.target_modules=q_proj"], "expected all-linear or a list of names"),
+        (["lora.target_modules=[]"], "expected all-linear or a list of names"),
+        (["lora.target_modules=[a, a]"], "twice: a, a"),
+        (["lora.target_modules=[q_prj]"], "Did you mean q_proj?"),
+        (["lora.target_modules=[q_proj, zzz]"], "zzz is not a linear layer"),
+        (["lora.target_modules=[lm_head]"], "output head"),
+        (["lora.quantize=4bit"], "lora.quantize 4bit computes in bf16"),
+        (["lora={}", "sft.optimizer=adamw_bf16", "precision=bf16"], "adamw_bf16 is for weights in bf16"),
         (["lora={}", "sft.model=./nowhere"], "There is no model folder ./nowhere"),
-        (["lora={}", f"sft.model={BASE}"], "has no adapter_config.json, but lora trains adapters over embedded:base;"),
+        (["lora={}", f"sft.model={BASE}"], "has no adapter_config.json"),
     ],
 )
-def test_mistakes_are_answered_before_anything_is_computed(overrides, message, tmp_path):
+def test_a_mistake_is_an_error_before_anything_is_computed(overrides, message, tmp_path):
     with pytest.raises(UserError) as caught:
         run_small(tmp_path / "run", *overrides)
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(
-    "package, message",
-    [
-        (None, r"needs a CUDA device and bitsandbytes .*, and one is missing here"),
-        ("here", r"needs a CUDA device and bitsandbytes .*, and one is missing here"),
-    ],
-)
-def test_four_bits_without_what_they_need(package, message, monkeypatch):
-    monkeypatch.setattr("weakdriven.training.lora.find_spec", lambda name: package)
-    with pytest.raises(UserError, match=f"lora.quantize: 4bit {message}"):
+def test_four_bits_need_cuda(no_gpu, monkeypatch):
+    monkeypatch.setattr("weakdriven.training.lora.find_spec", lambda name: "here")
+    with pytest.raises(UserError, match=r"lora.quantize: 4bit needs a CUDA device and bitsandbytes"):
         keys("lora.quantize=4bit", "precision=bf16-mixed")
 
 
@@ -365,11 +327,11 @@ def other_base(folder: Path) -> Path:
     return folder
 
 
-def test_an_adapter_over_another_base_is_refused_as_m1(given, tmp_path):
+def test_an_adapter_over_another_base_is_an_error_as_m1(given, tmp_path):
     source = given(other_base(tmp_path / "other"))
-    with pytest.raises(UserError, match=r"is an adapter over .*other, but the recipe's model is embedded:base; use an"):
+    with pytest.raises(UserError, match=r"is an adapter over .*other, but"):
         keys("lora={}", source)
-    with pytest.raises(UserError, match=r"is an adapter over some/model, but the recipe's model is embedded:base"):
+    with pytest.raises(UserError, match=r"is an adapter over some/model, but"):
         keys("lora={}", given(base_model_name_or_path="some/model"))
 
 
@@ -389,18 +351,18 @@ def test_an_adapter_over_a_copy_of_the_base_is_accepted_and_the_base_is_part_of_
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"init_lora_weights": "pissa"}, "was made with init_lora_weights pissa, which changes the base itself"),
-        ({"target_modules": ["lm_head"]}, "The strong model's adapter is LORA on lm_head"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights pissa"),
+        ({"target_modules": ["lm_head"]}, "adapter is LORA on lm_head"),
         ({"peft_type": "NONSENSE"}, "adapter_config.json cannot be read"),
     ],
 )
-def test_an_adapter_that_does_not_fit_the_method_is_refused_as_m1(given, changes, message):
+def test_an_adapter_that_does_not_fit_the_method_is_an_error_as_m1(given, changes, message):
     with pytest.raises(UserError, match=message):
         keys("lora={}", given(**changes))
 
 
 def test_an_adapter_needs_the_setting(given):
-    with pytest.raises(UserError, match="is an adapter; set lora to continue training adapters, or merge it into"):
+    with pytest.raises(UserError, match="is an adapter; set lora"):
         keys(given())
 
 

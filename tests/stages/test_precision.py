@@ -30,10 +30,10 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return torch.cat([(one[name].float() - other[name].float()).abs().flatten() for name in one])
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
-def test_bf16_runs_end_to_end_and_saves_finite_bf16_weights_that_have_learnt(tmp_path, precision):
+@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_bf16_run_saves_finite_bf16_weights_that_have_changed(tmp_path, precision):
     # few tokens: a processor without bf16 takes 400 times as long for a product as in fp32
-    tiny = ["data.limit=4", "eval.limit=2", "eval.max_new_tokens=4", "baselines=[]", "sft.epochs=1"]
+    tiny = ["data.limit=2", "eval.limit=1", "eval.max_new_tokens=2", "baselines=[]", "sft.epochs=1"]
     run_small(tmp_path / "run", f"precision={precision}", *tiny)
     start = {name: weight.bfloat16() for name, weight in base_weights().items()}
     for model in TRAINED:
@@ -48,9 +48,10 @@ def test_bf16_runs_end_to_end_and_saves_finite_bf16_weights_that_have_learnt(tmp
         steps = [json.loads(line) for line in (tmp_path / "run" / model / "metrics.jsonl").read_text().splitlines()]
         assert steps and all(math.isfinite(row["loss"]) for row in steps)
     scores = json.loads((tmp_path / "run/eval/round-1/arithmetic/scores.json").read_text())
-    assert scores["items"] == 2
+    assert scores["items"] == 1
 
 
+@pytest.mark.slow
 def test_checkpointed_activations_give_the_same_weights_and_micro_batches_the_same_but_for_rounding(tmp_path):
     """Micro-batches add up in another order; AdamW turns that into 1e-4 for the few weights with hardly a gradient."""
     checkpointing, micro = "gradient_checkpointing=true", "micro_batch_size=4"

@@ -1,4 +1,4 @@
-"""Snapshots in a run: kept, evaluated, made anew when lost, and used as the weak model of the first round."""
+"""Snapshots in a run: saved, evaluated, made again when lost, and used as the weak model of the first round."""
 
 import shutil
 from pathlib import Path
@@ -21,8 +21,8 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest, read_json
 from weakdriven.wmss import trainer as joint
 
-SIZES = [f"{phase}.{name}=8" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
-TINY = ["data.limit=32", "eval.limit=4", "eval.max_new_tokens=8", *SIZES]
+SIZES = [f"{phase}.{name}=4" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
+TINY = ["data.limit=16", "eval.limit=1", "eval.max_new_tokens=2", *SIZES]
 KEPT = [*TINY, "sft.snapshots=[0.25, 0.75]", "joint.snapshots=[0.5]", "joint.rounds=2", "selection.match_steps=true"]
 WEAK = [*KEPT, "joint.weak_snapshot=0.25", "eval.snapshots=true", "baselines=[]"]
 
@@ -42,20 +42,11 @@ def weak_run(tmp_path_factory):
         return root, run_small(root, *WEAK), begun
 
 
-def test_the_first_round_trains_beside_the_snapshot_and_the_second_as_ever(weak_run):
+def test_round_one_trains_with_the_snapshot_as_weak_model_and_round_two_with_m1(weak_run):
     root, recorder, begun = weak_run
     trained = [stage for stage in recorder.ran if not stage.startswith("eval/")]
-    assert trained == [
-        "data",
-        "sft",
-        "entropy/sft-at-25",
-        "entropy/sft",
-        "round-1/active",
-        "round-1/strong",
-        "entropy/round-1",
-        "round-2/active",
-        "round-2/strong",
-    ]
+    before = ["data", "sft", "entropy/sft-at-25", "entropy/sft", "round-1/active", "round-1/strong"]
+    assert trained == [*before, "entropy/round-1", "round-2/active", "round-2/strong"]
     for weak, folder in zip(begun, (root / "sft/snapshots/25", root / "sft"), strict=True):
         saved = load_file(folder / "model.safetensors")
         assert all(torch.equal(weak[name], saved[name]) for name in saved)
@@ -67,14 +58,14 @@ def test_the_first_round_trains_beside_the_snapshot_and_the_second_as_ever(weak_
     assert chosen["inputs"]["weak_scores"] == read_json(root / "entropy/sft-at-25/manifest.json")["key"]
 
 
-def test_snapshots_stand_between_the_models_that_are_evaluated(weak_run):
+def test_snapshots_are_evaluated_in_the_order_of_training(weak_run):
     root, recorder, _ = weak_run
     asked = [stage.split("/")[1] for stage in recorder.ran if stage.startswith("eval/")]
     order = ["base", "sft-at-25", "sft-at-75", "sft", "round-1-at-50", "round-1", "round-2-at-50", "round-2"]
     assert asked == order
     rows = accuracy_rows(root)
     assert [row["model"] for row in rows] == order
-    assert [row["name"] for row in rows][4] == "WMSS, round 1, after 50% of its steps"
+    assert "round 1, after 50%" in rows[4]["name"]
 
 
 def test_a_snapshot_loads_like_any_other_model(weak_run):
@@ -85,7 +76,7 @@ def test_a_snapshot_loads_like_any_other_model(weak_run):
         assert fingerprint(folder) != fingerprint(folder.parents[1])
 
 
-def test_explanations_diagnosis_and_report_name_the_snapshot_as_weak_model(weak_run):
+def test_report_and_diagnosis_name_the_snapshot_as_weak_model(weak_run):
     root, _, _ = weak_run
     assert load_selection(root, 1).models == ("sft-at-25", "sft")
     assert load_selection(root, 2).models == ("sft", "round-1")
@@ -99,7 +90,7 @@ def test_explanations_diagnosis_and_report_name_the_snapshot_as_weak_model(weak_
     assert [one["model"] for one in found["drift"]["models"]] == ["base", "sft", "round-1", "round-2"]
 
 
-def test_a_lost_snapshot_is_made_again_and_the_same(weak_run, tmp_path):
+def test_a_deleted_snapshot_is_made_again_identically(weak_run, tmp_path):
     root = Path(shutil.copytree(weak_run[0], tmp_path / "run"))
     before = load_file(root / "sft/snapshots/75/model.safetensors")
     shutil.rmtree(root / "sft/snapshots/75")
@@ -108,7 +99,8 @@ def test_a_lost_snapshot_is_made_again_and_the_same(weak_run, tmp_path):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_same_run_without_snapshots_has_the_same_m1(weak_run, tmp_path):
+@pytest.mark.slow
+def test_a_run_without_snapshots_has_the_same_m1(weak_run, tmp_path):
     root = tmp_path / "plain"
     run_small(root, *TINY, "selection.enabled=false", "eval.benchmarks=[]", "baselines=[]")
     one, other = (load_file(run / "sft/model.safetensors") for run in (root, weak_run[0]))
@@ -116,7 +108,8 @@ def test_the_same_run_without_snapshots_has_the_same_m1(weak_run, tmp_path):
     assert not (root / "sft/snapshots").exists()
 
 
-def test_adapters_are_kept_and_paired_over_one_base(tmp_path):
+@pytest.mark.slow
+def test_snapshots_of_adapters_are_adapters_over_one_base(tmp_path):
     options = ["lora.rank=4", "eval.benchmarks=[]", "baselines=[]", "joint.rounds=1", "joint.weak=frozen"]
     run_small(tmp_path / "run", *KEPT, "joint.weak_snapshot=0.25", *options)
     for folder in ("sft/snapshots/25", "round-1/strong/snapshots/50"):
@@ -127,7 +120,8 @@ def test_adapters_are_kept_and_paired_over_one_base(tmp_path):
     assert (weak["weak_model"], weak["weak"]) == ("sft-at-25", "frozen")
 
 
-def test_controls_keep_theirs_and_share_the_weak_model(tmp_path):
+@pytest.mark.slow
+def test_controls_keep_their_own_snapshots_and_share_the_weak_model(tmp_path):
     recorder = Recorder()
     recipe = small_recipe(*WEAK, "method=wdjt_only", "baselines=[sft]", "joint.rounds=1", "eval.benchmarks=[]")
     run_recipe(recipe, tmp_path / "run", recorder)
@@ -137,40 +131,36 @@ def test_controls_keep_theirs_and_share_the_weak_model(tmp_path):
     assert read_json(tmp_path / "run/baselines/wdjt_only/manifest.json")["settings"]["weak_model"] == "sft-at-25"
 
 
-@pytest.mark.parametrize(
-    "override, answer",
-    [
-        ("sft.snapshots=[0.25, 0.3]", "sft: the snapshot at 0.3 falls on step 1 of 4, as does that at 0.25"),
-        ("joint.snapshots=[0.95]", "joint: the snapshot at 0.95 falls on step 4 of 4, as does the end"),
-    ],
-)
-def test_two_snapshots_on_one_step_are_told_before_anything_is_trained(override, answer, tmp_path):
-    recorder = Recorder()
-    with pytest.raises(UserError, match=answer):
-        run_recipe(small_recipe(*KEPT, override), tmp_path / "run", recorder)
-    assert list(recorder.ran) == ["data"]
+def test_two_snapshots_on_one_step_are_an_error_before_training(tmp_path):
+    for override, answer in {
+        "sft.snapshots=[0.25, 0.3]": "sft: the snapshot at 0.3 falls on step 1 of 4",
+        "joint.snapshots=[0.95]": "joint: the snapshot at 0.95 falls on step 4 of 4, as does the end",
+    }.items():
+        with pytest.raises(UserError, match=answer):
+            run_small(tmp_path / "run", *KEPT, override)
+        assert not (tmp_path / "run/sft").exists()
 
 
 @pytest.mark.parametrize(
     "overrides, answer",
     [
-        (["joint.weak_snapshot=0.5"], "joint.weak_snapshot is 0.5, which is not in sft.snapshots []; add it there"),
+        (["joint.weak_snapshot=0.5"], "joint.weak_snapshot is 0.5, which is not in sft.snapshots"),
         (
             ["joint.weak_snapshot=0.5", "sft.snapshots=[0.5]", "sft.model=some/m1"],
-            "joint.weak_snapshot is of phase 1, which is skipped because sft.model gives a ready M1; remove one",
+            "joint.weak_snapshot is of phase 1, which is skipped",
         ),
-        (["eval.snapshots=true"], "eval.snapshots is set, but no phase keeps any"),
+        (["eval.snapshots=true"], "eval.snapshots is set"),
         (["sft.snapshots=[0.5, 0.5]"], "sft.snapshots: expected shares that rise"),
-        (["joint.snapshots=[0.333]"], "joint.snapshots: expected shares between 0 and 1 with at most two decimals"),
+        (["joint.snapshots=[0.333]"], "joint.snapshots: expected shares between 0 and 1"),
     ],
 )
-def test_a_recipe_that_asks_for_what_is_not_kept_is_refused(overrides, answer):
+def test_a_recipe_with_snapshots_that_it_does_not_save_is_an_error(overrides, answer):
     with pytest.raises(UserError) as caught:
         parse(*overrides)
     assert answer in str(caught.value)
 
 
-def test_a_selection_of_files_alone_is_explained_by_the_weak_model_it_names(tmp_path):
+def test_a_selection_is_explained_by_the_weak_model_in_its_manifest(tmp_path):
     put(tmp_path / "run.json", {"recipe": "r"})
     settings = {"consolidation": 0.0, "difficulty": 1.0, "repair": 0.0, "formula": "paper", "multiplier": 1.0}
     put(tmp_path / "round-1/active/manifest.json", {"key": "k", "settings": settings | {"weak_model": "sft-at-50"}})
