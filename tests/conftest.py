@@ -100,6 +100,14 @@ def two_round_run(once) -> tuple[Path, Recorder]:
     return once("two-rounds", lambda root: run_small(root, "joint.rounds=2"))
 
 
+@pytest.fixture(scope="session")
+def whole_run(once) -> tuple[Path, Any]:
+    """A run of one round through the command line, to its report: its directory and what the command printed."""
+    from command_line import WHOLE, weakdriven
+
+    return once("whole-run", lambda root: weakdriven("run", "demo", *WHOLE, "--output", root))
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """A machine without CUDA, also where there is one."""

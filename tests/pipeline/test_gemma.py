@@ -12,6 +12,7 @@ from multimodal_cases import IDS, write_multimodal
 from weakdriven.models.gemma3.wrap import wrap_text_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_the_language_model_of_a_multimodal_checkpoint_goes_through_a_run(lora, tmp_path):
     base, root = tmp_path / "base", tmp_path / "run"
