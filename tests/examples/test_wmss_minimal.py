@@ -103,7 +103,7 @@ def test_a_completion_counts_if_its_boxed_number_is_the_answer():
     assert minimal.count_correct(Solver(), words, problems) == 1
 
 
-def test_the_script_is_short_and_takes_only_the_model_and_the_problems_from_the_package():
+def test_the_script_is_short_and_imports_only_the_model_and_the_problems_from_the_package():
     text = Path(minimal.__file__).read_text(encoding="utf-8")
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     assert {x for x in modules if x.startswith("weakdriven")} == {"weakdriven.data.demo", "weakdriven.models.load"}

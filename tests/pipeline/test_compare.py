@@ -170,8 +170,8 @@ def no_memory(tokens):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["joint.rounds=2"],
-        pytest.param(["selection.enabled=false"], marks=pytest.mark.slow),
+        ["selection.enabled=false"],
+        pytest.param(["joint.rounds=2"], marks=pytest.mark.slow),
         pytest.param(["lora.rank=4", "lora.output=merged"], marks=pytest.mark.slow),
     ],
 )

@@ -73,7 +73,7 @@ def test_trace_and_gradient_shrink_together(case, strong_weight):
     torch.testing.assert_close(found.gradient_T, (p - mix.target_TV.double()).abs().sum(1), rtol=0, atol=1e-12)
 
 
-def test_a_certain_mixture_has_no_curvature_and_its_gradient_goes_at_the_same_rate():
+def test_a_certain_mixture_has_no_curvature_and_its_gradient_vanishes_at_the_same_rate():
     certain = [shielding([gap, 0.0, 0], [gap, 0.0, 0], 0) for gap in (5.0, 20.0, 40.0)]
     assert [x.trace_T.item() < 1e-15 for x in certain] == [False, False, True]
     assert certain[-1].trace_T.item() / certain[-1].gradient_T.item() == near(1)
@@ -81,11 +81,11 @@ def test_a_certain_mixture_has_no_curvature_and_its_gradient_goes_at_the_same_ra
     assert strong.left.abs().max() < 1e-15 and across.left.abs().max() < 1e-15
 
 
-def test_certainty_of_a_wrong_token_takes_the_curvature_and_leaves_the_gradient():
+def test_certainty_of_a_wrong_token_removes_the_curvature_and_keeps_the_gradient():
     found = shielding([0.0, 40, 0], [0.0, 40, 0], 0)
     assert found.trace_T.item() < 1e-15 and found.gradient_T.item() == near(2)
 
 
-def test_a_vocabulary_too_large_for_a_hessian_is_refused():
+def test_a_vocabulary_too_large_for_a_hessian_raises_an_error():
     with pytest.raises(UserError, match="at most 2048"):
         hessian(torch.zeros(1, 3000), torch.zeros(1, 3000), 0)

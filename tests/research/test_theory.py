@@ -188,7 +188,7 @@ def test_more_probability_may_be_less_gradient_for_the_strong_model():
 
 @quick
 @given(tokens(), st.floats(0.01, 1))
-def test_growth_of_the_strong_branch_means_what_it_says(case, strong_weight):
+def test_the_strong_branch_grows_where_its_gradient_does(case, strong_weight):
     found, mix = branch_amplification(*case, strong_weight=strong_weight), mixture(*case, strong_weight)
     gradient = strong_weight * mix.mixed_TV.softmax(1) / mix.strong_TV.softmax(1)
     torch.testing.assert_close(found.factor_TV, gradient, rtol=1e-9, atol=0)
@@ -247,12 +247,12 @@ def test_the_distance_from_the_strong_model_falls_with_its_weight(case, one, oth
         (([1.0, 2], [1.0, float("-inf")], 0), "weak logits of token 0"),
     ],
 )
-def test_logits_that_do_not_fit_are_refused(arguments, word):
+def test_logits_of_other_shapes_raise_an_error(arguments, word):
     with pytest.raises(UserError, match=word):
         convexity(*arguments)
 
 
-def test_a_weight_outside_of_its_range_is_refused():
+def test_a_weight_outside_of_its_range_raises_an_error():
     with pytest.raises(UserError, match="strong_weight is"):
         convexity(*TYPICAL, strong_weight=1.5)
 
