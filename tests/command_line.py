@@ -38,7 +38,7 @@ def weakdriven(*words: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
-def refused(result: Result, *words: str) -> None:
+def assert_user_error(result: Result, *words: str) -> None:
     """A user's mistake is one sentence on stderr and exit code 2, without a traceback."""
     assert result.code == 2 and result.err.startswith("Error: ") and "Traceback" not in result.err, result
     assert all(word in result.err for word in words), result.err

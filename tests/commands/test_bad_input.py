@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import command_line
-from command_line import WHOLE, weakdriven
+from command_line import WHOLE, assert_user_error, weakdriven
 from conftest import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
@@ -31,7 +30,7 @@ TORCHAO = "weakdriven.training.optimizer.find_spec"
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch):
+def error_of(tmp_path, monkeypatch):
     """Run the demo recipe with overrides; returns the sentence after checking that the command left nothing behind."""
     monkeypatch.chdir(tmp_path)
 
@@ -39,7 +38,7 @@ def refused(tmp_path, monkeypatch):
         root = output or tmp_path / "run"
         before = contents(root)
         done = weakdriven("run", "demo", *WHOLE, *overrides, "--output", root)
-        command_line.refused(done)
+        assert_user_error(done)
         assert contents(root) == before, "something was left behind"
         return done.err
 
@@ -77,8 +76,8 @@ def examples(root: Path, *overrides: str) -> list[dict]:
         ("eval.max_prompt_tokens=2", "longer than max_prompt_tokens=2"),
     ],
 )
-def test_a_setting_that_cannot_be_used(refused, override, words):
-    assert words in refused(override)
+def test_a_setting_that_cannot_be_used(error_of, override, words):
+    assert words in error_of(override)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -90,16 +89,16 @@ def test_a_setting_that_cannot_be_used(refused, override, words):
         ("fast_layers=liger", "there is no CUDA"),
     ],
 )
-def test_a_setting_that_needs_a_gpu(refused, override, words):
-    assert words in refused(override)
+def test_a_setting_that_needs_a_gpu(error_of, override, words):
+    assert words in error_of(override)
 
 
-def test_an_optimizer_without_its_package_or_compiler(refused, monkeypatch):
+def test_an_optimizer_without_its_package_or_compiler(error_of, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(TORCHAO, lambda package: None)
-        assert "joint.optimizer: adamw_8bit needs torchao" in refused("joint.optimizer=adamw_8bit")
+        assert "joint.optimizer: adamw_8bit needs torchao" in error_of("joint.optimizer=adamw_8bit")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "there is no compiler no-such" in refused("sft.optimizer=adamw_8bit")
+    assert "there is no compiler no-such" in error_of("sft.optimizer=adamw_8bit")
 
 
 @pytest.mark.parametrize(
@@ -112,33 +111,33 @@ def test_an_optimizer_without_its_package_or_compiler(refused, monkeypatch):
         ([ROW, ROW | {"id": "b", "solution": HALF}], "half a surrogate pair"),
     ],
 )
-def test_rows_that_cannot_be_trained_on(refused, tmp_path, rows, words):
-    assert words in refused(write_rows(tmp_path / "rows.jsonl", *rows))
+def test_rows_that_cannot_be_trained_on(error_of, tmp_path, rows, words):
+    assert words in error_of(write_rows(tmp_path / "rows.jsonl", *rows))
 
 
-def test_only_empty_completions(refused, tmp_path):
+def test_only_empty_completions(error_of, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", EMPTY)
-    assert "1 completions are empty" in refused(path, "data.empty_completions=drop")
+    assert "1 completions are empty" in error_of(path, "data.empty_completions=drop")
 
 
-def test_a_prompt_longer_than_max_length(refused, tmp_path):
+def test_a_prompt_longer_than_max_length(error_of, tmp_path):
     long = write_rows(tmp_path / "rows.jsonl", ROW | {"question": "What is 1 + 1? " * 60})
-    text = refused(long, "data.max_length=64")
+    text = error_of(long, "data.max_length=64")
     assert "1 rows have prompts of data.max_length=64 tokens or more (first: id 'a')" in text
     assert "data.long_prompts=drop" in text
 
 
-def test_a_data_file_that_is_not_what_its_name_says(refused, tmp_path):
+def test_a_data_file_that_is_not_what_its_name_says(error_of, tmp_path):
     (tmp_path / "rows.jsonl.gz").write_text(json.dumps(ROW))
-    assert "line 1 cannot be read: Not a gzipped file" in refused("data.path=rows.jsonl.gz")
+    assert "Not a gzipped file" in error_of("data.path=rows.jsonl.gz")
     (tmp_path / "rows.jsonl").mkdir()
-    assert "rows.jsonl is a folder; name a file in it" in refused("data.path=rows.jsonl")
+    assert "rows.jsonl is a folder; name a file in it" in error_of("data.path=rows.jsonl")
 
 
-def test_a_benchmark_item_with_half_a_surrogate_pair(refused, tmp_path):
+def test_a_benchmark_item_with_half_a_surrogate_pair(error_of, tmp_path):
     items = [ROW | {"id": str(i), "question": f"What is {i} + 1? \ud83d"} for i in range(30)]
     write_rows(tmp_path / "aime2025.jsonl", *items)
-    text = refused("eval.benchmarks=[aime2025]", f"eval.data_dir={tmp_path}", "eval.limit=1")
+    text = error_of("eval.benchmarks=[aime2025]", f"eval.data_dir={tmp_path}", "eval.limit=1")
     assert "row 1" in text and "half a surrogate pair" in text
 
 
@@ -157,7 +156,7 @@ def test_empty_completions_half_characters_and_dates_that_are_no_mistake(tmp_pat
 
 
 @pytest.mark.parametrize("change", ["other tokens", "no chat template"])
-def test_a_tokenizer_that_does_not_fit(refused, tmp_path, change):
+def test_a_tokenizer_that_does_not_fit(error_of, tmp_path, change):
     base, tokenizer = locate_model("embedded:base"), load_tokenizer(locate_model("embedded:base"))
     if change == "other tokens":
         tokenizer.add_tokens(["<extra>"])
@@ -166,9 +165,9 @@ def test_a_tokenizer_that_does_not_fit(refused, tmp_path, change):
     load_model(base, precision="fp32").save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     if change == "other tokens":
-        assert "Cannot mix logits: the tokenizers of" in refused(f"sft.model={tmp_path / 'other'}")
+        assert "Cannot mix logits: the tokenizers of" in error_of(f"sft.model={tmp_path / 'other'}")
     else:
-        assert "has no chat template; set chat_template" in refused(f"model={tmp_path / 'other'}")
+        assert "has no chat template; set chat_template" in error_of(f"model={tmp_path / 'other'}")
 
 
 @pytest.mark.parametrize(
@@ -179,9 +178,9 @@ def test_a_tokenizer_that_does_not_fit(refused, tmp_path, change):
         (NO_SYSTEM.encode(), "tagged", "cannot be used with style 'tagged': No system role"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used(refused, tmp_path, template, style, words):
+def test_a_chat_template_that_cannot_be_used(error_of, tmp_path, template, style, words):
     (tmp_path / "chat.jinja").write_bytes(template)
-    assert words in refused(f"chat_template={tmp_path / 'chat.jinja'}", f"data.style={style}")
+    assert words in error_of(f"chat_template={tmp_path / 'chat.jinja'}", f"data.style={style}")
 
 
 @pytest.mark.parametrize(
@@ -192,21 +191,21 @@ def test_a_chat_template_that_cannot_be_used(refused, tmp_path, template, style,
         ("run", "x", "is or lies under a file"),
     ],
 )
-def test_an_output_directory_that_is_not_ours(refused, tmp_path, name, text, words):
+def test_an_output_directory_that_is_not_ours(error_of, tmp_path, name, text, words):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-    assert words in refused()
+    assert words in error_of()
     assert (tmp_path / name).read_text() == text
 
 
 @pytest.mark.parametrize("mistake", ["model=./nowhere", "data.path=missing.jsonl"])
-def test_a_mistake_leaves_a_finished_run_as_it_was(refused, whole_run, tmp_path, mistake):
-    refused(mistake, output=shutil.copytree(whole_run[0], tmp_path / "finished"))
+def test_a_mistake_leaves_a_finished_run_as_it_was(error_of, whole_run, tmp_path, mistake):
+    error_of(mistake, output=shutil.copytree(whole_run[0], tmp_path / "finished"))
 
 
-def test_generated_code_without_a_sandbox_is_refused_before_m1_is_trained(refused, monkeypatch):
+def test_generated_code_without_a_sandbox_raises_an_error_before_m1_is_trained(error_of, monkeypatch):
     monkeypatch.setattr("weakdriven.eval.run.isolation", lambda: "none")
-    assert "Generated code needs a sandbox" in refused("data.domain=code", "method=dpo", "baselines=[]")
+    assert "Generated code needs a sandbox" in error_of("data.domain=code", "method=dpo", "baselines=[]")
 
 
 def test_debug_shows_the_traceback(monkeypatch, tmp_path):

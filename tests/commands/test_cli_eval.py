@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from command_line import refused, weakdriven
+from command_line import assert_user_error, weakdriven
 from weakdriven.eval.generate.local import LocalEngine
 from weakdriven.models.load import locate_model
 from weakdriven.runs.files import read_json, read_jsonl
@@ -36,7 +36,7 @@ def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     assert "done before" in evaluate(root).out
     assert "max_new_tokens 16 -> 8" in evaluate(root, tokens=8).out
     done = weakdriven("report", root)
-    refused(done, "weakdriven eval regrade or compare")
+    assert_user_error(done, "weakdriven eval regrade or compare")
 
 
 def test_sampling_gives_pass_at_k_and_the_batch_size_changes_nothing(tmp_path):
@@ -59,7 +59,7 @@ def test_completions_generated_before_the_engine_failed_are_kept(tmp_path, monke
         complete(self, requests[:4], sampling, on_done)
 
     monkeypatch.setattr(LocalEngine, "complete", breaks)
-    refused(evaluate(tmp_path / "a"), "2 of 6 requests got no completion", "run the same command again")
+    assert_user_error(evaluate(tmp_path / "a"), "2 of 6 requests got no completion", "run the same command again")
     asked = []
     monkeypatch.setattr(LocalEngine, "complete", lambda self, r, s, d: asked.append(len(r)) or complete(self, r, s, d))
     assert evaluate(tmp_path / "a").code == 0 and asked == [2]
@@ -113,7 +113,7 @@ def test_a_model_of_a_run_is_evaluated_with_the_prompt_style_of_its_training(tmp
 def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, words, message):
     benchmark = [] if "--benchmarks" in words else ["--benchmarks", "arithmetic"]
     done = weakdriven("eval", *MODEL, *benchmark, *words, "--output", tmp_path / "a")
-    refused(done, message)
+    assert_user_error(done, message)
     assert done.err.count("\n") <= 2 and not (tmp_path / "a").exists()
 
 
@@ -124,15 +124,17 @@ def test_a_tokenizer_without_chat_template_needs_one(tmp_path):
     config.pop("chat_template", None)
     (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(config))
     words = ["eval", "--model", tmp_path / "m", "--benchmarks", "arithmetic", "--limit", 1, "--output", tmp_path / "a"]
-    refused(weakdriven(*words), "has no chat template; set chat_template")
-    refused(weakdriven(*words, "chat_template=gemma"), "gemma writes <start_of_turn> and <end_of_turn>, which")
+    assert_user_error(weakdriven(*words), "has no chat template; set chat_template")
+    assert_user_error(
+        weakdriven(*words, "chat_template=gemma"), "gemma writes <start_of_turn> and <end_of_turn>, which"
+    )
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     template = f"chat_template={tmp_path / 'chat.jinja'}"
     assert weakdriven(*words, template, "style=plain", "max_new_tokens=2").code == 0
 
 
 def test_a_folder_without_results_cannot_be_compared(tmp_path):
-    refused(weakdriven("eval", "compare", tmp_path, tmp_path), "holds no results of an evaluation")
+    assert_user_error(weakdriven("eval", "compare", tmp_path, tmp_path), "holds no results of an evaluation")
 
 
 class Models(BaseHTTPRequestHandler):
@@ -154,5 +156,5 @@ def test_a_server_of_another_model_is_not_scored_as_this_one(tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         done = evaluate(tmp_path / "a", f"url=http://127.0.0.1:{server.server_port}")
         server.shutdown()
-    refused(done, "serves other (from /models/other), and --model is embedded:base", "served_name=other")
+    assert_user_error(done, "serves other (from /models/other), and --model is embedded:base", "served_name=other")
     assert not (tmp_path / "a").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from command_line import WHOLE, Result, refused, weakdriven
+from command_line import WHOLE, Result, assert_user_error, weakdriven
 from conftest import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline.run import run_recipe, select_recipe
@@ -91,7 +91,7 @@ def test_a_second_round_is_selected_with_the_strong_model_of_the_first(whole_run
     ],
 )
 def test_a_recipe_without_that_selection_raises_an_error(words, message, tmp_path):
-    refused(weakdriven("select", "demo", *words, "--output", tmp_path / "run"), message)
+    assert_user_error(weakdriven("select", "demo", *words, "--output", tmp_path / "run"), message)
     assert not (tmp_path / "run").exists()
 
 
@@ -114,8 +114,8 @@ def test_explain_gives_the_probability_and_draws_of_an_example(selected):
 
 
 def test_explain_of_an_unknown_example_or_round_raises_an_error(selected):
-    refused(weakdriven("select", "explain", selected[0], "--id", "nobody"), "nobody")
-    refused(weakdriven("select", "explain", selected[0], "--round", 2), "round")
+    assert_user_error(weakdriven("select", "explain", selected[0], "--id", "nobody"), "nobody")
+    assert_user_error(weakdriven("select", "explain", selected[0], "--round", 2), "round")
 
 
 def test_a_run_with_a_selection_only_has_a_report(root):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from command_line import WHOLE, refused, weakdriven
+from command_line import WHOLE, assert_user_error, weakdriven
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.methods import wmss
@@ -221,7 +221,7 @@ def test_a_bad_row_is_one_sentence_and_exit_code_2(tmp_path):
     rows = tmp_path / "bad.jsonl"
     rows.write_text('{"id": "a", "question": "1 + 1?", "solution": "2"}\n{"id": "b", "question": "1 + 2?"}\n')
     done = weakdriven("compare", "demo", f"data.path={rows}", "--output", tmp_path / "runs")
-    refused(done, "bad.jsonl, row 2: ")
+    assert_user_error(done, "bad.jsonl, row 2: ")
     assert done.err.count("\n") == 1
 
 

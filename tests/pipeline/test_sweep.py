@@ -31,7 +31,7 @@ NOT_WRITTEN = "The table so far could not be written (OSError: no room for figur
 
 
 class History(Recorder):
-    """Remembers every stage of every run in turn."""
+    """Remembers every stage of every run."""
 
     def __init__(self, stop_at=None):
         super().__init__()
@@ -104,8 +104,8 @@ def test_the_table_has_a_row_for_each_point_seed_model_and_benchmark(swept):
         assert row["joint.strong_weight"] == row["point"].rpartition("-")[2]
     last = next(row for row in rows if row["model"] == "round-1")
     run = root / last["point"] / f"seed-{last['seed']}"
-    leads = ["entropy/base", "entropy/sft", "sft", "round-1/active", "round-1/strong"]
-    manifests = [read_json(run / stage / "manifest.json") for stage in leads]
+    stages = ["entropy/base", "entropy/sft", "sft", "round-1/active", "round-1/strong"]
+    manifests = [read_json(run / stage / "manifest.json") for stage in stages]
     assert float(last["seconds"]) == pytest.approx(sum(one["wall_seconds"] for one in manifests))
     assert int(last["peak_bytes"]) == max(one["peak_memory_bytes"] for one in manifests)
     assert int(last["trained_tokens"]) == sum(one["counters"].get("trained_tokens", 0) for one in manifests)

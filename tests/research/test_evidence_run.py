@@ -155,7 +155,7 @@ def test_an_interrupted_study_is_resumed_by_its_points(results, tmp_path):
     (axis,) = axes_of([command[command.index("--grid") + 1]])
     assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
     whole = next(running.commands("controls", arguments(results, first=45)))[1]
-    assert folder != whole  # a sweep goes on only in a folder of its own points
+    assert folder != whole  # a sweep is resumed only in a folder of its own points
     with pytest.raises(SystemExit, match=r"controls has no wmss; it has scaled_ce, sft_compute, uniform"):
         commands("controls", arguments(results, only=["wmss"]))
 
@@ -176,13 +176,13 @@ def test_runs_with_results_raise_an_error_before_they_begin(results, monkeypatch
         running.refuse_known("controls", arguments(results, first=44), new)
     with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):
         running.refuse_known("epochs", arguments(results), new)
-    running.refuse_known("controls", arguments(results), tmp_path)  # goes on
+    running.refuse_known("controls", arguments(results), tmp_path)  # it is resumed
     running.refuse_known("controls", arguments(results, only=["sft_compute"]), new)
     running.refuse_known("controls", arguments(results, first=45), new)
     running.refuse_known("core", arguments(results), new)
 
 
-def test_methods_of_the_core_that_are_missing_run_beside_the_reference(results):
+def test_missing_methods_of_the_core_run_with_the_reference(results):
     ((command, folder),) = running.commands("core", arguments(results, only=["wmss_frozen", "wdjt_only"]))
     assert command[-1] == "sft_restart,wdjt_only,wmss_frozen" and folder.name.endswith("core-s42-wmss_frozen-wdjt_only")
     assert running.collected_as("core", arguments(results, only=["wdjt_only"]))[-1] == "s42-wdjt_only"
@@ -208,7 +208,7 @@ def test_epochs_run_only_as_far_as_their_rule_needs(results, tmp_path):
     running.refuse_known("epochs", arguments(results, only=["e4"]), folder)
 
 
-def test_a_name_that_one_of_the_studies_does_not_have_is_refused_before_any_of_them_runs(monkeypatch):
+def test_a_name_that_one_of_the_studies_does_not_have_raises_an_error_before_any_of_them_runs(monkeypatch):
     monkeypatch.setattr(running, "run", lambda _: pytest.fail("it ran"))
     words = ["run", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
     monkeypatch.setattr(sys, "argv", words)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from command_line import refused, weakdriven
+from command_line import assert_user_error, weakdriven
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.parallel import attempt
@@ -74,7 +74,10 @@ def test_the_error_of_a_failed_run_is_redacted_since_a_table_shows_it(tmp_path):
         raise error
 
     log = tmp_path / "run.log"
-    assert attempt(lambda: fail(UserError(f"The Hub refused {HF}.")), log) == (None, "The Hub refused hf_….")
+    assert attempt(lambda: fail(UserError(f"The Hub assert_user_error {HF}.")), log) == (
+        None,
+        "The Hub assert_user_error hf_….",
+    )
     _, sentence = attempt(lambda: fail(KeyError(HF)), log)
     assert HF not in sentence + log.read_text(encoding="utf-8")
 
@@ -91,7 +94,7 @@ def test_errors_and_tracebacks_are_printed_redacted(tmp_path):
     with pytest.raises(UserError, match="hf_aB"):
         weakdriven("run", tmp_path / f"{HF}.yaml", "--debug")
     quiet = weakdriven("run", f"{HF}.yaml", "--quiet")
-    refused(quiet, "hf_…")
+    assert_user_error(quiet, "hf_…")
     command = [sys.executable, "-m", "weakdriven", "run", f"{HF}.yaml", "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
     assert done.returncode == 1 and "Traceback" in done.stderr and "hf_…" in done.stderr
@@ -106,4 +109,4 @@ def test_stdout_stderr_and_log_records_are_redacted(capsys, caplog):
     printed = capsys.readouterr()
     assert "hf_…" in printed.out and "hf_…" in printed.err and HF not in printed.out + printed.err
     assert HF not in caplog.text and "token=…" in caplog.text
-    assert sys.stdout.encoding and not sys.stdout.isatty(), "the rest of the stream is as it was"
+    assert sys.stdout.encoding and not sys.stdout.isatty(), "the rest of the stream does not change"
