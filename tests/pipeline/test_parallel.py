@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from parallel_tasks import Notes, breaks, cannot_be_pickled, dies_and_leaves_a_child, environment, fails, outcomes
+from parallel_tasks import Notes, breaks, cannot_be_pickled, dies, dies_and_leaves_a_child, environment, fails, outcomes
 
 from command_line import WHOLE
 from fault_cases import one_sentence
@@ -18,15 +18,15 @@ from fault_cases import one_sentence
 
 def test_tasks_run_in_processes_of_their_own_and_each_outcome_comes_back(tmp_path):
     progress = Notes()
-    tasks = {"one": partial(environment, 1), "killed": dies_and_leaves_a_child, "a/broken": breaks}
-    tasks |= {"error": cannot_be_pickled, "bad": fails, "two": partial(environment, 2)}
+    tasks = {"one": partial(environment, 1), "killed": dies, "parent": dies_and_leaves_a_child}
+    tasks |= {"a/broken": breaks, "error": cannot_be_pickled, "bad": fails, "two": partial(environment, 2)}
     ended = outcomes(tasks, progress, tmp_path)
     found = [ended[name][0] for name in ("one", "two")]
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert [value for value, *_ in found] == [1, 2] and all(one[3] == threads == str(one[2]) for one in found)
     assert os.getpid() not in [process for _, process, *_ in found]
     assert ended["bad"] == (None, "nothing to do")
-    assert "was killed, perhaps for lack of memory" in ended["killed"][1]
+    assert all("was killed, perhaps for lack of memory" in ended[name][1] for name in ("killed", "parent"))
     assert ended["a/broken"][1].startswith("ZeroDivisionError: a fault of ours")
     assert "in breaks" in (tmp_path / "a/broken.log").read_text()
     assert "Stubborn: one and two" in ended["error"][1]

@@ -43,7 +43,8 @@ def entropies(run: Path, model: str) -> np.ndarray:
     return read_scores(run / f"entropy/{model}/scores.parquet")["entropy"].to_numpy()
 
 
-def test_separations_are_those_of_the_entropies_and_finished_scores_are_kept(models, root):
+def test_separations_are_those_of_the_entropies_and_finished_scores_are_kept(models, tmp_path):
+    root = tmp_path / "run"
     first = pair(root, strong=models["m1"], examples=32)
     recorder = Recorder()
     base, checkpoint = pair(root, strong=models["m1"], weak=[models["m2"]], examples=32, progress=recorder)
@@ -57,7 +58,7 @@ def test_separations_are_those_of_the_entropies_and_finished_scores_are_kept(mod
     assert base.change == pytest.approx(change_N.mean(), abs=1e-6)
     assert base.distance == pytest.approx(abs(change_N).mean(), abs=1e-6)
     assert base.error == pytest.approx(change_N.std(ddof=1) / 32**0.5, abs=1e-6)
-    reused = pair(root, f"selection.reuse=[{models['run']}]", strong=models["m1"], examples=32)
+    reused = pair(tmp_path / "reused", f"selection.reuse=[{models['run']}]", strong=models["m1"], examples=32)
     assert reused == first, "whole score files of other runs are not mistaken for these"
 
 
