@@ -59,12 +59,6 @@ def test_the_hessian_on_the_fixture():
 
 @quick
 @given(tokens(), weights)
-def test_the_hessian_is_positive_and_flat_along_ones(case, strong_weight):
-    assert hessian(*case, strong_weight=strong_weight).everywhere
-
-
-@quick
-@given(tokens(), weights)
 def test_trace_and_gradient_shrink_together(case, strong_weight):
     found, mix = shielding(*case, strong_weight=strong_weight), mixture(*case, strong_weight)
     assert found.everywhere

@@ -198,22 +198,6 @@ def test_epochs_run_only_as_far_as_their_rule_needs(results, tmp_path):
     assert command[command.index("--seeds") + 1] == "1" and folder.name == f"{STUDENT}-epochs-e3-e2"
     assert not [word for word in commands("epochs", arguments(results, first=45))[0] if word.startswith("seed=")]
     assert next(running.commands("epochs", arguments(results)))[1].name == f"{STUDENT}-epochs"
-    for epochs in (1, 2, 3, 4, 6):
-        (results / f"epochs-{epochs}-0.0001.json").unlink()
-    (results / f"{STUDENT}-epochs-e2.json").write_text(json.dumps(result(STUDENT, "epochs")), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"epochs-e2.json has sft_restart of seed 42 already"):
-        running.refuse_known("epochs", args, folder)
-    with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):  # as of any --first
-        running.refuse_known("epochs", arguments(results, first=45), folder)
-    running.refuse_known("epochs", arguments(results, only=["e4"]), folder)
-
-
-def test_a_name_that_one_of_the_studies_does_not_have_raises_an_error_before_any_of_them_runs(monkeypatch):
-    monkeypatch.setattr(running, "run", lambda _: pytest.fail("it ran"))
-    words = ["run", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="epochs has no wmss; it has e1, e2"):
-        running.main()
 
 
 def test_a_study_without_points_takes_none(monkeypatch, capsys):
