@@ -1,4 +1,4 @@
-"""The command at the top of the README as `make demo` runs it, with fewer examples and problems."""
+"""The command at the top of the README as `make demo` runs it, with fewer problems to solve."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from weakdriven.runs.files import read_jsonl
 @pytest.mark.timeout(1800)
 def test_the_demo_ends_with_the_table_and_a_strong_model_that_solves_problems(tmp_path):
     root = tmp_path / "demo"
-    command = [sys.executable, "-m", "weakdriven", "run", "demo", "data.limit=1024", "eval.limit=128"]
+    command = [sys.executable, "-m", "weakdriven", "run", "demo", "eval.limit=128"]
     done = subprocess.run([*command, "--output", str(root)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     for name in ("M0", "M1", "SFT", "WMSS"):
