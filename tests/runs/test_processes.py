@@ -13,11 +13,10 @@ from conftest import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.directory import work_folder
-from weakdriven.wmss import score_files as scores
-from weakdriven.wmss.score_files import read_parts
+from weakdriven.wmss.score_files import PartWriter, read_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("alone")]
-BATCHES = ["data.limit=96", "selection.batch_tokens=1024"]
+BATCHES = "selection.batch_tokens=256"
 FILES = [f"entropy/{model}/scores.parquet" for model in ("base", "sft")] + ["round-1/active/active.parquet"]
 KILLED = """
 import os, signal
@@ -60,7 +59,7 @@ def launch(root: Path, *overrides: str, script: str = "") -> subprocess.Complete
         path = root.with_name("script.py")
         path.write_text(script)
     command += [str(path)] if script else ["-m", "weakdriven"]
-    command += ["select", "demo", *WHOLE, *BATCHES, *overrides, "--output", str(root)]
+    command += ["select", "demo", *WHOLE, BATCHES, *overrides, "--output", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
 
@@ -70,7 +69,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def select(root: Path, ready: str) -> None:
-    select_recipe(load_recipe("demo", [*WHOLE, ready, *BATCHES]), root, Recorder())
+    select_recipe(load_recipe("demo", [*WHOLE, ready, BATCHES]), root, Recorder())
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +90,7 @@ def test_two_processes_give_the_files_of_one_and_only_the_main_one_prints(ready,
     assert [(tmp_path / f"left-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
     assert files(root) == alone, "each score bit for bit, so the draw as well"
     record = json.loads((root / "entropy/sft/manifest.json").read_text())
-    assert record["counters"]["processes"] == 2 and record["counters"]["examples"] == 96
+    assert record["counters"]["processes"] == 2 and record["counters"]["examples"] == 32
     for line in ("entropy/base: not run yet", "round-1/active: not run yet", "Selection of round 1", "Hardest: "):
         assert done.stdout.count(line) == 1
     assert "Error" not in done.stderr and "Traceback" not in done.stderr
@@ -103,13 +102,13 @@ def test_one_process_finishes_what_two_killed_processes_began(ready, alone, tmp_
     assert launch(root, ready, script=KILLED).returncode != 0
     parts = work_folder(root, "entropy/base") / "work" / "parts"
     kept = read_parts(parts)["row"].to_pylist()
-    assert 0 < len(kept) < 96 and len(set(kept)) == len(kept)
+    assert 0 < len(kept) < 32 and len(set(kept)) == len(kept)
     assert not (root / "entropy").exists()
 
-    add = scores.Parts.add
+    add = PartWriter.add
     monkeypatch.setattr(
-        scores.Parts, "add", lambda self, batch: (seen.extend(batch["row"].to_pylist()), add(self, batch))
+        PartWriter, "add", lambda self, batch: (seen.extend(batch["row"].to_pylist()), add(self, batch))
     )
     select(root, ready)
     assert files(root) == alone
-    assert sorted(kept + seen) == sorted([*range(96), *range(96)]), "what was scored is not scored again"
+    assert sorted(kept + seen) == sorted([*range(32), *range(32)]), "what was scored is not scored again"
