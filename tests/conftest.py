@@ -83,10 +83,17 @@ def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Rec
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file with a fixture of module scope run in one worker, so that it is built once."""
+    """Tests of a file with a fixture of module scope run in one worker, and so do those of the whole run.
+
+    A test with a group of its own keeps it, since pytest-xdist makes a new group of two.
+    """
     for item in items:
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
-        if any(one.scope == "module" for found in fixtures.values() for one in found):
+        if item.get_closest_marker("xdist_group"):
+            continue
+        if "whole_run" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("whole-run"))
+        elif any(one.scope == "module" for found in fixtures.values() for one in found):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
@@ -116,6 +123,14 @@ def once(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], tuple[Path,
 def two_round_run(once) -> tuple[Path, Recorder]:
     """A finished run of two rounds and its recorder."""
     return once("two-rounds", lambda root: run_small(root, "joint.rounds=2"))
+
+
+@pytest.fixture(scope="session")
+def whole_run(once) -> tuple[Path, Any]:
+    """A run of one round through the command line, to its report: its directory and what the command printed."""
+    from command_line import WHOLE, weakdriven
+
+    return once("whole-run", lambda root: weakdriven("run", "demo", *WHOLE, "--output", root))
 
 
 @pytest.fixture

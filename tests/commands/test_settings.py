@@ -8,27 +8,26 @@ from weakdriven.errors import UserError
 
 
 @pytest.mark.parametrize("words, keys", [(["eval"], ["top_p", "served_name"]), (["data", "build"], ["teacher.keep"])])
-def test_help_lists_every_setting_that_is_no_option(words, keys):
+def test_help_lists_every_setting_that_is_not_an_option(words, keys):
     said = CliRunner().invoke(app, [*words, "run", "--help"] if words == ["eval"] else [*words, "--help"]).output
     assert all(key in said for key in keys) and "Settings, as key=value" in said
 
 
 @pytest.mark.parametrize(
-    "words, answer",
+    "words, message",
     [
         (["--samples", "8", "--keep", "4"], "There is no option --samples; write the setting teacher.samples=VALUE."),
-        (["--url=http://x"], "There is no option --url; write the setting teacher.url=VALUE."),
         (["--style", "tag-free"], "There is no option --style; write the setting style=VALUE."),
         (["--no-trust-remote-code"], "write the setting teacher.trust_remote_code=VALUE."),
-        (["--nonsense"], "There is no option --nonsense; --help lists the options and the settings."),
+        (["--nonsense"], "There is no option --nonsense"),
         (["teacher.samples=4"], "settings: teacher.model is required but missing."),
         (["--teacher", "m", "teacher.kep=4"], "teacher.kep is not a setting. Did you mean teacher.keep?"),
         (["--teacher", "m", "teacher.keep=9"], "teacher: keep is 9 of 4 samples; expected 1 to 4."),
         (["--teacher", "m", "teacher.url=a", "teacher.vllm_python=b"], "give one of them"),
     ],
 )
-def test_a_build_answers_unknown_options_and_mistakes(words, answer, tmp_path):
+def test_unknown_options_and_settings_of_a_build_raise_an_error(words, message, tmp_path):
     command = ["data", "build", "math", "train.jsonl", "--output", str(tmp_path / "out"), "--benchmarks", "none"]
     error = CliRunner().invoke(app, [*command, *words]).exception
-    assert isinstance(error, UserError) and answer in str(error)
+    assert isinstance(error, UserError) and message in str(error)
     assert not (tmp_path / "out").exists()

@@ -17,8 +17,8 @@ from examples import wmss_minimal as minimal
 from weakdriven.data.demo import demo_problems
 from weakdriven.models.load import EMBEDDED, locate_model
 
-ROUNDS, EXAMPLES, BATCH_SIZE = 2, 64, 4
-"""16 steps of SFT and about 10 in each round, so that each phase has a step of warm-up."""
+ROUNDS, EXAMPLES, BATCH_SIZE, WARMUP_RATIO = 2, 40, 4, 0.25
+"""10 steps of SFT and about 6 in each round, of which at least one is warm-up."""
 FOLDERS = ["sft", *(f"round-{number}/strong" for number in range(1, ROUNDS + 1))]
 
 
@@ -26,10 +26,9 @@ FOLDERS = ["sft", *(f"round-{number}/strong" for number in range(1, ROUNDS + 1))
 def run(tmp_path_factory):
     """The package's run of the demo recipe."""
     root = tmp_path_factory.mktemp("runs") / "demo"
-    sizes = [
-        f"{phase}.{name}={BATCH_SIZE}" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")
-    ]
-    run_small(root, f"data.limit={EXAMPLES}", f"joint.rounds={ROUNDS}", *sizes, "baselines=[]", "eval.benchmarks=[]")
+    each = [f"batch_size={BATCH_SIZE}", f"micro_batch_size={BATCH_SIZE}", f"warmup_ratio={WARMUP_RATIO}"]
+    phases = [f"{phase}.{setting}" for phase in ("sft", "joint") for setting in each]
+    run_small(root, f"data.limit={EXAMPLES}", f"joint.rounds={ROUNDS}", *phases, "baselines=[]", "eval.benchmarks=[]")
     return root
 
 
@@ -39,6 +38,7 @@ def script():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal, "ROUNDS", ROUNDS)
         patch.setattr(minimal, "BATCH_SIZE", BATCH_SIZE)
+        patch.setattr(minimal, "WARMUP_RATIO", WARMUP_RATIO)
         return minimal.wmss(base_model(), minimal.load_examples(tokenizer(), EXAMPLES))
 
 
@@ -103,7 +103,7 @@ def test_a_completion_counts_if_its_boxed_number_is_the_answer():
     assert minimal.count_correct(Solver(), words, problems) == 1
 
 
-def test_the_script_is_short_and_takes_only_the_model_and_the_problems_from_the_package():
+def test_the_script_is_short_and_imports_only_the_model_and_the_problems_from_the_package():
     text = Path(minimal.__file__).read_text(encoding="utf-8")
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     assert {x for x in modules if x.startswith("weakdriven")} == {"weakdriven.data.demo", "weakdriven.models.load"}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from weakdriven.models.load import locate_model
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "scripts/build_demo_model.py"
 EMBEDDED = locate_model("embedded:base")
 
@@ -53,7 +54,7 @@ def test_the_generation_config_is_greedy_and_ends_at_the_end_of_a_turn(built):
     assert generation.pad_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
-def test_built_json_tells_how_it_was_built(built):
+def test_built_json_records_how_the_model_was_built(built):
     record, shipped = (json.loads((folder / "built.json").read_text()) for folder in (built, EMBEDDED))
     assert record.keys() == shipped.keys()
     assert (record["steps"], record["documents"], record["rows"], record["device"]) == (2, 1000, 2, "cpu")

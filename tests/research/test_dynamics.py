@@ -59,12 +59,6 @@ def test_the_hessian_on_the_fixture():
 
 @quick
 @given(tokens(), weights)
-def test_the_hessian_is_positive_and_flat_along_ones(case, strong_weight):
-    assert hessian(*case, strong_weight=strong_weight).everywhere
-
-
-@quick
-@given(tokens(), weights)
 def test_trace_and_gradient_shrink_together(case, strong_weight):
     found, mix = shielding(*case, strong_weight=strong_weight), mixture(*case, strong_weight)
     assert found.everywhere
@@ -73,7 +67,7 @@ def test_trace_and_gradient_shrink_together(case, strong_weight):
     torch.testing.assert_close(found.gradient_T, (p - mix.target_TV.double()).abs().sum(1), rtol=0, atol=1e-12)
 
 
-def test_a_certain_mixture_has_no_curvature_and_its_gradient_goes_at_the_same_rate():
+def test_a_certain_mixture_has_no_curvature_and_its_gradient_vanishes_at_the_same_rate():
     certain = [shielding([gap, 0.0, 0], [gap, 0.0, 0], 0) for gap in (5.0, 20.0, 40.0)]
     assert [x.trace_T.item() < 1e-15 for x in certain] == [False, False, True]
     assert certain[-1].trace_T.item() / certain[-1].gradient_T.item() == near(1)
@@ -81,11 +75,11 @@ def test_a_certain_mixture_has_no_curvature_and_its_gradient_goes_at_the_same_ra
     assert strong.left.abs().max() < 1e-15 and across.left.abs().max() < 1e-15
 
 
-def test_certainty_of_a_wrong_token_takes_the_curvature_and_leaves_the_gradient():
+def test_certainty_of_a_wrong_token_removes_the_curvature_and_keeps_the_gradient():
     found = shielding([0.0, 40, 0], [0.0, 40, 0], 0)
     assert found.trace_T.item() < 1e-15 and found.gradient_T.item() == near(2)
 
 
-def test_a_vocabulary_too_large_for_a_hessian_is_refused():
+def test_a_vocabulary_too_large_for_a_hessian_raises_an_error():
     with pytest.raises(UserError, match="at most 2048"):
         hessian(torch.zeros(1, 3000), torch.zeros(1, 3000), 0)

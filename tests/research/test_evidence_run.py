@@ -117,7 +117,7 @@ def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(results):
         commands("saturated", arguments(results, rate=3e-4))
 
 
-def test_a_study_whose_choice_was_not_made_yet_says_what_to_run_first(tmp_path):
+def test_a_study_that_needs_an_earlier_one_names_it(tmp_path):
     with pytest.raises(SystemExit, match="no results of the study rate on smollm2-135m; run that first"):
         commands("core", arguments(tmp_path))
 
@@ -149,18 +149,18 @@ def test_controls_are_variants_in_files_of_their_own(results):
     assert not points[0] & points[1]
 
 
-def test_what_was_cut_off_is_run_by_its_points(results, tmp_path):
+def test_an_interrupted_study_is_resumed_by_its_points(results, tmp_path):
     args = arguments(results, only=["uniform_active", "sft_compute"], first=45, seeds=2, output=tmp_path / "runs")
     ((command, folder),) = running.commands("controls", args)
     (axis,) = axes_of([command[command.index("--grid") + 1]])
     assert [choice.name for choice in axis.choices] == args.only and "sft_restart" in axis.settings["baselines"]
     whole = next(running.commands("controls", arguments(results, first=45)))[1]
-    assert folder != whole  # a sweep goes on only in a folder of its own points
+    assert folder != whole  # a sweep is resumed only in a folder of its own points
     with pytest.raises(SystemExit, match=r"controls has no wmss; it has scaled_ce, sft_compute, uniform"):
         commands("controls", arguments(results, only=["wmss"]))
 
 
-def test_runs_whose_results_are_there_are_refused_before_they_begin(results, monkeypatch, tmp_path):
+def test_runs_with_results_raise_an_error_before_they_begin(results, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(running, "run", lambda words: asked.append(words[0]))
     words = ["run", STUDENT, "controls", "--results", str(results), "--output", str(tmp_path / "runs")]
@@ -176,13 +176,13 @@ def test_runs_whose_results_are_there_are_refused_before_they_begin(results, mon
         running.refuse_known("controls", arguments(results, first=44), new)
     with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):
         running.refuse_known("epochs", arguments(results), new)
-    running.refuse_known("controls", arguments(results), tmp_path)  # goes on
+    running.refuse_known("controls", arguments(results), tmp_path)  # it is resumed
     running.refuse_known("controls", arguments(results, only=["sft_compute"]), new)
     running.refuse_known("controls", arguments(results, first=45), new)
     running.refuse_known("core", arguments(results), new)
 
 
-def test_methods_of_the_core_that_are_missing_run_beside_the_reference(results):
+def test_missing_methods_of_the_core_run_with_the_reference(results):
     ((command, folder),) = running.commands("core", arguments(results, only=["wmss_frozen", "wdjt_only"]))
     assert command[-1] == "sft_restart,wdjt_only,wmss_frozen" and folder.name.endswith("core-s42-wmss_frozen-wdjt_only")
     assert running.collected_as("core", arguments(results, only=["wdjt_only"]))[-1] == "s42-wdjt_only"
@@ -198,50 +198,25 @@ def test_epochs_run_only_as_far_as_their_rule_needs(results, tmp_path):
     assert command[command.index("--seeds") + 1] == "1" and folder.name == f"{STUDENT}-epochs-e3-e2"
     assert not [word for word in commands("epochs", arguments(results, first=45))[0] if word.startswith("seed=")]
     assert next(running.commands("epochs", arguments(results)))[1].name == f"{STUDENT}-epochs"
-    for epochs in (1, 2, 3, 4, 6):
-        (results / f"epochs-{epochs}-0.0001.json").unlink()
-    (results / f"{STUDENT}-epochs-e2.json").write_text(json.dumps(result(STUDENT, "epochs")), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"epochs-e2.json has sft_restart of seed 42 already"):
-        running.refuse_known("epochs", args, folder)
-    with pytest.raises(SystemExit, match="sft_restart of seed 42 already"):  # as of any --first
-        running.refuse_known("epochs", arguments(results, first=45), folder)
-    running.refuse_known("epochs", arguments(results, only=["e4"]), folder)
 
 
-def test_a_name_that_one_of_the_studies_does_not_have_is_refused_before_any_of_them_runs(monkeypatch):
-    monkeypatch.setattr(running, "run", lambda _: pytest.fail("it ran"))
-    words = ["run", STUDENT, "saturated", "epochs", "--output", "runs", "--only", "wmss"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="epochs has no wmss; it has e1, e2"):
-        running.main()
-
-
-def test_points_of_a_study_that_runs_whole_are_refused(monkeypatch, capsys):
+def test_a_study_without_points_takes_none(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run", STUDENT, "rate", "--output", "runs", "--only", "r1e-5"])
     with pytest.raises(SystemExit):
         running.main()
     assert "--only is for epochs, core, variants" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "study, seeds",
-    [
-        ("core", "5"),
-        ("controls", "5"),
-        ("saturated", "5"),
-        ("published", "3"),
-        ("exploratory", "3"),
-        ("sizes", "3"),
-        ("alone", "1"),
-    ],
-)
-def test_a_study_has_the_seeds_of_the_protocol(results, study, seeds):
-    (command,) = commands(study, arguments(results))
-    assert command[command.index("--seeds") + 1] == seeds
-    (command,) = commands(study, arguments(results, seeds=2))
-    assert command[command.index("--seeds") + 1] == "2"
+def test_a_study_has_the_seeds_of_the_protocol(results):
+    protocol = dict.fromkeys(("core", "controls", "saturated"), "5") | {"alone": "1"}
+    protocol |= dict.fromkeys(("published", "exploratory", "sizes"), "3")
+    for study, seeds in protocol.items():
+        (command,) = commands(study, arguments(results))
+        assert command[command.index("--seeds") + 1] == seeds
+        (command,) = commands(study, arguments(results, seeds=2))
+        assert command[command.index("--seeds") + 1] == "2"
 
 
-def test_a_rate_that_is_told_needs_no_results(tmp_path):
+def test_a_given_rate_needs_no_results(tmp_path):
     (command,) = commands("core", arguments(tmp_path, rate=3e-4))
     assert "joint.learning_rate=0.0003" in command

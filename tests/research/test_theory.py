@@ -13,10 +13,12 @@ from research.theory import (
     convexity,
     entry_gap_bound,
     hard_negatives,
+    hessian,
     log_odds,
     mixed_margins,
     negative_mass,
     relative_odds,
+    shielding,
     shift_invariance,
     token_amplification,
     total_variation_bound,
@@ -34,6 +36,8 @@ from research.theory.counterexamples import (
 from weakdriven.errors import UserError
 
 FOR_ALL_LOGITS = [
+    hessian,
+    shielding,
     mixed_margins,
     relative_odds,
     negative_mass,
@@ -51,6 +55,13 @@ def test_a_true_statement_holds_on_all_logits(check, case, strong_weight):
     assert check(*case, strong_weight=strong_weight).everywhere
 
 
+@quick
+@given(tokens(), weights)
+def test_gradients_and_log_odds_hold_on_all_logits(case, strong_weight):
+    strong, weak = branch_gradients(*case, strong_weight=strong_weight)
+    assert strong.everywhere and weak.everywhere and log_odds(case[0], case[2]).everywhere
+
+
 # Gradients (Sec. 5, App. C.1)
 
 
@@ -64,13 +75,6 @@ def test_gradients_of_the_branches_on_the_fixture():
     assert sft.strong.left[0].tolist() == near([-0.069630, 0.046320, 0.017040, 0.006269]) and not sft.weak.left.any()
 
 
-@quick
-@given(tokens(), weights)
-def test_branch_gradients_are_the_weighted_residual(case, strong_weight):
-    strong, weak = branch_gradients(*case, strong_weight=strong_weight)
-    assert strong.everywhere and weak.everywhere
-
-
 # Margins, log-odds, shifts (App. C.2, D.5)
 
 
@@ -80,12 +84,6 @@ def test_margins_on_the_fixture():
     mix = mixture(*TYPICAL, 0.5)
     assert margins(mix.strong_TV, mix.target_T)[0].tolist() == [0, 3, 4, 5]
     assert margins(mix.weak_TV, mix.target_T)[0].tolist() == [0, 0.5, 1.5, 2]
-
-
-@quick
-@given(tokens())
-def test_log_odds_are_minus_the_margin(case):
-    assert log_odds(case[0], case[2]).everywhere
 
 
 @quick
@@ -188,7 +186,7 @@ def test_more_probability_may_be_less_gradient_for_the_strong_model():
 
 @quick
 @given(tokens(), st.floats(0.01, 1))
-def test_growth_of_the_strong_branch_means_what_it_says(case, strong_weight):
+def test_the_strong_branch_grows_where_its_gradient_does(case, strong_weight):
     found, mix = branch_amplification(*case, strong_weight=strong_weight), mixture(*case, strong_weight)
     gradient = strong_weight * mix.mixed_TV.softmax(1) / mix.strong_TV.softmax(1)
     torch.testing.assert_close(found.factor_TV, gradient, rtol=1e-9, atol=0)
@@ -247,12 +245,12 @@ def test_the_distance_from_the_strong_model_falls_with_its_weight(case, one, oth
         (([1.0, 2], [1.0, float("-inf")], 0), "weak logits of token 0"),
     ],
 )
-def test_logits_that_do_not_fit_are_refused(arguments, word):
+def test_logits_of_other_shapes_raise_an_error(arguments, word):
     with pytest.raises(UserError, match=word):
         convexity(*arguments)
 
 
-def test_a_weight_outside_of_its_range_is_refused():
+def test_a_weight_outside_of_its_range_raises_an_error():
     with pytest.raises(UserError, match="strong_weight is"):
         convexity(*TYPICAL, strong_weight=1.5)
 

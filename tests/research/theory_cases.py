@@ -5,7 +5,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-quick = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+quick = settings(deadline=None, derandomize=True, database=None, max_examples=30)
 weights = st.floats(0, 1)
 
 

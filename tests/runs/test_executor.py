@@ -24,7 +24,7 @@ SETTINGS, INPUTS = {"a": {"b": 1}, "betas": (0.9, 0.99)}, {"rows": "r1"}
 
 
 class Work:
-    """A compute that counts its calls, leaves a file in work and result, and fails as often as it is told to."""
+    """A compute that counts its calls, leaves a file in work and result, and fails the first `failures` times."""
 
     def __init__(self, text: str = "result", failures: int = 0):
         self.text, self.failures = text, failures
@@ -104,7 +104,7 @@ def test_a_second_call_of_the_same_stage_in_one_run_returns_without_computing(tm
     assert stages[0] == stages[1] and len(work.found) == 1 and len(run.planned) == 1 and recorder.skipped == []
 
 
-def test_a_try_that_fails_leaves_no_result_and_the_next_one_goes_on_from_its_work_folder(tmp_path):
+def test_a_failed_try_leaves_no_result_and_the_next_one_resumes_from_its_work_folder(tmp_path):
     work = Work(failures=2)
     for tries in (1, 2):
         with pytest.raises(RuntimeError, match="killed"):
@@ -137,7 +137,7 @@ def test_a_new_result_replaces_the_older_one_whole(tmp_path):
     assert sorted(path.name for path in (tmp_path / "part/one").iterdir()) == ["manifest.json", "new.txt"]
 
 
-def test_a_result_that_a_kill_kept_from_its_place_is_put_there_without_computing(tmp_path):
+def test_a_finished_result_that_was_killed_before_its_rename_is_renamed_without_computing(tmp_path):
     home = tmp_path / ".work/part--one"
     for change, calls in (({}, 0), ({"settings": {}}, 1)):  # the same key, another one
         stage(tmp_path, Work())
@@ -149,7 +149,7 @@ def test_a_result_that_a_kill_kept_from_its_place_is_put_there_without_computing
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"\xff", b'{"key": "k"}', b'{"key": 1, "settings": []}'])
-def test_a_stage_whose_manifest_cannot_be_read_is_neither_used_nor_computed_again(tmp_path, text):
+def test_a_damaged_manifest_raises_an_error_and_nothing_is_computed_again(tmp_path, text):
     stage(tmp_path, Work())
     (tmp_path / "part/one/manifest.json").write_bytes(text)
     before = contents(tmp_path)
@@ -164,11 +164,12 @@ def test_a_folder_without_a_manifest_is_no_result(tmp_path):
     assert stage(tmp_path, Work()).ran == {"part/one": "not run yet"}
 
 
-def test_the_manifest_says_what_was_computed_from_what_and_how(tmp_path):
+def test_the_manifest_records_settings_inputs_versions_and_files(tmp_path):
     made = Run(tmp_path, seed=7).stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS, execution={"save": 3})
     record = manifest(tmp_path)
     assert datetime.fromisoformat(record.pop("finished")).utcoffset() is not None
     assert record.pop("wall_seconds") >= 0 and record.pop("peak_memory_bytes") > 1e6
+    assert library_versions().keys() > {"torchao", "liger-kernel", "bitsandbytes"}
     assert record == {
         "stage": "part/one",
         "key": made.key,
@@ -184,10 +185,6 @@ def test_the_manifest_says_what_was_computed_from_what_and_how(tmp_path):
     }
 
 
-def test_versions_name_the_packages_that_may_be_there_and_change_results():
-    assert library_versions().keys() > {"torchao", "liger-kernel", "bitsandbytes"}
-
-
 def test_salvage_cuts_a_torn_last_line_and_keeps_the_whole_ones(tmp_path):
     path = tmp_path / "rows.jsonl"
     assert salvage_jsonl(path) == [] and not path.exists()
@@ -198,7 +195,7 @@ def test_salvage_cuts_a_torn_last_line_and_keeps_the_whole_ones(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_appended_rows_read_back_whatever_text_or_date_they_hold(tmp_path):
+def test_any_text_and_date_is_read_back_from_appended_rows(tmp_path):
     path = tmp_path / "rows.jsonl"
     texts = ["half a pair \ud800", "\\\udc00", "line\nbreak\u2028\x85", "日本語 😀"]
     for text in texts:
@@ -223,37 +220,28 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert path.read_text() == "new" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_directory_with_foreign_files_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds files but no run of weakdriven"), claim_run(tmp_path, "demo"):
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("thesis.tex", b"precious", "holds files but no run of weakdriven"),
+        ("run.json", b'{"recipe": "other"}', "holds a run of recipe 'other', not 'demo'"),
+        *(("run.json", text, r"run\.json cannot be read") for text in (b"", b"{", b"{}", b"[]", b"5", b"\xff")),
+    ],
+)
+def test_a_directory_of_something_else_is_left_alone(name, text, message, tmp_path):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(UserError, match=message), claim_run(tmp_path, "demo"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == {name: text}
 
 
-def test_a_directory_of_another_recipe_is_refused_and_left_alone(tmp_path):
-    with claim_run(tmp_path, "other"):
-        pass
-    before = contents(tmp_path)
-    with pytest.raises(UserError, match="holds a run of recipe 'other', not 'demo'"), claim_run(tmp_path, "demo"):
-        pass
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"5", b"\xff"])
-def test_a_broken_run_file_is_told_in_a_sentence(tmp_path, text):
-    (tmp_path / "run.json").write_bytes(text)
-    with pytest.raises(UserError, match=r"run\.json cannot be read"), claim_run(tmp_path, "demo"):
-        pass
-    assert (tmp_path / "run.json").read_bytes() == text
-
-
-def test_what_a_kill_in_the_first_moment_leaves_does_not_stop_the_next_run(tmp_path):
+def test_a_half_written_run_file_does_not_stop_the_next_run(tmp_path):
     (tmp_path / "run.json.part").write_text('{"rec')
     with claim_run(tmp_path, "demo"):
         assert json.loads((tmp_path / "run.json").read_text())["recipe"] == "demo"
 
 
-def test_a_second_process_is_refused_while_the_first_holds_the_directory(tmp_path):
+def test_a_second_process_raises_an_error_while_the_first_holds_the_directory(tmp_path):
     with claim_run(tmp_path, "demo"), (tmp_path / ".work/lock").open() as other:
         with pytest.raises(BlockingIOError):  # what another process would meet
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,17 +261,13 @@ def refuse(root: Path) -> None:
         raise UserError("wrong")
 
 
-def test_a_refused_new_run_leaves_nothing(tmp_path):
-    refuse(tmp_path / "run")
+@pytest.mark.parametrize("name", ["run", "runs/demo"])
+def test_a_new_run_that_raises_an_error_leaves_neither_its_directory_nor_parents(name, tmp_path):
+    refuse(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_new_run_leaves_none_of_the_parents_it_made(tmp_path):
-    refuse(tmp_path / "runs/demo")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refused_new_run_leaves_an_empty_folder_empty_however_it_is_named(tmp_path, monkeypatch):
+def test_a_new_run_that_raises_an_error_leaves_an_empty_folder_empty_however_it_is_named(tmp_path, monkeypatch):
     folder, link = tmp_path / "folder", tmp_path / "link"
     folder.mkdir()
     link.symlink_to(folder)
@@ -293,43 +277,38 @@ def test_a_refused_new_run_leaves_an_empty_folder_empty_however_it_is_named(tmp_
         assert folder.is_dir() and link.is_symlink() and list(folder.iterdir()) == []
 
 
-def test_a_refused_run_in_a_directory_with_results_leaves_it_untouched(tmp_path):
-    with claim_run(tmp_path, "demo"):
+def test_finished_stages_stay_when_a_run_raises_an_error_later(tmp_path):
+    with pytest.raises(UserError, match="wrong"), claim_run(tmp_path, "demo"):
         stage(tmp_path, Work())
+        raise UserError("wrong")
+    assert manifest(tmp_path)["stage"] == "part/one" and (tmp_path / "run.json").exists()
     before = contents(tmp_path)
     with pytest.raises(UserError, match="wrong"), claim_run(tmp_path, "demo"):
         raise UserError("wrong")
     assert contents(tmp_path) == before
 
 
-def test_a_new_run_that_has_finished_a_stage_keeps_it_when_a_later_one_is_refused(tmp_path):
-    with pytest.raises(UserError, match="wrong"), claim_run(tmp_path, "demo"):
-        stage(tmp_path, Work())
-        raise UserError("wrong")
-    assert manifest(tmp_path)["stage"] == "part/one" and (tmp_path / "run.json").exists()
-
-
 class Together:
-    """A leader and a helper on one directory; a process that waits once too often or too seldom breaks the barrier."""
+    """The main process and another on one directory; one that waits once too often or too seldom breaks the barrier."""
 
     def __init__(self, root: Path):
-        self.root, self.barrier, self.events = root, threading.Barrier(2, timeout=10), {True: [], False: []}
+        self.root, self.barrier, self.events = root, threading.Barrier(2, timeout=120), {True: [], False: []}
 
-    def work(self, name: str, leads: bool):
+    def work(self, name: str, is_main: bool):
         def compute(work: Path, out: Path) -> dict:
-            self.events[leads].append(f"compute {name}")
-            if leads:
+            self.events[is_main].append(f"compute {name}")
+            if is_main:
                 (out / "result.txt").write_text(name)
             else:
-                assert work.is_dir() and out.is_dir(), "the leader has made the folders"
+                assert work.is_dir() and out.is_dir(), "the main process has made the folders"
             return {}
 
         return compute
 
-    def process(self, leads: bool) -> Recorder:
+    def process(self, is_main: bool) -> Recorder:
         def agree(value):
-            self.events[leads].append("meet")
-            if leads:
+            self.events[is_main].append("meet")
+            if is_main:
                 self.said = value
             self.barrier.wait()
             said = self.said
@@ -337,44 +316,44 @@ class Together:
             return said
 
         recorder = Recorder()
-        run = Run(self.root, progress=recorder, is_main=leads, agree=agree)
+        run = Run(self.root, progress=recorder, is_main=is_main, agree=agree)
         for name, shared in (("data", False), ("entropy/base", True), ("entropy/sft", True), ("active", False)):
-            run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)
-            run.stage(name, self.work(name, leads), settings=SETTINGS, inputs=INPUTS, shared=shared)  # asked again
+            run.stage(name, self.work(name, is_main), settings=SETTINGS, inputs=INPUTS, shared=shared)
+            run.stage(name, self.work(name, is_main), settings=SETTINGS, inputs=INPUTS, shared=shared)  # a second time
         return recorder
 
     def run(self) -> tuple[Recorder, Recorder]:
         with ThreadPoolExecutor(2) as pool:
-            leader, helper = (pool.submit(self.process, leads) for leads in (True, False))
-            return leader.result(), helper.result()
+            main, other = (pool.submit(self.process, is_main) for is_main in (True, False))
+            return main.result(), other.result()
 
 
-def test_helpers_meet_the_leader_at_every_stage_and_compute_shared_ones_only(tmp_path):
+def test_other_processes_wait_for_the_main_one_at_every_stage_and_compute_shared_ones_only(tmp_path):
     both = Together(tmp_path)
-    leader, helper = both.run()
-    assert leader.ran == helper.ran and list(leader.ran) == ["data", "entropy/base", "entropy/sft", "active"]
-    assert [event for event in both.events[True] if event != "meet"] == [f"compute {name}" for name in leader.ran]
+    main, other = both.run()
+    assert main.ran == other.ran and list(main.ran) == ["data", "entropy/base", "entropy/sft", "active"]
+    assert [event for event in both.events[True] if event != "meet"] == [f"compute {name}" for name in main.ran]
     assert [event for event in both.events[False] if event != "meet"] == ["compute entropy/base", "compute entropy/sft"]
     assert both.events[True].count("meet") == both.events[False].count("meet") == 2 * 3 + 2 * 4
     assert (tmp_path / "entropy/sft/result.txt").read_text() == "entropy/sft"
     assert not list((tmp_path / ".work").iterdir())
 
 
-def test_helpers_skip_what_is_done_as_the_leader_does(tmp_path):
+def test_other_processes_skip_finished_stages_as_the_main_one_does(tmp_path):
     Together(tmp_path).run()
     shared = json.loads((tmp_path / "entropy/sft/manifest.json").read_text())
     (tmp_path / "entropy/sft/manifest.json").unlink()
     before = contents(tmp_path / "data")
     both = Together(tmp_path)
-    leader, helper = both.run()
-    assert leader.skipped == helper.skipped == ["data", "entropy/base", "active"]
+    main, other = both.run()
+    assert main.skipped == other.skipped == ["data", "entropy/base", "active"]
     assert both.events[True] == ["meet"] * 2 + ["meet", "meet", "compute entropy/sft", "meet"] + ["meet"]
     assert both.events[False] == both.events[True]
     assert contents(tmp_path / "data") == before
     assert json.loads((tmp_path / "entropy/sft/manifest.json").read_text())["key"] == shared["key"]
 
 
-def test_a_stage_that_was_whole_but_not_in_place_is_put_there_by_the_leader_alone(tmp_path):
+def test_a_finished_result_is_renamed_by_the_main_process_alone(tmp_path):
     Together(tmp_path).run()
     home = tmp_path / ".work/entropy--sft"
     home.mkdir()
@@ -386,7 +365,7 @@ def test_a_stage_that_was_whole_but_not_in_place_is_put_there_by_the_leader_alon
     assert (tmp_path / "entropy/sft/manifest.json").is_file() and not home.exists()
 
 
-def test_a_helper_alone_publishes_nothing(tmp_path):
+def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
     met = []
 
     def agree(value):
@@ -400,7 +379,7 @@ def test_a_helper_alone_publishes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_path):
+def test_a_process_follows_what_the_main_one_found_and_not_what_it_sees_itself(tmp_path):
     """A file system that shows things late must not lead two processes along different paths."""
     seen = []
 
@@ -414,7 +393,7 @@ def test_a_helper_does_what_the_leader_found_and_not_what_it_sees_itself(tmp_pat
     assert seen[0][1] == "not run yet" and recorder.skipped == ["part/one"]
 
 
-def test_a_helper_takes_over_what_the_leader_found_in_another_run(tmp_path):
+def test_a_process_takes_over_what_the_main_one_found_in_another_run(tmp_path):
     theirs, work, recorder, met = tmp_path / "theirs", Work(), Recorder(), []
 
     def agree(value):
@@ -427,7 +406,7 @@ def test_a_helper_takes_over_what_the_leader_found_in_another_run(tmp_path):
     assert recorder.ran == {"part/one": "taken over from theirs"} and work.found == []
 
 
-def test_a_helper_with_other_inputs_stops(tmp_path):
+def test_a_process_with_other_inputs_raises_an_error(tmp_path):
     run = Run(tmp_path, is_main=False, agree=lambda value: ("another key", "not run yet", False, None))
     with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)

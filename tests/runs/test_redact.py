@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from weakdriven.commands.app import main
+from command_line import assert_user_error, weakdriven
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.parallel import attempt
@@ -41,17 +41,16 @@ PLAIN = [
     "12:30@noon",
     "https://huggingface.co/datasets/a/b?split=train",
     "0123456789abcdef" * 4,  # a hash
+    "authorization: required, by the bank",
+    "bearer responsibilities of the office",
 ]
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-def test_a_secret_is_redacted_wherever_it_stands(secret):
-    assert redact(f"({secret})") == f"({SECRETS[secret]})"
-
-
-@pytest.mark.parametrize("text", PLAIN)
-def test_ordinary_names_stay_as_they_are(text):
-    assert redact(text) == text
+def test_secrets_are_redacted_within_any_text_and_ordinary_words_stay():
+    for secret, shown in SECRETS.items():
+        assert redact(f"({secret})") == f"({shown})"
+    for text in PLAIN:
+        assert redact(text) == text
 
 
 def test_values_of_the_environment_are_redacted_by_their_names(monkeypatch):
@@ -75,27 +74,31 @@ def test_the_error_of_a_failed_run_is_redacted_since_a_table_shows_it(tmp_path):
         raise error
 
     log = tmp_path / "run.log"
-    assert attempt(lambda: fail(UserError(f"The Hub refused {HF}.")), log) == (None, "The Hub refused hf_….")
+    assert attempt(lambda: fail(UserError(f"The Hub assert_user_error {HF}.")), log) == (
+        None,
+        "The Hub assert_user_error hf_….",
+    )
     _, sentence = attempt(lambda: fail(KeyError(HF)), log)
     assert HF not in sentence + log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("override", [f"model={HF}", f"data.path=https://u:{HF}@h/x.jsonl", f"report_to=[{HF}]"])
-def test_a_recipe_that_holds_a_secret_is_refused_without_saying_it(override):
+def test_a_recipe_that_holds_a_secret_raises_an_error_without_it(override):
     with pytest.raises(UserError, match="environment variable") as caught:
         load_recipe("demo", [override])
     assert HF not in str(caught.value)
 
 
-def test_errors_and_tracebacks_are_printed_redacted_and_the_error_itself_leaves_main(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "run", str(tmp_path / f"{HF}.yaml"), "--debug"])
+def test_errors_and_tracebacks_are_printed_redacted(tmp_path):
+    """`main` itself raises the error as it is; the interpreter prints its traceback."""
     with pytest.raises(UserError, match="hf_aB"):
-        main()
-    for option, code in (("--debug", 1), ("--quiet", 2)):
-        command = [sys.executable, "-m", "weakdriven", "run", f"{HF}.yaml", option]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
-        assert done.returncode == code and "hf_…" in done.stderr and HF not in done.stderr
-        assert ("Traceback" in done.stderr) == (option == "--debug")
+        weakdriven("run", tmp_path / f"{HF}.yaml", "--debug")
+    quiet = weakdriven("run", f"{HF}.yaml", "--quiet")
+    assert_user_error(quiet, "hf_…")
+    command = [sys.executable, "-m", "weakdriven", "run", f"{HF}.yaml", "--debug"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
+    assert done.returncode == 1 and "Traceback" in done.stderr and "hf_…" in done.stderr
+    assert HF not in done.stderr + quiet.err
 
 
 def test_stdout_stderr_and_log_records_are_redacted(capsys, caplog):
@@ -106,9 +109,4 @@ def test_stdout_stderr_and_log_records_are_redacted(capsys, caplog):
     printed = capsys.readouterr()
     assert "hf_…" in printed.out and "hf_…" in printed.err and HF not in printed.out + printed.err
     assert HF not in caplog.text and "token=…" in caplog.text
-    assert sys.stdout.encoding and not sys.stdout.isatty(), "the rest of the stream is as it was"
-
-
-@pytest.mark.parametrize("text", ["authorization: required, by the bank", "bearer responsibilities of the office"])
-def test_ordinary_words_after_such_words_stay(text):
-    assert redact(text) == text
+    assert sys.stdout.encoding and not sys.stdout.isatty(), "the rest of the stream does not change"

@@ -1,4 +1,4 @@
-"""YAML that expands to more than it says, or does more than hold values, is refused in every file read as YAML."""
+"""YAML that expands to far more than its text, or does more than hold values, raises an error wherever it is read."""
 
 import ast
 import time
@@ -41,31 +41,29 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_it_is_refused_at_once_and_as_yaml(text, tmp_path, monkeypatch):
+def test_it_raises_a_yaml_error_at_once_and_a_recipe_of_it_a_sentence(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     begin = time.process_time()
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < 10
     assert not list(tmp_path.iterdir()), "code was run"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        load_recipe(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_a_recipe_and_a_sweep_of_it_are_refused_in_a_sentence(text, tmp_path):
+def test_sweeps_and_overrides_are_read_with_the_same_limits(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(text, encoding="utf-8")
-    for read in (lambda: load_recipe(str(path)), lambda: read_sweep_file(path)):
+    for text in (LAUGHS, REFUSED["a python object"], REFUSED["half a character"]):
+        path.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"mine\.yaml"):
-            read()
-
-
-def test_an_override_of_it_is_refused_in_a_sentence():
-    for text in REFUSED.values():
+            read_sweep_file(path)
         with pytest.raises(UserError, match="not valid YAML"):
             apply_override({}, f"joint.rounds={text}")
 
 
-def test_aliases_merges_and_depth_within_reason_are_taken():
+def test_a_few_aliases_merges_and_levels_are_read():
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]"
     assert load_yaml(text) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": [{"x": 1, "y": 2}] * 2}
     assert load_yaml("a: 2024-13-45\nb: 2024-01-02") == {"a": "2024-13-45", "b": "2024-01-02"}
