@@ -65,8 +65,13 @@ def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Rec
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file with a fixture of module scope run in one worker, so that it is built once."""
+    """Tests of a file with a fixture of module scope run in one worker, so that it is built once.
+
+    A test in a group of its own stays there: pytest-xdist would make one new group of the two names.
+    """
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
         if any(one.scope == "module" for found in fixtures.values() for one in found):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

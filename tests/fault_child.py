@@ -4,6 +4,7 @@ Started as a script it reads orders, a JSON object a line, and answers each with
 """
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -111,6 +112,7 @@ def serve() -> None:
     import weakdriven.pipeline.run
     import weakdriven.runs.progress  # noqa: F401
 
+    gc.freeze()  # a run does not look through what was imported for garbage
     for line in sys.stdin:
         order = json.loads(line)
         if not (process := os.fork()):

@@ -34,6 +34,7 @@ def test_three_checkpoints_are_counted_where_as_many_are_written_and_fewer_where
     assert disk_need(**facts, saves=1) < disk_need(**facts, saves=2) < disk_need(**facts, saves=3)
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_written(tmp_path, monkeypatch):
     asked, written, planned = {}, {}, {}
 

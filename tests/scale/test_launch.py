@@ -1,6 +1,5 @@
 """--launch and what ships for it: configurations that accelerate takes, signals that arrive, examples that parse."""
 
-import json
 import os
 import re
 import signal
@@ -9,16 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from test_whole_runs import CUT, same_training
 from typer.testing import CliRunner
 
-from conftest import SMALL, run_small
 from weakdriven.commands.app import app
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
@@ -149,28 +145,3 @@ def test_one_process_replaces_the_command_that_launched_it(tmp_path):
     command = [sys.executable, "-m", "weakdriven", "run", "demo", "data.limit=0", "--launch", "one-gpu"]
     done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "data.limit" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory) -> Path:
-    """A recipe under FSDP2, from --launch to its report."""
-    root = tmp_path_factory.mktemp("launched") / "run"
-    command = [sys.executable, "-m", "weakdriven", "run", "demo", *SMALL, *CUT, "--launch", "fsdp2-cpu-2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--output", str(root)], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Report: ") == 1
-    return root
-
-
-def test_a_launched_recipe_under_fsdp2_gives_the_models_of_one_process(launched, tmp_path):
-    alone = tmp_path / "alone"
-    run_small(alone, *CUT)
-    for stage in ("sft", "round-1/strong"):
-        same_training(launched, alone, stage)
-        config = json.loads((launched / stage / "config.json").read_text())
-        assert config["architectures"] == json.loads((alone / stage / "config.json").read_text())["architectures"]
-    draws = [pq.read_table(root / "round-1/active/active.parquet")["draws"] for root in (alone, launched)]
-    assert draws[0].equals(draws[1])
