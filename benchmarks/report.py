@@ -22,8 +22,7 @@ from playwright.sync_api import sync_playwright
 from pyarrow import parquet
 
 from weakdriven.diagnose.token_view import SCHEMA
-from weakdriven.report import plots, write_report
-from weakdriven.report.run import examples
+from weakdriven.report import plots, read, write_report
 from weakdriven.report.run import figures as run_figures
 
 STAGES = ["data", "sft", "entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"]
@@ -136,7 +135,7 @@ def main() -> None:
         put_tokens(run / "diagnostics/tokens.parquet")
         for variant in ("thinned, as shipped", "every step and example"):
             if variant.startswith("every"):
-                plots.CURVE_POINTS = examples.SCATTER_POINTS = run_figures.SCATTER_POINTS = 10**9
+                plots.CURVE_POINTS = read.SCATTER_POINTS = run_figures.SCATTER_POINTS = 10**9
             built = measure(lambda: write_report(run), repeats=3, warmup=1)
             size = (run / "report.html").stat().st_size / 1e6
             there, drawn = open_page(run / "report.html")

@@ -228,7 +228,7 @@ def report(files: dict[str, Any]) -> None:
         else:
             path.write_text(content, encoding="utf-8", errors="surrogatepass")
     run.mkdir(exist_ok=True)
-    page = render_report(run)
+    page, _ = render_report(run)
     own, _, _ = page.partition("<script>/* Vega")
     alive = Alive()
     alive.feed(own)

@@ -208,3 +208,12 @@ def test_a_killed_training_goes_on_with_the_noise_it_would_have_had(work, monkey
     assert same(whole, train(tiny_model(), rows, work, ALPHA, save_steps=3))
     losses = [[row["loss"] for row in read_jsonl(one / METRICS)] for one in (work, work.with_name("whole"))]
     assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+def test_the_log_has_the_size_of_noise_and_embeddings(work):
+    model = tiny_model()
+    size = model.get_input_embeddings().weight.square().mean().sqrt().item()
+    train(model, token_rows(8), work, ALPHA, learning_rate=1e-9)
+    for row in read_jsonl(work / METRICS):
+        assert row["embedding_rms"] == pytest.approx(size, rel=0.2)
+        assert 5 / (3 * 14 * 16) ** 0.5 < row["noise_rms"] < 5 / (3 * 4 * 16) ** 0.5

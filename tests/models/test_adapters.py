@@ -194,9 +194,9 @@ def test_a_frozen_base_is_not_written_again(tmp_path):
 @pytest.mark.parametrize(
     "config, message",
     [
-        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts outside"),
-        (lora(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts outside"),
-        (lora(alora_invocation_tokens=[3]), "LORA, which acts outside"),
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts where"),
+        (lora(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts where"),
+        (lora(alora_invocation_tokens=[3]), "LORA, which acts where"),
     ],
 )
 def test_adapters_that_the_loss_would_not_see_are_refused(config, message):

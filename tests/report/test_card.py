@@ -15,8 +15,7 @@ from run_files import put
 from weakdriven.commands.app import app
 from weakdriven.report import load_run
 from weakdriven.report.card.card import MARK, escaped, result_stages, write_cards
-from weakdriven.report.card.front_matter import licence
-from weakdriven.report.card.public_names import hub_id, public_name, without_paths
+from weakdriven.report.card.front_matter import hub_id, licence, public_name, without_paths
 from weakdriven.report.run.verdict import verdict
 
 EVIL = "<script>alert(1)</script>"
@@ -172,7 +171,7 @@ def test_no_path_of_this_machine_is_told(tmp_path):
 
 def test_text_of_a_run_is_never_markup(tmp_path):
     run = make_run(tmp_path, recipe(model=EVIL, data={"path": f"x|{EVIL}\n# title"}, name="```\n<script>"))
-    put(run / "run.json", {"recipe": f"{EVIL} [x](javascript:1) *a*", "hub_models": [EVIL, ["x"]]})
+    put(run / "run.json", {"recipe": f"{EVIL} [x](javascript:1) *a*", "hub_models": [EVIL]})
     put(run / "data/funnel.json", {"in": 4, "kept": 3, "dropped": {EVIL: {"rows": 1, "first": []}}})
     text = card(run)
     matter, body = text[4:].split("\n---\n", 1)

@@ -11,7 +11,7 @@ from run_files import put
 from weakdriven.commands.app import app
 from weakdriven.errors import UserError
 from weakdriven.report.compare.page import headline, is_significant, write_compare
-from weakdriven.report.compare.runs import runs_compared
+from weakdriven.report.compare.table import runs_compared
 from weakdriven.runs.files import read_json, write_json
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_reference_and_a_folder_that_is_no_run_are_refused(runs: list
     with pytest.raises(UserError, match="--against: nobody is none of them"):
         runs_compared(runs, "nobody")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="not a run directory"):
+    with pytest.raises(UserError, match="expected run directories"):
         write_compare([tmp_path / "empty"])
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from weakdriven.report.figure import write_figures
 from weakdriven.report.sweep.figures import figures_of
-from weakdriven.report.sweep.files import as_markdown, tables
-from weakdriven.report.sweep.table import as_cells
+from weakdriven.report.sweep.files import as_cells, as_markdown, tables
 
 
 def row(point, model, role, score=None, *, shared=False, seeds=("42", "43"), **more):

@@ -11,13 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import fuzz
 
-from report_runs import finish
+from report_runs import finish, own_part
 from run_files import put
 from weakdriven.config.sweep import axes_of
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
 from weakdriven.report import write_report
-from weakdriven.report.read import load_run
 from weakdriven.runs.directory import DIAGNOSIS_VERSION
 
 
@@ -54,13 +53,13 @@ def test_an_instruction_of_no_or_several_messages_raises_an_error(tmp_path, valu
         load_examples(str(path))
 
 
-def test_a_pass_at_k_whose_k_is_no_number_is_left_out(tmp_path):
+@pytest.mark.parametrize("scores", [{"pass_at_k": {"x": 0.5}}, {"accuracy": {"<b>": 1}}, {"interval": [1]}])
+def test_scores_that_someone_changed_are_reported_in_one_line(tmp_path, scores):
     finish(tmp_path)
-    scores = {"items": 3, "accuracy": 0.5, "pass_at_k": {"1": 0.5, "8": 0.9, "x": 0.5, "0": 0.5, "-1": 1, "²": 0.2}}
-    put(tmp_path / "eval/base/arithmetic/scores.json", scores)
-    write_report(tmp_path)
-    (row,) = [row for row in load_run(tmp_path)["accuracy"] if row["model"] == "base"]
-    assert row["pass_at_k"] == {"8": 0.9}
+    path = tmp_path / "eval/base/arithmetic/scores.json"
+    put(path, json.loads(path.read_text()) | scores)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count("A file of this run holds what weakdriven does not write") == 1 and "<b>" not in own_part(page)
 
 
 def test_a_diagnosis_in_another_shape_is_reported_and_the_rest_is_shown(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Recorder, small_recipe
-from report_runs import EVIL, PLAN, finish, manifest, own_part, write_plan
+from report_runs import EVIL, finish, manifest, own_part
 from run_files import put
 from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.pipeline.run import run_recipe
@@ -140,14 +140,14 @@ def test_markup_in_any_field_of_a_run_is_text_in_its_report(tmp_path, evil):
     put(tmp_path / "recipe.yaml", f"name: {json.dumps(evil)}\n")
     put(
         tmp_path / "data/funnel.json",
-        {"in": 4, "kept": 3, "sources": [evil], "dropped": {evil: {"rows": 1, "first": [evil]}}},
+        {"in": 4, "kept": 3, "sources": [evil], "dropped": {evil: {"rows": 1, "first": [{"id": evil}]}}},
     )
     manifest(tmp_path, "data", 1, **{evil: evil, "more": {evil: [evil]}})
-    write_plan(tmp_path, [*PLAN, evil, "../../x"])
+    (tmp_path / "plan.json").unlink()
     sample = {"id": evil, "prompt": evil, "gold": evil, "correct": False, "text": evil, "answer": evil, "reason": evil}
     for model in ("base", "round-1", "baseline-sft"):
         put(tmp_path / f"eval/{model}/arithmetic/samples.jsonl", [sample])
-    scored = {"items": 1, "correct": 0, "accuracy": 0.0, "levels": {evil: {"items": 1, "correct": 0}}}
+    scored = {"version": 1, "items": 1, "correct": 0, "accuracy": 0.0, "levels": {evil: {"items": 1, "correct": 0}}}
     put(tmp_path / "eval/base/arithmetic/scores.json", scored)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert live_parts(page) == [] and evil not in own_part(page).replace("\\u003c", "<")
@@ -160,8 +160,8 @@ def test_a_plan_from_somebody_else_cannot_name_files_outside_the_run(tmp_path, n
     put(run / "run.json", {"recipe": "demo"})
     put(run / "plan.json", {name: "k", "sft": "k"})
     data = load_run(run)
-    assert [stage["name"] for stage in data["stages"]] == ["sft"] and data["metrics"] == {}
-    assert any("which is not a stage" in problem for problem in data["problems"])
+    assert data["stages"] == [] and data["metrics"] == {}
+    assert any("names what is not a stage" in problem for problem in data["problems"])
 
 
 @pytest.mark.parametrize("value", ["../../x", "/x", "..", "nul\\0", "🦆", "x" * 500])

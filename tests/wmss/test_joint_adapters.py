@@ -212,8 +212,8 @@ def test_a_merged_model_answers_as_the_adapted_one_and_training_can_go_on(base, 
 @pytest.mark.parametrize(
     "config, message",
     [
-        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts outside"),
-        (LoraConfig(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts outside"),
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts where"),
+        (LoraConfig(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts where"),
     ],
 )
 def test_adapters_that_the_loss_would_not_see_are_refused(config, message, base, tmp_path):

@@ -396,5 +396,5 @@ def test_no_weight_on_the_strong_logits_is_allowed_with_a_warning():
 
 def test_one_model_in_both_places_is_refused():
     model = tiny_model()
-    with pytest.raises(UserError, match="share layers, so the two would be one model"):
+    with pytest.raises(UserError, match="share layers; give the weak one as a path"):
         WeakStrongPair(strong=model, weak=model, weak_trainable=False)

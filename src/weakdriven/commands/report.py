@@ -24,7 +24,7 @@ def report_run(
     """Write report.html of a run again, finished or not, and the card of the model it trained."""
     from weakdriven.report import write_report
     from weakdriven.report.card import write_cards
-    from weakdriven.report.run.follow import follow_report
+    from weakdriven.report.run.page import follow_report
     from weakdriven.runs.directory import BENCHMARK_SCORES, REPORT, RUN_FILE
 
     if not (run / RUN_FILE).is_file():

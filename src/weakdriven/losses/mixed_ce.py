@@ -143,7 +143,7 @@ def mixed_cross_entropy_with_statistics(
     tensors = [strong_TD, strong.weight_VD, strong.bias_V]
     tensors += [weak_TE, weak.weight_VD, weak.bias_V] if weak_runs else [None, None, None]
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
-    loss, statistics_9, *_ = _mixed_ce(*tensors, target_T, [*mixing], scale, statistics, triton, needs)
+    loss, statistics_9, *_ = _mixed_ce(*tensors, target_T, [*mixing, scale], [statistics, triton], needs)
     return loss, MixStatistics(*statistics_9.unbind())
 
 
@@ -157,9 +157,7 @@ def _mixed_ce(
     weak_bias_V: Tensor | None,
     target_T: Tensor,
     numbers: list[float],
-    scale: float,
-    statistics: bool,
-    triton: bool,
+    flags: list[bool],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, statistics, and the gradient of each of the first six tensors (empty where none is needed).
@@ -168,10 +166,13 @@ def _mixed_ce(
     operator of its own, so that `torch.compile` takes it as a whole.
 
     Args:
-        numbers: A `Mixing`.
+        numbers: A `Mixing`, and the factor of the loss.
+        flags: Whether statistics are wanted, and whether Triton computes the rows.
         needs: Which of the first six tensors need a gradient.
     """
-    target_T, mixing = target_T.contiguous(), Mixing(*numbers)
+    *weights, scale = numbers
+    statistics, triton = flags
+    target_T, mixing = target_T.contiguous(), Mixing(*weights)
     strong_weight, strong_anchor, strong_scale, strong_cap, weak_scale, weak_cap = mixing
     strong = Branch(strong_TD, strong_head_VD, strong_bias_V, needs[:3])
     weak = None
@@ -222,15 +223,15 @@ def _(strong_TD, strong_head_VD, strong_bias_V, weak_TE, weak_head_VE, weak_bias
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden_TD, scale, ctx.needs = inputs[0], inputs[8], inputs[-1]
-    ctx.late = late_scale(scale, hidden_TD)
+    hidden_TD, numbers, ctx.needs = inputs[0], inputs[7], inputs[-1]
+    ctx.late = late_scale(numbers[-1], hidden_TD)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
     ctx.save_for_backward(*output[2:])
 
 
 def _scale(ctx: Any, scale: Tensor, *_: Any) -> tuple[Any, ...]:
-    return *scaled_once(ctx, scale), *(None,) * 6
+    return *scaled_once(ctx, scale), *(None,) * 4
 
 
 _mixed_ce.register_autograd(_scale, setup_context=_keep)

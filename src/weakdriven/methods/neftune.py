@@ -68,19 +68,27 @@ class NoisyEmbeddings(Variant):
 
 
 class NoiseCallback(TrainerCallback):
-    """Adds the noise; the trainer's callbacks give the step."""
+    """Adds the noise and logs its size; the trainer's callbacks give the step."""
 
     def __init__(self, noise: EmbeddingNoise, seed: list[int]):
         self.noise, self.seed = noise, seed
         self.generator: torch.Generator | None = None
         self.step = self.process = 0
         self.mask_BL: Any = None
+        self.squares: list[Tensor] = []
+        """Sums of squares of noise and of embeddings, and the count of each, since the last log."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.process = args.process_index
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.step, self.generator = state.global_step, None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        if logs is not None and "loss" in logs and self.squares:
+            noise, embedding, count = torch.stack(self.squares).sum(0).tolist()
+            logs |= {"noise_rms": (noise / count) ** 0.5, "embedding_rms": (embedding / count) ** 0.5}
+            self.squares = []
 
     def read_mask(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.mask_BL = kwargs.get("attention_mask")
@@ -94,9 +102,13 @@ class NoiseCallback(TrainerCallback):
             self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0] >> 1))
         _, width, size = shape = embedding_BLD.shape
         if self.noise.padded:
-            return embedding_BLD + self.noise.draw(width, shape, self.generator).to(embedding_BLD.dtype)
-        noise_BLD = torch.zeros(shape, device=embedding_BLD.device)
-        # one by one and without padding, so that the same examples get the same noise in micro-batches of any size
-        for row, length in enumerate(self.mask_BL.sum(1).tolist()):
-            noise_BLD[row, :length] = self.noise.draw(length, (length, size), self.generator)
+            noise_BLD = self.noise.draw(width, shape, self.generator)
+        else:
+            noise_BLD = torch.zeros(shape, device=embedding_BLD.device)
+            # one by one and without padding, so that the same examples get the same noise in micro-batches of any size
+            for row, length in enumerate(self.mask_BL.sum(1).tolist()):
+                noise_BLD[row, :length] = self.noise.draw(length, (length, size), self.generator)
+        real_BL1 = embedding_BLD.new_ones(*shape[:2], 1) if self.mask_BL is None else self.mask_BL.float().unsqueeze(-1)
+        squares = [(x.float().square() * real_BL1).sum() for x in (noise_BLD, embedding_BLD.detach())]
+        self.squares.append(torch.stack([*squares, real_BL1.sum() * size]))
         return embedding_BLD + noise_BLD.to(embedding_BLD.dtype)

@@ -36,8 +36,8 @@ def refuse_adapter(config: Any, name: str) -> None:
     outside = config.is_prompt_learning or config.peft_type in IN_FORWARD
     if on_head or outside or getattr(config, "alora_invocation_tokens", None):
         raise UserError(
-            f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which acts outside the layers that the "
-            "mixed loss sees; use one that acts inside them, such as LoraConfig without lm_head in target_modules."
+            f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which acts where the mixed loss "
+            "does not see it; use one that acts inside layers, such as LoraConfig without lm_head in target_modules."
         )
 
 

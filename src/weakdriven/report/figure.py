@@ -3,6 +3,7 @@
 A colour in a specification is a name such as "@blue", so that one figure serves a light page, a dark one and print.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,48 +13,14 @@ from weakdriven.runs.files import write_text
 
 VEGA_LITE = "6.4"
 """Version of Vega-Lite that pages and files are drawn with; `scripts/vega_bundle.py` writes the script of the pages."""
-PALETTE = {
-    "paper": ("#fcfcfa", "#14181c"),
-    "card": ("#ffffff", "#1b2026"),
-    "ink": ("#1d2329", "#e6e9ec"),
-    "soft": ("#5a646e", "#a0abb5"),
-    "line": ("#dfe2e4", "#333b43"),
-    "grey": ("#737d87", "#98a3ae"),
-    "green": ("#00805d", "#3cc49a"),
-    "orange": ("#c25100", "#f0a04b"),
-    "blue": ("#0069a8", "#5fb4ee"),
-    "purple": ("#a3508a", "#df94c6"),
-}
+TEMPLATES = Path(__file__).parent / "templates"
+STYLE = json.loads((TEMPLATES / "figures.json").read_text(encoding="utf-8"))
+PALETTE: dict[str, list[str]] = STYLE["palette"]
 """Name to the colour on a light page and on a dark one."""
-CONFIG: dict[str, Any] = {
-    "background": None,
-    "font": "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "@soft",
-        "titleColor": "@soft",
-        "gridColor": "@line",
-        "domainColor": "@line",
-        "tickColor": "@line",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": "@ink",
-        "titleColor": "@soft",
-        "labelFontSize": 12,
-        "labelLimit": 220,
-        "orient": "top",
-        "title": None,
-        "columns": 3,
-    },
-    "axisQuantitative": {"tickCount": 6},
-    "line": {"strokeWidth": 1.8},
-    "rule": {"color": "@soft"},
-    "text": {"color": "@soft"},
-    "range": {"category": ["@blue", "@orange", "@green", "@purple", "@grey"]},
-}
+CONFIG: dict[str, Any] = STYLE["config"]
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+OF_THE_PAGE = {name: f"var(--{name})" for name in PALETTE}
+"""The page's own variables: a figure in it follows its theme without being drawn again."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +33,6 @@ class Figure:
     spec: dict[str, Any]
     """Vega-Lite, one view or layers of one, without `$schema`, `config`, `width` and colours by value."""
     caption: str = ""
-
-
-LIGHT = {name: light for name, (light, _) in PALETTE.items()}
-OF_THE_PAGE = {name: f"var(--{name})" for name in PALETTE}
-"""The page's own variables: a figure in it follows its theme without being drawn again."""
 
 
 def coloured(value: Any, colours: dict[str, str]) -> Any:
@@ -98,9 +60,9 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
+    look = {"width": 480, "config": CONFIG | {"background": "@card"}}
     for figure in figures:
-        config = CONFIG | {"background": "@card"}
-        spec = coloured({"width": 480, "title": figure.title, "config": config, **figure.spec}, LIGHT)
+        spec = coloured({**look, "title": figure.title, **figure.spec}, LIGHT)
         svg, png = folder / f"{figure.name}.svg", folder / f"{figure.name}.png"
         write_text(svg, vl_convert.vegalite_to_svg(spec, VEGA_LITE))
         png.write_bytes(vl_convert.vegalite_to_png(spec, VEGA_LITE, scale=2))

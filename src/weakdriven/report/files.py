@@ -1,8 +1,7 @@
 """Files of a run, read with care: JSON objects, Parquet columns as arrays, a few examples out of ten million."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,19 +16,29 @@ from weakdriven.report.format import mapping
 from weakdriven.runs.directory import EXAMPLES
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is missing or holds something else."""
-    try:
-        return parse_object(path.read_bytes())
-    except OSError:
-        return {}
+def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing, or damaged, which becomes a problem."""
+    return next(iter(_parse([path.read_bytes()] if path.is_file() else [], path, problems)), {})
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """
-    >>> parse_object('{"a": 1}'), parse_object("[1]"), parse_object('{"a":')
-    ({'a': 1}, {}, {})
-    """
+def read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file; a killed run may leave a torn one, which becomes a problem."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as lines:
+        return _parse(filter(bytes.strip, lines), path, problems)
+
+
+def _parse(texts: Iterable[bytes], path: Path, problems: list[str] | None) -> list[dict[str, Any]]:
+    rows = list(map(parse_object, texts))
+    whole = [row for row in rows if row]
+    if problems is not None and len(whole) < len(rows):
+        place = "/".join(path.parts[-3:])
+        problems.append(f"{place}: {len(rows) - len(whole)} unreadable JSON object(s) left out.")
+    return whole
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
     try:
         return mapping(json.loads(text))
     except ValueError:
@@ -52,33 +61,14 @@ class Columns:
 
 def read_columns(run: Path, file: str, names: Sequence[str]) -> Columns:
     """The ids and the named number columns of `file`, a path inside the run directory."""
-    with _opened(run, file, ("id", *names)) as table_file:
-        values = {name: table_file.read([name])[name].cast(pa.float64()).to_numpy() for name in names}
-        return Columns(table_file.read(["id"])["id"].cast(pa.large_string()), values)
-
-
-def read_row(run: Path, file: str, names: Sequence[str], row: int) -> dict[str, float]:
-    """One row of the named number columns, from the only part of the file that holds it."""
-    with _opened(run, file, names) as table_file:
-        group, metadata = 0, table_file.metadata
-        while row >= (rows := metadata.row_group(group).num_rows):
-            group, row = group + 1, row - rows
-        table = table_file.read_row_group(group, list(names)).slice(row, 1)
-        return {name: float(table[name].cast(pa.float64()).to_numpy()[0]) for name in names}
-
-
-@contextmanager
-def _opened(run: Path, file: str, names: Sequence[str]) -> Iterator[Any]:
     remedy = f"remove the folder {file.rpartition('/')[0]} and run the recipe again"
     try:
-        with parquet.ParquetFile(run / file) as table_file:
-            have = table_file.schema_arrow.names
-            if lacking := [name for name in names if name not in have]:
-                raise UserError(f"{file} holds {', '.join(have)}, not {', '.join(lacking)}; {remedy}.")
-            yield table_file
+        with parquet.ParquetFile(run / file) as opened:
+            values = {name: opened.read([name])[name].cast(pa.float64()).to_numpy() for name in names}
+            return Columns(opened.read(["id"])["id"].cast(pa.large_string()), values)
     except FileNotFoundError:
         raise UserError(f"{file} is missing; {remedy}.") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, KeyError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise UserError(f"{file} cannot be read as Parquet ({reason}); {remedy}.") from None
 
@@ -88,12 +78,10 @@ def read_examples(run: Path, wanted: Mapping[int, str], *, stage: str = "data") 
 
     One pass that parses no other line and stops after the last wanted one; a row that is not found is left out.
     """
-    found: dict[int, dict[str, Any]] = {}
     path = run / stage / EXAMPLES
     if not wanted or not path.is_file():
-        return found
+        return {}
     with path.open("rb") as lines:
-        for row, line in enumerate(islice(lines, max(wanted) + 1)):
-            if row in wanted and (example := parse_object(line)).get("id") == wanted[row]:
-                found[row] = example
-    return found
+        last = max(wanted) + 1
+        found = {row: parse_object(line) for row, line in enumerate(islice(lines, last)) if row in wanted}
+    return {row: example for row, example in found.items() if example.get("id") == wanted[row]}

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 MISSING = "\N{EN DASH}"
@@ -30,7 +30,6 @@ CONTROLS = ("baseline-sft_restart", "baseline-sft")
 """Reference of a result: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
 COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
 LEFTOVER, STALE = "from an older recipe", "out of date"
-PLACE = r"[A-Za-z0-9<>][\w<>\"' .+-]*(?:/[A-Za-z0-9<>][\w<>\"' .+-]*)*"
 WAITING = ("unfinished", "not run yet", STALE)
 """Status of a stage that the recipe asks for and that has no result yet."""
 
@@ -43,12 +42,14 @@ def model_name(model: str) -> str:
     ('M1, after 25% of phase-1 SFT', 'WMSS, round 1, after 25% of its steps')
     """
     last, percent = split_snapshot(model)
-    if percent is not None and last == "sft":
-        return f"M1, after {percent}% of phase-1 SFT"
     if percent is not None:
-        return f"{model_name(last)}, after {percent}% of its steps"
-    name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", model)
-    return MODEL_NAMES.get(model) or re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
+        return (
+            f"M1, after {percent}% of phase-1 SFT"
+            if last == "sft"
+            else f"{model_name(last)}, after {percent}% of its steps"
+        )
+    name = re.sub(r"^round-(\d+)$", r"WMSS, round \1", MODEL_NAMES.get(model, model))
+    return re.sub(r"^baseline-spin-(\d+)$", r"SPIN, iteration \1", name)
 
 
 def split_snapshot(model: str) -> tuple[str, int | None]:
@@ -82,38 +83,25 @@ def model_at(place: int) -> str:
 
 
 def weak_of(round_number: int, *manifests: Any) -> str:
-    """Name of a round's weak model: what one of the round's manifests says, else M_{t-1}.
-
-    >>> weak_of(1, {"settings": {"weak_model": "sft-at-25"}}), weak_of(1, None, {"settings": {}})
-    ('sft-at-25', 'base')
-    """
+    """Name of a round's weak model: what one of the round's manifests says, else M_{t-1}."""
     named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
-    return next((str(name) for name in named if is_place(name)), model_at(round_number - 1))
+    return next((name for name in named if name and is_place(name)), model_at(round_number - 1))
 
 
-def is_place(name: Any) -> bool:
-    """Whether a text from a file of a run may name a folder in that run; a path that leaves the run may not.
+def is_place(name: str) -> bool:
+    """Whether a name in a file of a run may be a folder in that run; a path that leaves the run may not.
 
     >>> is_place("round-1/strong"), is_place("../x"), is_place("/x"), is_place("a/../b"), is_place("a" * 999)
     (True, False, False, False, False)
     """
-    return isinstance(name, str) and len(name) < 200 and re.fullmatch(PLACE, name) is not None
+    return len(name) < 200 and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", name) is not None
 
 
 def stage_of(model: str) -> str:
-    """The stage that trains a model.
-
-    >>> stage_of("round-2"), stage_of("baseline-spin"), stage_of("sft")
-    ('round-2/strong', 'baselines/spin', 'sft')
-    """
     return f"{model}/strong" if model.startswith("round-") else model.replace("baseline-", "baselines/", 1)
 
 
 def stage_kind(name: str) -> str:
-    """
-    >>> [stage_kind(name) for name in ("eval/base/gsm8k", "entropy/base", "sft", "baselines/sft", "data")]
-    ['evaluation', 'WD-DS', 'training', 'baselines', 'other']
-    """
     if name.startswith("eval/"):
         return "evaluation"
     if name.startswith("entropy/") or name.endswith("/active"):
@@ -123,17 +111,8 @@ def stage_kind(name: str) -> str:
     return "training" if name == "sft" or name.endswith("/strong") else "other"
 
 
-def here(stage: dict[str, Any]) -> bool:
-    """Whether a stage was computed in this run, and not taken over from another."""
-    return not stage["manifest"].get("taken_from")
-
-
 def in_prose(model: str) -> str:
-    """A model's name inside a sentence, where its comma would mislead.
-
-    >>> in_prose("baseline-sft")
-    'SFT (same epochs)'
-    """
+    """A model's name inside a sentence, where its comma would mislead: SFT (same epochs)."""
     name, comma, rest = model_name(model).partition(", ")
     return f"{name} ({rest})" if comma else name
 
@@ -151,28 +130,23 @@ def percent(value: Any) -> str:
     return MISSING if number(value) is None else f"{100 * value:.1f}%"
 
 
-def share_words(share: Any) -> str:
+def share_words(share: float) -> str:
     """A share in percent; only 0 and 1 themselves are shown as 0.0% and 100.0%.
 
     >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
     ('25.0%', 'less than 0.1%', 'more than 99.9%')
     """
-    value = number(share) or 0
-    return "less than 0.1%" if 0 < value < 0.0005 else "more than 99.9%" if 0.9995 <= value < 1 else percent(share)
+    return "less than 0.1%" if 0 < share < 0.0005 else "more than 99.9%" if 0.9995 <= share < 1 else percent(share)
 
 
 def score(row: dict[str, Any]) -> str:
     """Accuracy in words, with its interval if there is one."""
-    if None in (row["low"], row["high"]):
+    if row["low"] is None:
         return percent(row["accuracy"])
     return f"{percent(row['accuracy'])} (95% interval {100 * row['low']:.1f} to {100 * row['high']:.1f})"
 
 
 def brackets(interval: Iterable[float]) -> str:
-    """
-    >>> brackets((0.1, 0.25))
-    '[10.0, 25.0]'
-    """
     low, high = interval
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
@@ -228,8 +202,3 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in [titles, ["---"] * len(titles), *rows]]
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (number, percent, duration, plain, shorten, colour, model_name)
-}

@@ -1,24 +1,22 @@
 """Jinja templates -> pages that carry their style, their scripts and their data."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from weakdriven.report.figure import PALETTE
-from weakdriven.report.format import FILTERS
-
-TEMPLATES = Path(__file__).parent / "templates"
+from weakdriven.report.figure import PALETTE, TEMPLATES, Figure, drawn_by_page
+from weakdriven.report.format import colour, duration, gibibytes, model_name, number, percent, plain, shorten
 
 
-def render(template: str, shown: dict[str, Any]) -> str:
-    """A page with its style, its scripts and its data inside."""
+def render(template: str, shown: dict[str, Any], figures: Iterable[Figure]) -> str:
     parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
-    page = environment().get_template(template).render(shown | parts | {"figures_json": embedded(shown["figures"])})
-    # Model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot.
+    data = {"figures_json": embedded(drawn_by_page(figures))}
+    page = environment().get_template(template).render(shown | parts | data)
+    # model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -27,7 +25,8 @@ def environment(**options: Any) -> Environment:
     """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
     loader = FileSystemLoader(TEMPLATES)
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, **options)
-    made.filters.update(FILTERS)
+    filters = (number, percent, duration, plain, shorten, colour, model_name, gibibytes)
+    made.filters |= {function.__name__: function for function in filters}
     return made
 
 

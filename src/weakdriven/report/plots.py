@@ -26,7 +26,6 @@ def quantity(field: str, title: str | None, **more: Any) -> Spec:
 
 
 def category(field: str, colours: Mapping[str, str], **more: Any) -> Spec:
-    """Colours of names, in this order."""
     scale = {"domain": [*colours], "range": [f"@{colour}" for colour in colours.values()]}
     return {"field": field, "type": "nominal", "scale": scale, **more}
 

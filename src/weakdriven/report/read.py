@@ -1,45 +1,23 @@
 """Files of a run -> plain values. What is missing is empty, and what cannot be read becomes a problem on the page."""
 
-import json
 import re
-from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weakdriven.errors import UserError
-from weakdriven.report.files import Columns, read_columns
-from weakdriven.report.format import (
-    LEFTOVER,
-    STALE,
-    is_place,
-    mapping,
-    model_at,
-    model_name,
-    model_order,
-    number,
-    shorten,
-    stage_of,
-    weak_of,
-)
-from weakdriven.report.run.examples import add_questions, odds_bars, sample_points
+from weakdriven.report import format
+from weakdriven.report.files import Columns, read_columns, read_examples, read_lines, read_object
 from weakdriven.report.run.tokens import token_view
-from weakdriven.runs.directory import (
-    ACTIVE,
-    BENCHMARK_SCORES,
-    DIAGNOSIS_VERSION,
-    DIAGNOSTICS,
-    FUNNEL,
-    METRICS,
-    PLAN_FILE,
-    RECIPE_FILE,
-    RUN_FILE,
-    SAMPLES,
-    SCORES,
-    work_folder,
-)
+from weakdriven.runs import directory
 from weakdriven.runs.manifest import MANIFEST
 
 Manifests = dict[str, dict[str, Any]]
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors from JSON values of other kinds than we write: someone changed the file."""
+SCATTER_POINTS, BARS = 2000, 24
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
@@ -53,82 +31,74 @@ def current_stages(run: Path) -> set[str]:
 
 def current_manifests(run: Path) -> Manifests:
     """Finished stages that belong to the recipe as it is now, with their manifests."""
-    return _current(_read_plan(run, []), _read_manifests(run, []))
-
-
-def planned_stages(run: Path) -> list[str]:
-    """The stages that the recipe asks for, in order; empty where they were not recorded."""
-    return list(_read_plan(run, []) or [])
+    return _current(read_plan(run, []), _read_manifests(run, []))
 
 
 def load_run(run: Path) -> dict[str, Any]:
     problems: list[str] = []
-    plan, manifests = _read_plan(run, problems), _read_manifests(run, problems)
+    plan, manifests = read_plan(run, problems), _read_manifests(run, problems)
     current = _current(plan, manifests)
-    recipe, data = run / RECIPE_FILE, current.get("data", {})
-    names: list[str] = list(dict.fromkeys([*(plan or []), *manifests]))
+    recipe, data = run / directory.RECIPE_FILE, current.get("data", {})
+    names = list(dict.fromkeys([*plan, *manifests]))
+    done = sorted((name for name in names if name in current), key=lambda name: str(current[name].get("finished")))
     scores = _read_scores(run, current, problems)
-    logs = {name: run / name if name in current else work_folder(run, name) / "work" for name in names}
-    known = list(plan) if plan else [path.relative_to(run).as_posix() for path in run.glob("round-*/*")]
-    rounds = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in known)  # that train, or only draw
-    numbers = sorted({int(found[1]) for found in rounds if found})
+    works = {name: directory.work_folder(run, name) / "work" for name in names}
+    logs = {name: (run / name if name in current else works[name]) / directory.METRICS for name in names}
     return {
-        "info": _read_json(run / RUN_FILE, problems),
+        "info": read_object(run / directory.RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
-        "examples": number(mapping(data.get("counters")).get("examples")),
-        "funnel": _read_json(run / "data" / FUNNEL, problems) if data else {},
+        "examples": data.get("counters", {}).get("examples"),
+        "funnel": read_object(run / "data" / directory.FUNNEL, problems) if data else {},
         "stages": [
             {"name": name, "status": _status(run, name, plan, manifests), "manifest": manifests.get(name, {})}
             for name in names
         ],
-        "metrics": {name: rows for name, folder in logs.items() if (rows := _read_lines(folder / METRICS, problems))},
-        "rounds": _read_rounds(run, numbers, current, problems),
+        "done": {name: current[name] for name in done},
+        "metrics": {name: rows for name, log in logs.items() if (rows := read_lines(log, problems))},
+        "rounds": _read_rounds(run, plan, current, problems),
         "scores": scores,
         "accuracy": _accuracy(scores),
-        "samples": {
-            (benchmark, model): _read_samples(run / f"eval/{model}/{benchmark}" / SAMPLES, problems)
-            for benchmark, model in scores
-        },
+        "samples": {(name, model): _read_samples(run / f"eval/{model}/{name}", problems) for name, model in scores},
         "diagnosis": _read_diagnosis(run, manifests, problems),
         "tokens": token_view(run, problems),
         "problems": problems,
     }
 
 
-def _read_samples(path: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """Of each item which samples are right, and its first one with texts as short as the page shows them."""
-    right: dict[str, list[bool]] = {}
-    first: dict[str, dict[str, Any]] = {}
-    for row in _read_lines(path, problems):
-        item = str(row.get("id"))
-        right.setdefault(item, []).append(bool(row.get("correct")))
-        if not row.get("sample"):
-            first[item] = row | {key: shorten(row.get(key)) for key in ("prompt", "text")}
-    return {"right": right, "first": first}
+def read_plan(run: Path, problems: list[str]) -> dict[str, str]:
+    """Names and keys of the stages that the recipe asks for, in order; empty where they were not recorded."""
+    plan = read_object(run / directory.PLAN_FILE, problems)
+    if all(map(format.is_place, plan)):
+        return plan
+    problems.append(f"{directory.PLAN_FILE} names what is not a stage, so the page does not know what is missing.")
+    return {}
 
 
-def _read_diagnosis(run: Path, manifests: dict[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What `weakdriven diagnose` wrote, if it is complete; a problem says if a model has been retrained since."""
-    folder = run / DIAGNOSTICS
-    if not folder.is_dir():
-        return {}
-    found = {name: _read_json(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
-    facts = mapping(found["logits"].get("facts"))
-    if facts.get("version") != DIAGNOSIS_VERSION or "pairs" not in found["gradients"] or "models" not in found["drift"]:
-        problems.append(f"{DIAGNOSTICS} is incomplete or of another version; run weakdriven diagnose again.")
-        return {}
-    keys = {name: manifests.get(stage_of(name), {}).get("key") for name in mapping(facts.get("models"))}
-    # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
-    if old := [name for name, key in keys.items() if key and mapping(facts["models"][name]).get("key") != key]:
-        problems.append(
-            f"{DIAGNOSTICS} is outdated: {', '.join(old)} has been retrained since; run weakdriven diagnose again."
-        )
-    return found
+def _read_manifests(run: Path, problems: list[str]) -> Manifests:
+    folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
+    # not the work folders of stages in progress, nor what `select pairing` and `diagnose` measured
+    ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != directory.DIAGNOSTICS]
+    manifests = {name: read_object(run / name / MANIFEST, problems) for name in ours}
+    return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 
 
-def _read_rounds(run: Path, numbers: list[int], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
+def _current(plan: dict[str, str], manifests: Manifests) -> Manifests:
+    """Stages whose result belongs to the recipe as it is now; all of them where there is no plan to say."""
+    return {name: one for name, one in manifests.items() if not plan or (one and plan.get(name) == one.get("key"))}
+
+
+def _status(run: Path, name: str, plan: dict[str, str], manifests: Manifests) -> str:
+    if plan and name not in plan:
+        return format.LEFTOVER
+    if manifests.get(name):
+        return format.STALE if plan and manifests[name].get("key") != plan[name] else "done"
+    return "unfinished" if (run / name).exists() or directory.work_folder(run, name).exists() else "not run yet"
+
+
+def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
     """Each round's pair of models, the points of its scatter and the bars of its odds."""
 
+    @cache
     def columns(stage: str, file: str, *names: str) -> Columns | None:
         if stage not in current or not (run / stage / file).is_file():
             return None
@@ -138,134 +108,111 @@ def _read_rounds(run: Path, numbers: list[int], current: Manifests, problems: li
             problems.append(str(error))
             return None
 
-    weak_at = {t: weak_of(t, current.get(f"round-{t}/active"), current.get(f"round-{t}/strong")) for t in numbers}
-    models = {*weak_at.values(), *map(model_at, numbers)}
-    entropy = {model: columns(f"entropy/{model}", SCORES, "entropy") for model in sorted(models)}
+    stages = plan or [path.relative_to(run).as_posix() for path in run.glob("round-*/*")]
+    found = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in stages)  # that train, or only draw
     rounds: list[dict[str, Any]] = []
-    for t in numbers:
-        weak, strong, stage = weak_at[t], model_at(t), f"round-{t}/active"
-        one = _fitting(entropy[weak], entropy[strong], columns(stage, ACTIVE, "probability", "draws"), stage, problems)
-        rounds.append({"number": t, "weak": weak, "strong": strong, **one})
-    add_questions(run, rounds, problems)
+    for t in sorted({int(one[1]) for one in found if one}):
+        stage, strong = f"round-{t}/active", format.model_at(t)
+        weak = format.weak_of(t, current.get(stage), current.get(f"round-{t}/strong"))
+        drawn = columns(stage, directory.ACTIVE, "probability", "draws")
+        shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else []}
+        entropies = [columns(f"entropy/{model}", directory.SCORES, "entropy") for model in (weak, strong)]
+        if entropies[0] and entropies[1]:
+            if all(one.ids.equals(entropies[0].ids) for one in (entropies[1], drawn) if one):
+                shown |= sample_points(entropies[0], entropies[1], drawn)
+            else:
+                problems.append(f"{stage}: the draw and the entropies are of different examples; no chart joins them.")
+        rounds.append({"number": t, "weak": weak, "strong": strong, **shown})
+    points = [point for one in rounds for point in one["points"]]
+    wanted = {point["row"]: point["id"] for point in points}
+    examples = read_examples(run, wanted)
+    for point in points:
+        point["question"] = format.shorten(examples.get(point["row"], {}).get("prompt"), 90)
+    if (lost := len(wanted) - len(examples)) and (run / "data/examples.jsonl").is_file():
+        problems.append(f"data/examples.jsonl: {lost:,} of {len(wanted):,} charted examples were not found.")
     return rounds
 
 
-def _fitting(
-    weak: Columns | None, strong: Columns | None, drawn: Columns | None, stage: str, problems: list[str]
-) -> dict[str, Any]:
-    """What can be shown of a round; files are joined row by row, so only those with the same ids."""
-    shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else []}
-    if weak is None or strong is None:
-        return shown
-    if not weak.ids.equals(strong.ids):
-        problems.append(f"{stage}: the entropies of the two models are of different examples; their chart is left out.")
-        return shown
-    if drawn and not drawn.ids.equals(weak.ids):
-        problems.append(f"{stage}: the draw is of other examples than the entropies; the chart leaves it out.")
-        drawn = None
-    return shown | sample_points(weak, strong, drawn)
+def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict[str, Any]:
+    """Both entropies of at most `SCATTER_POINTS` examples, sampled before anything is built for them."""
+    weak_N, strong_N = weak.values["entropy"], strong.values["entropy"]
+    rows = usable = np.flatnonzero(np.isfinite(weak_N) & np.isfinite(strong_N))
+    if len(usable) > SCATTER_POINTS:
+        rows = np.sort(np.random.default_rng(0).choice(usable, SCATTER_POINTS, replace=False))
+    draws = drawn.values["draws"][rows].tolist() if drawn else [None] * len(rows)
+    columns = zip(weak.ids_of(rows).items(), weak_N[rows].tolist(), strong_N[rows].tolist(), draws, strict=True)
+    points = [{"row": row, "id": item, "weak": x, "strong": y, "draws": times} for (row, item), x, y, times in columns]
+    return {"points": points, "usable": len(usable), "left_out": len(weak_N) - len(usable), "drawn": drawn is not None}
 
 
-def _current(plan: dict[str, str] | None, manifests: Manifests) -> Manifests:
-    """Stages whose result belongs to the recipe as it is now; all of them where there is no plan to say."""
-    return {
-        name: one for name, one in manifests.items() if plan is None or (name in plan and plan[name] == one.get("key"))
+def odds_bars(probability: np.ndarray, draws: np.ndarray) -> list[dict[str, Any]]:
+    """Histogram of the sampling probability as a multiple of the uniform one, with the chosen examples counted apart.
+
+    The last bar also counts everything above it, so that one extreme example does not flatten the rest.
+    """
+    finite = np.isfinite(probability)
+    if not finite.any():
+        return []
+    odds, chosen = probability[finite] * len(probability), draws[finite] > 0
+    top = max(float(np.quantile(odds, 0.995)), 2.0)
+    edges = np.linspace(0, top, BARS + 1)
+    all_counts, chosen_counts = (np.histogram(np.minimum(part, top), edges)[0] for part in (odds, odds[chosen]))
+    bars = zip(edges[:-1].tolist(), edges[1:].tolist(), all_counts.tolist(), chosen_counts.tolist(), strict=True)
+    largest = float(odds.max())
+    return [
+        {"low": low, "high": high, "to": largest if high == top else high, "examples": count, "chosen": taken}
+        for low, high, count, taken in bars
+    ]
+
+
+def _read_scores(run: Path, current: Manifests, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(benchmark, model) to its scores; models in the order of `format.model_order`."""
+    found = {
+        (path.parts[-2], path.parts[-3]): path
+        for path in run.glob(f"eval/*/*/{directory.BENCHMARK_SCORES}")
+        if path.parent.relative_to(run).as_posix() in current
     }
-
-
-def _status(run: Path, name: str, plan: dict[str, str] | None, manifests: dict[str, Any]) -> str:
-    if plan is not None and name not in plan:
-        return LEFTOVER
-    if plan is not None and manifests.get(name) and manifests[name].get("key") != plan[name]:
-        return STALE
-    begun = (run / name).exists() or work_folder(run, name).exists()
-    return "done" if manifests.get(name) else "unfinished" if begun else "not run yet"
+    order = sorted(found, key=lambda pair: (pair[0], format.model_order(pair[1])))
+    return {pair: one for pair in order if (one := read_object(found[pair], problems))}
 
 
 def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (benchmark, model), one in scores.items():
-        row: dict[str, Any] = {"model": model, "name": model_name(model), "benchmark": benchmark}
-        row |= {key: number(one.get(key)) for key in ("items", "correct", "accuracy")}
-        answers = row["items"] and row["items"] * (number(one.get("samples")) or 1)
-        chances = {k: number(share) for k, share in mapping(one.get("pass_at_k")).items() if is_count(k) and k != "1"}
-        row |= {"answers": answers, "pass_at_k": {k: share for k, share in chances.items() if share is not None}}
-        interval = one.get("interval")
-        low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
-        rows.append(row | {"low": number(low), "high": number(high)})
+        row: dict[str, Any] = {"model": model, "name": format.model_name(model), "benchmark": benchmark}
+        row |= {key: one.get(key) for key in ("items", "correct", "accuracy")}
+        row["answers"] = row["items"] and row["items"] * one.get("samples", 1)
+        row["pass_at_k"] = {k: share for k, share in one.get("pass_at_k", {}).items() if k != "1"}
+        row["low"], row["high"] = one.get("interval", (None, None))
+        rows.append(row)
     return rows
 
 
-def is_count(name: str) -> bool:
-    """Whether a name is that of a whole number which a figure can place.
-
-    >>> is_count("8"), is_count("x"), is_count("0"), is_count("9" * 99)
-    (True, False, False, False)
-    """
-    return name.isascii() and name.isdecimal() and len(name) < 9 and int(name) > 0
-
-
-def _read_plan(run: Path, problems: list[str]) -> dict[str, str] | None:
-    """Names and keys of the stages that the recipe asks for, in order; None where they were not recorded."""
-    path = run / PLAN_FILE
-    if not path.is_file():
-        return None
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        plan = None
-    if isinstance(plan, dict) and plan:
-        if odd := [name for name in plan if not is_place(name)]:
-            problems.append(f"{PLAN_FILE} names {shorten(odd[0], 60)!r}, which is not a stage; it is left out.")
-        return {name: key for name, key in plan.items() if name not in odd}
-    problems.append(f"{PLAN_FILE} names no stages; the page shows what is there, but does not know what is missing.")
-    return None
+def _read_samples(stage: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each item which samples are right, and its first one with texts as short as the page shows them."""
+    right: dict[str, list[bool]] = {}
+    first: dict[str, dict[str, Any]] = {}
+    for row in read_lines(stage / directory.SAMPLES, problems):
+        item = str(row.get("id"))
+        right.setdefault(item, []).append(bool(row.get("correct")))
+        if not row.get("sample"):
+            first[item] = row | {key: format.shorten(row.get(key)) for key in ("prompt", "text")}
+    return {"right": right, "first": first}
 
 
-def _read_manifests(run: Path, problems: list[str]) -> Manifests:
-    """Stage to manifest, in the order in which stages finished."""
-    folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
-    # not the work folders of stages in progress, nor what `select pairing` and `diagnose` measured
-    ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != DIAGNOSTICS]
-    manifests = {name: _read_json(run / name / MANIFEST, problems) for name in ours}
-    return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
-
-
-def _read_scores(run: Path, current: Manifests, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(benchmark, model) to its scores; models in the order of `model_order`."""
-    found = {
-        (path.parts[-2], path.parts[-3]): path
-        for path in run.glob(f"eval/*/*/{BENCHMARK_SCORES}")
-        if path.parent.relative_to(run).as_posix() in current
-    }
-    order = sorted(found, key=lambda pair: (pair[0], model_order(pair[1])))
-    return {pair: _read_json(found[pair], problems) for pair in order}
-
-
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    texts = [path.read_text(encoding="utf-8", errors="replace")] if path.is_file() else []
-    return next(iter(_parse(texts, path, problems)), {})
-
-
-def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return _parse(filter(str.strip, lines), path, problems)
-
-
-def _parse(texts: Iterable[str], path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """JSON objects; a killed run may leave a torn line, which the page mentions and the rest survives."""
-    rows, torn = [], 0
-    for text in texts:
-        try:
-            row = json.loads(text)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            torn += 1
-    if torn:
-        problems.append(f"{'/'.join(path.parts[-3:])}: {torn} unreadable JSON object(s) left out.")
-    return rows
+def _read_diagnosis(run: Path, manifests: Manifests, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """What `weakdriven diagnose` wrote, if it is complete; a problem says if a model has been retrained since."""
+    folder = run / directory.DIAGNOSTICS
+    if not folder.is_dir():
+        return {}
+    found = {name: read_object(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
+    facts = found["logits"].get("facts", {})
+    if not all(found.values()) or facts.get("version") != directory.DIAGNOSIS_VERSION:
+        problems.append("diagnostics is incomplete or of another version; run weakdriven diagnose again.")
+        return {}
+    # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
+    stages = {name: manifests.get(format.stage_of(name)) for name in facts["models"]}
+    if old := [name for name, one in stages.items() if one and one["key"] != facts["models"][name]["key"]]:
+        names = ", ".join(old)
+        problems.append(f"diagnostics is outdated: {names} has been retrained since; run weakdriven diagnose again.")
+    return found

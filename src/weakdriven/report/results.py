@@ -1,6 +1,6 @@
 """What the models of some runs scored, item by item, and the cost of each. S = seeds, P = problems."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weakdriven.eval.scoring import correct_counts
-from weakdriven.eval.statistics import Scores
+from weakdriven.eval.statistics import Scores, by_seed, compare_seeds, interval_of, score_of
 from weakdriven.report.format import stage_of
-from weakdriven.report.read import current_manifests, planned_stages
+from weakdriven.report.read import current_manifests, read_plan
 from weakdriven.runs.directory import SAMPLES
 from weakdriven.runs.files import read_jsonl
 
@@ -32,24 +32,20 @@ class Evaluation:
 
 Evaluated = tuple[Evaluation, ...]
 """One trained model on all of its benchmarks."""
+BySeed = Mapping[str, Evaluated]
 
 
 def evaluated_models(run: Path) -> dict[str, Evaluated | None]:
     """Evaluated models of a run; None where a benchmark that the run asks for is missing."""
-    manifests, asked = current_manifests(run), dict[str, list[str]]()
-    for name in planned_stages(run) or sorted(manifests):
+    manifests, found = current_manifests(run), dict[str, list[Evaluation | None]]()
+    for name in read_plan(run, []) or sorted(manifests):
         if name.startswith("eval/"):
-            asked.setdefault(name.split("/")[1], []).append(name)
-
-    def evaluation(name: str) -> Evaluation:
-        path = run / name / SAMPLES
-        return Evaluation(name.split("/")[-1], manifests[name]["key"], path.stat().st_mtime_ns, path)
-
-    return {
-        model: tuple(map(evaluation, names)) if manifests.keys() >= set(names) else None
-        for model, names in asked.items()
-        if manifests.keys() & set(names)
-    }
+            _, model, benchmark = name.split("/")
+            path, done = run / name / SAMPLES, manifests.get(name)
+            one = Evaluation(benchmark, done["key"], path.stat().st_mtime_ns, path) if done else None
+            found.setdefault(model, []).append(one)
+    whole = {model: tuple(one for one in each if one) for model, each in found.items()}
+    return {model: one if len(one) == len(found[model]) else None for model, one in whole.items() if one}
 
 
 def complete_models(run: Path) -> dict[str, Evaluated]:
@@ -58,10 +54,8 @@ def complete_models(run: Path) -> dict[str, Evaluated]:
 
 def scores(models: Sequence[Evaluated]) -> Scores:
     """Share of right samples by benchmark, (S, P), of one model under several seeds."""
-    return {
-        one.benchmark: np.concatenate([_shares(model[place]) for model in models])
-        for place, one in enumerate(models[0])
-    }
+    same = zip(*models, strict=False)
+    return {each[0].benchmark: np.concatenate([_shares(one) for one in each]) for each in same}
 
 
 @cache
@@ -69,6 +63,25 @@ def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
     """Share of right samples of each problem, (1, P); read once."""
     right, n = correct_counts(list(read_jsonl(evaluation.samples)))
     return np.array([right]) / n
+
+
+def describe(whole: Scores) -> Row:
+    return {"score": score_of(whole), "interval": interval_of(whole), "by_seed": by_seed(whole).tolist()}
+
+
+def compare(own: BySeed, theirs: BySeed, **more: Any) -> Row | None:
+    """A model against another under the seeds that both have; None if there are none, or they have other benchmarks."""
+    seeds = [seed for seed in own if seed in theirs]
+    a, b = (tuple(models[seed] for seed in seeds) for models in (theirs, own))
+    found = _difference(a, b) if seeds else None
+    return found and found | more | {"seeds": seeds}
+
+
+@cache
+def _difference(theirs: tuple[Evaluated, ...], own: tuple[Evaluated, ...]) -> Row | None:
+    a, b = scores(theirs), scores(own)
+    shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
+    return vars(compare_seeds(a, b)) if shapes[0] == shapes[1] else None
 
 
 def costs(model: str, manifests: dict[str, Row]) -> Row:

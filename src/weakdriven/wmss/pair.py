@@ -200,10 +200,7 @@ def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: 
 
 def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
     if {id(module) for module in strong.modules()} & {id(module) for module in weak.modules()}:
-        raise UserError(
-            "The weak and the strong model share layers, so the two would be one model; give the weak one as a path "
-            "or load it a second time. Equal frozen tensors are held in memory once all the same."
-        )
+        raise UserError("Weak and strong model share layers; give the weak one as a path, or load it a second time.")
 
 
 def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:

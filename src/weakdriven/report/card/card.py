@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from weakdriven.report.card.front_matter import front_matter, licence
-from weakdriven.report.card.public_names import from_hub, public_name, without_paths
-from weakdriven.report.format import WAITING, duration, gibibytes, in_prose, mapping, number, plain
+from weakdriven.errors import UserError
+from weakdriven.report.card.front_matter import from_hub, front_matter, licence, public_name, without_paths
+from weakdriven.report.format import WAITING, in_prose, mapping
 from weakdriven.report.html import environment
-from weakdriven.report.read import load_run
-from weakdriven.report.run.training_set import training_set
+from weakdriven.report.read import DAMAGED, load_run
+from weakdriven.report.run.page import training_set
 from weakdriven.report.run.verdict import effort, verdict
 from weakdriven.runs.files import write_text
 from weakdriven.runs.yaml import load_yaml
@@ -22,48 +22,35 @@ CARD, ADAPTER_FILE, NO_BASE = "README.md", "adapter_config.json", "a base model 
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
 PEFT_TITLE = "# Model Card for Model ID"
 """Of the empty form that PEFT writes next to an adapter."""
-METHODS = {
-    "wmss": "weak-driven training (WMSS)",
-    "sft": "supervised fine-tuning",
-    "sft_restart": "supervised fine-tuning that restarts at M1",
-}
-LEFT_OUT = {
-    "dropped_long_prompts": "left out because the prompt was too long",
-    "dropped_empty_completions": "left out because the completion was empty",
-    "dropped_held_out": "left out because the same question is in a benchmark",
-    "truncated": "cut to the maximum length",
-}
 
 
 def write_cards(run: Path) -> dict[Path, bool]:
     """Write the cards of a run's result; False marks a card that someone edited, which stays as it is."""
-    data = load_run(run)
-    written = {}
-    for stage in result_stages(data):
-        if (run / stage).is_dir():
-            path = run / stage / CARD
-            written[path] = not edited(path)
-            if written[path]:
-                # write_text makes a new file: the old one may also belong to another run, by a hard link
-                write_text(path, signed(model_card(data, stage, adapter=(run / stage / ADAPTER_FILE).is_file())))
-    return written
+    try:
+        data = load_run(run)
+        paths = {run / stage / CARD: stage for stage in result_stages(data)}
+        written = {path: not edited(path) for path in paths}
+        for path in (path for path in paths if written[path]):
+            card = model_card(data, paths[path], adapter=path.with_name(ADAPTER_FILE).is_file())
+            write_text(path, signed(card))  # a new file: the old one may also belong to another run, by a hard link
+        return written
+    except DAMAGED as error:
+        raise UserError(f"A file of {run} holds what weakdriven does not write ({error}); it has no card.") from error
 
 
 def result_stages(data: dict[str, Any]) -> list[str]:
     """The finished stage that the method ends with, of an unfinished run its last round; and its merged form."""
     done = [stage["name"] for stage in data["stages"] if stage["status"] == "done"]
-    method = str(read_settings(data).get("method") or "wmss")
+    method = read_settings(data).get("method", "wmss")
     pattern = r"round-(\d+)/strong" if method == "wmss" else rf"baselines/{re.escape(method)}(?:-(\d+))?"
     found = {int(match[1] or 1): name for name in done if (match := re.fullmatch(pattern, name))}
     return ([found[max(found)]] if found else []) + (["merged"] if found and "merged" in done else [])
 
 
 def edited(path: Path) -> bool:
-    """Whether a person has changed a card, or written one."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not path.is_file():
         return False
+    text = path.read_text(encoding="utf-8", errors="replace")
     body, _, mark = text.rstrip("\n").rpartition("\n")
     return mark != MARK.format(_digest(body)) and f"\n{PEFT_TITLE}\n" not in text
 
@@ -75,75 +62,40 @@ def signed(text: str) -> str:
 
 
 def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
-    recipe, known = read_settings(data), from_hub(data)
-    trained, method = result_stages(data)[0], str(recipe.get("method") or "wmss")
+    recipe, known, rows = read_settings(data), from_hub(data), data["accuracy"]
+    trained, method = result_stages(data)[0], recipe.get("method", "wmss")
     model = trained.removesuffix("/strong").replace("baselines/", "baseline-")
-    rows = [row for row in data["accuracy"] if row["accuracy"] is not None]
-    settings, built = mapping(recipe.get("data")), training_set(data["funnel"])
-    name, base = public_name(data["info"].get("recipe") or "unnamed run"), str(recipe.get("model") or NO_BASE)
+    source, built = recipe.get("data", {}).get("path"), training_set(data["funnel"])
+    name, base = public_name(data["info"].get("recipe") or "unnamed run"), recipe.get("model", NO_BASE)
     done = {one["name"]: one["manifest"] for one in data["stages"] if one["status"] == "done"}
-    versions = {key: text for key, text in mapping(done[stage].get("versions")).items() if text != "not installed"}
-    merged = stage == "merged"
-    form = "the LoRA adapter" if adapter else "the adapted model with its adapter merged in" if merged else "the model"
+    own, sources = [row for row in rows if row["model"] == model], [source, *built.get("sources", [])]
     facts = {
-        "front_matter": front_matter(
-            recipe,
-            [row for row in rows if row["model"] == model],
-            name=name,
-            adapter=adapter,
-            sources=[str(settings.get("path") or ""), *built.get("sources", [])],
-            known=known,
-        ),
+        "front_matter": front_matter(recipe, own, name=name, adapter=adapter, sources=sources, known=known),
         "name": name,
-        "recipe": {key: mapping(recipe.get(key)) for key in ("sft", "selection", "joint")},
+        "recipe": {key: recipe.get(key, {}) for key in ("sft", "selection", "joint")},
         "recipe_text": yaml.safe_dump(without_paths(recipe, known), sort_keys=False, allow_unicode=True, width=100),
         "method": method,
-        "method_words": METHODS.get(method, in_prose(f"baseline-{method}")),
+        "method_words": in_prose(f"baseline-{method}"),
         "base": public_name(base, known),
-        "form": form,
-        "merged": merged,
+        "adapter": adapter,
+        "merged": stage == "merged",
         "round": trained.split("/")[0].removeprefix("round-"),
-        "rounds": plain(number(mapping(recipe.get("joint")).get("rounds")) or 1),
         "verdict": " ".join(verdict(data)),
         "effort": effort(data),
         "model": model,
         "rows": rows,
         "chances": sorted({k for row in rows for k in row["pass_at_k"]}, key=lambda k: (len(k), k)),
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
-        "source": public_name(settings.get("path") or "an unknown source", known),
-        **data_facts(done),
+        "source": public_name(source or "an unknown source", known),
+        "counters": done.get("data", {}).get("counters", {}),
+        "draws": {found[1]: one for name, one in done.items() if (found := re.fullmatch(r"round-(\d+)/active", name))},
         "funnel": built.get("tables", []),
-        "versions": ", ".join(f"{key} {text}" for key, text in versions.items()) or "The versions were not recorded",
-        "hardware": done[stage].get("hardware"),
-        "costs": cost_rows(done),
+        "result": done[stage],
+        "done": done,
+        "total": sum(one.get("wall_seconds") or 0.0 for one in done.values() if not one.get("taken_from")),
         "licence": licence(base, known),
     }
     return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
-
-
-def data_facts(done: dict[str, Any]) -> dict[str, Any]:
-    """What became of the rows of the source."""
-    counters = mapping(mapping(done.get("data")).get("counters"))
-    draws = ((re.fullmatch(r"round-(\d+)/active", name), mapping(one.get("counters"))) for name, one in done.items())
-    return {
-        "examples": number(counters.get("examples")),
-        "rows_read": counters.get("rows_read", counters.get("examples")),
-        "left_out": [f"{plain(counters[key])} {why}" for key, why in LEFT_OUT.items() if number(counters.get(key))],
-        "supervised": number(counters.get("supervised_tokens")),
-        "draws": [(found[1], counted.get("active")) for found, counted in draws if found],
-    }
-
-
-def cost_rows(done: dict[str, Any]) -> list[list[str]]:
-    """Cost of each finished stage here; one that another run computed costs nothing."""
-    rows, total = [], 0.0
-    for name, one in done.items():
-        seconds, steps = number(one.get("wall_seconds")), number(mapping(one.get("counters")).get("steps"))
-        taken, memory = bool(one.get("taken_from")), number(one.get("peak_memory_bytes"))
-        total += 0.0 if taken else seconds or 0.0
-        time = "taken over from another run, not counted" if taken else duration(seconds)
-        rows.append([name, time, "" if steps is None else plain(steps), "" if memory is None else gibibytes(memory)])
-    return [*rows, [Markup("**all**"), duration(total), "", ""]] if rows else []
 
 
 def as_markdown(value: Any) -> Markup:

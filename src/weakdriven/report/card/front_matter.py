@@ -1,4 +1,4 @@
-"""The front matter of a model card: base, licence, data, scores."""
+"""The front matter of a model card: base, licence, data, scores; no path of this machine is in a name."""
 
 import re
 from collections.abc import Collection
@@ -8,9 +8,55 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
-from weakdriven.report.card.public_names import EMBEDDED, hub_id
 from weakdriven.report.format import mapping
 from weakdriven.runs.yaml import load_yaml
+
+EMBEDDED = "embedded:"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def from_hub(data: dict[str, Any]) -> set[str]:
+    """Models and datasets that a run read from the Hub, as its files say: a bare name may also be a folder's."""
+    keys = [one.get("inputs", {}).get("rows", "") for one in data["done"].values()]
+    keys += [key for _, key in data["funnel"].get("settings", {}).get("sources", [])]
+    datasets = {key.rpartition("@")[0] for key in keys}  # a file's key is a hash, without @
+    return datasets.union(data["info"].get("hub_models", [])) - {""}
+
+
+def hub_id(source: str | None, known: Collection[str] = ()) -> str | None:
+    """The id of a model or dataset on the Hub, if a recipe names one of `known` or a folder in the Hub's cache.
+
+    >>> hub_id("owner/name:main", ["owner/name:main"]), hub_id("models/tiny"), hub_id("/home/me/model")
+    ('owner/name', None, None)
+    >>> hub_id("/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-4B/snapshots/ab12")
+    'Qwen/Qwen3-4B'
+    """
+    if not source:
+        return None
+    if cached := re.search(r"(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/", source):
+        return f"{cached[1]}/{cached[2]}"
+    name = source.partition(":")[0]
+    return name if source in known and HUB_ID.fullmatch(name) else None
+
+
+def public_name(source: str, known: Collection[str] = ()) -> str:
+    """What a model or file may be called in public: its Hub id, or the last part of its path.
+
+    >>> public_name("/home/me/models/tiny"), public_name("~/x/train.jsonl"), public_name("embedded:base")
+    ('tiny', 'train.jsonl', 'embedded:base')
+    """
+    if found := hub_id(source, known):
+        return source if source.startswith(found) else found
+    return source if source.startswith(EMBEDDED) else re.split(r"[/\\]", source.rstrip("/\\"))[-1]
+
+
+def without_paths(value: Any, known: Collection[str] = ()) -> Any:
+    """Settings in which every path is cut to its last part."""
+    if isinstance(value, dict):
+        return {key: without_paths(item, known) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item, known) for item in value]
+    return public_name(value, known) if isinstance(value, str) and re.search(r"[/\\]", value) else value
 
 
 def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
@@ -18,12 +64,10 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     if source.startswith(EMBEDDED):  # the model that comes with the package
         return {"license": "apache-2.0"}
     folder, name = Path(source).expanduser(), hub_id(source, known)
-    card = folder / "README.md" if folder.is_dir() and source not in known else None
     try:
-        if card is None and name:
-            found = try_to_load_from_cache(name, "README.md")
-            card = Path(found) if isinstance(found, str) else None
-        text = card.read_text(encoding="utf-8", errors="replace") if card else ""
+        own = folder.is_dir() and source not in known
+        card = str(folder / "README.md") if own else try_to_load_from_cache(name, "README.md") if name else None
+        text = Path(card).read_text(encoding="utf-8", errors="replace") if isinstance(card, str) else ""
         matter = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
         values = mapping(load_yaml(matter[1])) if matter else {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -34,10 +78,10 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
     stated = {"license": kind}
     if isinstance(values.get("license_name"), str):
         stated["license_name"] = values["license_name"]
-    if isinstance(link, str) and (link.startswith("https://") or name):  # a file of its repository is not in ours
-        stated["license_link"] = (
-            link if link.startswith("https://") else f"https://huggingface.co/{name}/blob/main/{link}"
-        )
+    if isinstance(link, str) and link.startswith("https://"):
+        stated["license_link"] = link
+    elif isinstance(link, str) and name:  # a file of its repository, which is not in ours
+        stated["license_link"] = f"https://huggingface.co/{name}/blob/main/{link}"
     return stated
 
 
@@ -47,12 +91,12 @@ def front_matter(
     *,
     name: str,
     adapter: bool,
-    sources: list[str],
+    sources: list[str | None],
     known: Collection[str],
 ) -> str:
     """YAML that the Hub reads, from the scores of the model itself and the sources of its training rows."""
-    base = hub_id(recipe.get("model"), known)
-    facts: dict[str, Any] = licence(str(recipe.get("model") or ""), known)
+    model = recipe.get("model", "")
+    base, facts = hub_id(model, known), dict[str, Any](licence(model, known))
     if base:
         facts["base_model_relation"] = "adapter" if adapter else "finetune"
     data = ModelCardData(

@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from weakdriven.errors import UserError
 from weakdriven.report.card.card import ADAPTER_FILE, CARD, read_settings, result_stages, write_cards
-from weakdriven.report.card.public_names import from_hub, hub_id, public_name
+from weakdriven.report.card.front_matter import from_hub, hub_id, public_name
 from weakdriven.report.read import load_run
 from weakdriven.runs.directory import RUN_FILE
 from weakdriven.runs.manifest import MANIFEST
@@ -33,22 +33,18 @@ def check_push(repo: str) -> None:
         raise UserError(f"{repo!r} is not a name of a model on the Hub ({why}); give OWNER/NAME.") from None
     try:
         who: dict[str, Any] = HfApi().whoami()
-    except LocalTokenNotFoundError:
-        raise UserError(f"There is no login for the Hub, so nothing could be pushed; {LOGIN}.") from None
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set, so nothing could be pushed; unset it, or push later.") from None
-    except HfHubHTTPError as error:
-        raise UserError(f"The Hub does not accept the login here ({_reason(error)}); {LOGIN}.") from None
+    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
+        raise UserError(f"There is no login here that the Hub accepts ({_reason(error)}); {LOGIN}.") from None
     except Exception as error:  # httpx's, of which there are many
         raise UserError(f"The Hub cannot be reached ({_reason(error)}); check the network, or push later.") from None
-    role = who.get("auth", {}).get("accessToken", {}).get("role")
-    owners = [who.get("name"), *(one.get("name") for one in who.get("orgs", []))]
+    role, name = who.get("auth", {}).get("accessToken", {}).get("role"), who["name"]
+    owners = [name, *(one["name"] for one in who.get("orgs", []))]
     if role == "read":
-        raise UserError(f"The token of {who.get('name')} may only read; {LOGIN}.")
+        raise UserError(f"The token of {name} may only read; {LOGIN}.")
     if role == "write" and repo.split("/")[0] not in owners:  # a fine-grained token does not list its rights
-        raise UserError(
-            f"{who.get('name')} may not write to {repo}; give one of {', '.join(map(str, owners))} as owner."
-        )
+        raise UserError(f"{name} may not write to {repo}; give one of {', '.join(owners)} as owner.")
 
 
 def push_run(run: Path, repo: str, *, private: bool = False) -> str:
@@ -63,7 +59,7 @@ def push_run(run: Path, repo: str, *, private: bool = False) -> str:
         api = HfApi()
         address = api.create_repo(repo, private=private or None, exist_ok=True)
         commit = [CommitOperationAdd(name, content) for name, content in files_to_push(folder, base)]
-        api.create_commit(repo, commit, commit_message=f"{public_name(run.resolve())}: trained with weakdriven")
+        api.create_commit(repo, commit, commit_message=f"{public_name(str(run.resolve()))}: trained with weakdriven")
     except Exception as error:
         raise UserError(
             f"The model is safe in {folder}, but it could not be pushed ({_reason(error)}). Try again with: "

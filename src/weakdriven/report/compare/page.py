@@ -4,23 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.report.compare.runs import runs_compared
-from weakdriven.report.compare.table import COMPARE_FILE, caption, compare_runs, failures, tables
-from weakdriven.report.figure import Figure, drawn_by_page, write_figures
-from weakdriven.report.format import duration, in_prose, number, with_brackets
+from weakdriven.report.compare import table
+from weakdriven.report.figure import Figure, write_figures
+from weakdriven.report.format import duration, in_prose, with_brackets
 from weakdriven.report.html import render
 from weakdriven.report.plots import interval_figure, layer, number_tip, present, quantity
 from weakdriven.report.results import Row
+from weakdriven.report.sweep import files as sweep
 from weakdriven.report.sweep.figures import figures_of
-from weakdriven.report.sweep.files import caption as sweep_caption
-from weakdriven.report.sweep.files import failures as sweep_failures
-from weakdriven.report.sweep.files import read_sweep
-from weakdriven.report.sweep.files import tables as sweep_tables
 from weakdriven.runs.directory import RUN_FILE
 from weakdriven.runs.files import write_text
 
 PAGE = "compare.html"
-SWEEP_FILE = "sweep.json"
 
 
 def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: str | None = None) -> Path:
@@ -34,38 +29,34 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
     board = board_of(paths, against)
     page = out or (paths[0] if len(paths) == 1 else Path()) / PAGE
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, render("compare.html.j2", board | {"figures": drawn_by_page(board["drawn"])}))
+    write_text(page, render("compare.html.j2", board, board["drawn"]))
     write_figures(board["drawn"], page.with_name(f"{page.stem}-figures"))
     return page
 
 
 def board_of(paths: Sequence[Path], against: str | None) -> Row:
-    kinds = {path: kind_of(path) for path in paths}
-    if unknown := [str(path) for path, kind in kinds.items() if kind is None]:
-        raise UserError(
-            f"{', '.join(unknown)}: not a run directory ({RUN_FILE}), and no folder of weakdriven compare "
-            f"({COMPARE_FILE}) or weakdriven sweep ({SWEEP_FILE})."
-        )
-    folders = [path for path, kind in kinds.items() if kind != RUN_FILE]
-    if folders and (len(paths) > 1 or against):
-        raise UserError(f"{folders[0]} holds several runs already; give it alone, without --against.")
-    if not folders:
-        return board_of_rows(runs_compared(paths, against))
-    return board_of_rows(compare_runs(paths[0])) if kinds[paths[0]] == COMPARE_FILE else board_of_sweep(paths[0])
+    if all((path / RUN_FILE).is_file() for path in paths):
+        found = table.runs_compared(paths, against)
+        return board_of_rows(found, table.CAPTION, found["missing"])
+    if len(paths) == 1 and not against and (paths[0] / table.COMPARE_FILE).is_file():
+        found = table.compare_runs(paths[0])
+        return board_of_rows(found, table.caption(found), table.failures(found))
+    if len(paths) == 1 and not against and (paths[0] / sweep.SWEEP_FILE).is_file():
+        return board_of_sweep(paths[0])
+    raise UserError(
+        f"{', '.join(map(str, paths))}: expected run directories ({RUN_FILE}), or, alone and without --against, one "
+        f"folder of weakdriven compare ({table.COMPARE_FILE}) or weakdriven sweep ({sweep.SWEEP_FILE})."
+    )
 
 
-def kind_of(path: Path) -> str | None:
-    return next((name for name in (RUN_FILE, COMPARE_FILE, SWEEP_FILE) if (path / name).is_file()), None)
-
-
-def board_of_rows(found: Row) -> Row:
+def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
+    (titles, rows), costs = table.tables(found)
     scored = [row for row in found["rows"] if "score" in row]
-    (titles, rows), (cost_titles, cost_rows) = tables(found)
     best_first = sorted(scored, key=lambda row: -row["score"])
     order = [row["method"] for row in best_first]
     rows.sort(key=lambda cells: order.index(cells[0]) if cells[0] in order else len(order))
     scores = [dot(row["method"], row["score"], row["interval"]) for row in best_first]
-    tested = [(row["method"], row["against"]) for row in found["rows"] if row.get("against")]
+    tested = [(row["method"], row["against"]) for row in found["rows"] if "against" in row]
     gains = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
     figures = [
         interval_figure("scores", "Score", scores, x="score, percent"),
@@ -75,15 +66,15 @@ def board_of_rows(found: Row) -> Row:
     return {
         "name": f"{found['recipe']}: compared",
         "words": headline(scored, found["against"]),
-        "caption": found.get("caption") or caption(found),
-        "tables": [("Leaderboard", titles, rows), ("Cost of each", cost_titles, cost_rows)],
+        "caption": caption,
+        "tables": [("Leaderboard", titles, rows), ("Cost of each", *costs)],
         "drawn": present(figures),
-        "missing": found["missing"] if "missing" in found else failures(found),
+        "missing": missing,
     }
 
 
 def board_of_sweep(root: Path) -> Row:
-    found = read_sweep(root)
+    found = sweep.read_sweep(root)
     results = [
         {**row, "method": row["point"], "against": row.get("against_control") or row.get("against_default")}
         for row in found["summary"]
@@ -95,10 +86,10 @@ def board_of_sweep(root: Path) -> Row:
     return {
         "name": f"{found['recipe']}: sweep",
         "words": headline(scored, reference),
-        "caption": sweep_caption(found),
-        "tables": [(title, titles, rows) for title, (titles, rows) in sweep_tables(found).items()],
+        "caption": sweep.caption(found),
+        "tables": [(title, *table) for title, table in sweep.tables(found).items()],
         "drawn": present([*figures_of(found), cost_figure(results)]),
-        "missing": sweep_failures(found),
+        "missing": sweep.failures(found),
     }
 
 
@@ -110,13 +101,10 @@ def headline(scored: list[Row], against: str) -> list[str]:
     sentences = [f"Highest score: {best['method']}, {with_brackets(best['score'], best['interval'])} percent."]
     tested = [row for row in scored if row.get("against")]
     sure = [row for row in tested if is_significant(row["against"])]
-    for word, chosen in (
-        ("better", [row for row in sure if row["against"]["difference"] > 0]),
-        ("worse", [row for row in sure if row["against"]["difference"] <= 0]),
-    ):
-        if chosen:
-            names = ", ".join(f"{row['method']} ({100 * row['against']['difference']:+.1f} points)" for row in chosen)
-            sentences.append(f"Significantly {word} than {against}: {names}.")
+    points = {row["method"]: 100 * row["against"]["difference"] for row in sure}
+    for word, sign in (("better", 1), ("worse", -1)):
+        if names := [f"{name} ({gain:+.1f} points)" for name, gain in points.items() if (gain > 0) == (sign > 0)]:
+            sentences.append(f"Significantly {word} than {against}: {', '.join(names)}.")
     if rest := [row["method"] for row in tested if row not in sure]:
         sentences.append(f"No significant difference from {against}: {', '.join(rest)}.")
     if len(tested) > 1:
@@ -137,18 +125,11 @@ def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> 
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
-    values = [
-        {
-            "name": row["method"],
-            "minutes": row["seconds"] / 60,
-            "gain": 100 * row["against"]["difference"],
-            "low": 100 * row["against"]["interval"][0],
-            "high": 100 * row["against"]["interval"][1],
-            "took": duration(row["seconds"]),
-        }
-        for row in rows
-        if row.get("against") and number(row.get("seconds")) is not None
-    ]
+    values = []
+    for row in (row for row in rows if row.get("against") and row.get("seconds") is not None):
+        gain, (low, high) = row["against"]["difference"], row["against"]["interval"]
+        value = {"name": row["method"], "minutes": row["seconds"] / 60, "gain": 100 * gain}
+        values.append(value | {"low": 100 * low, "high": 100 * high, "took": duration(row["seconds"])})
     if not values:
         return None
     x = quantity("minutes", "minutes, without evaluation", scale={"zero": False})

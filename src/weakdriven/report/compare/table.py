@@ -1,13 +1,18 @@
-"""The runs of a comparison -> one table: score, difference to the reference, and the cost of each method."""
+"""The runs of a comparison, or any runs, -> one table: score, difference to the reference, and costs."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from weakdriven.eval.statistics import by_seed, compare_seeds, interval_of, score_of
-from weakdriven.report.format import MISSING, csv_text, duration, gibibytes, markdown_table, model_name, with_brackets
-from weakdriven.report.results import Evaluated, Row, complete_models, scores
+from weakdriven.errors import UserError
+from weakdriven.eval.statistics import Scores, compare_seeds
+from weakdriven.report import format, results
+from weakdriven.report.format import MISSING
+from weakdriven.report.read import current_manifests
+from weakdriven.report.results import BySeed, Row
+from weakdriven.runs.directory import BENCHMARK_SCORES
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.manifest import MANIFEST
 
@@ -18,15 +23,19 @@ FIRST = "sft"
 """The stage of M1, which most methods start from."""
 AGAINST = ["difference", "difference_low", "difference_high", "p_items", "p_seeds"]
 COSTS = ["seconds", "seconds_after_m1", "trained_tokens", "generated_tokens", "peak_bytes"]
+CAPTION = (
+    "Score: mean accuracy in percent over the benchmarks that all runs share, one run each. Brackets: 95% bootstrap "
+    "interval over problems. Difference: from the reference, in points, on the same problems. p (items): paired test "
+    "over problems, not corrected for the number of rows. Time: from the base model on, without evaluation."
+)
 
 
-def write_comparison(root: Path) -> Row:
-    """Write comparison.json, .csv and .md of a folder that `weakdriven compare` filled; returns the first."""
+def write_comparison(root: Path) -> None:
+    """Write comparison.json, .csv and .md of a folder that `weakdriven compare` filled."""
     found = compare_runs(root)
     write_json(root / f"{COMPARISON}.json", found)
     write_text(root / f"{COMPARISON}.csv", as_csv(found["rows"]))
     write_text(root / f"{COMPARISON}.md", as_markdown(found))
-    return found
 
 
 def compare_runs(root: Path) -> Row:
@@ -35,31 +44,24 @@ def compare_runs(root: Path) -> Row:
     trained_first = any(FIRST in one["stages"] for one in facts["methods"].values())
     starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": [FIRST] * trained_first}}
     methods = starts | facts["methods"]
-    complete = {seed: complete_models(run) for seed, run in runs.items()}
-    found = {
+    complete = {seed: results.complete_models(run) for seed, run in runs.items()}
+    found: dict[str, BySeed] = {
         method: {seed: models[one["model"]] for seed, models in complete.items() if one["model"] in models}
         for method, one in methods.items()
     }
-    rows = [
-        method_row(method, one, found[method], found.get(REFERENCE, {}))
-        | costs(one["stages"], [runs[seed] for seed in found[method]])
-        for method, one in methods.items()
-        if found[method] or one["stages"]
-    ]
+    rows = []
+    for method, one in methods.items():
+        own = found[method]
+        row: Row = {"method": method, "name": format.model_name(one["model"]), "model": one["model"], "seeds": [*own]}
+        if own:
+            whole = results.scores([*own.values()])
+            row |= results.describe(whole)
+            row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in whole.items()}
+        if method != REFERENCE and (against := results.compare(own, found.get(REFERENCE, {}))):
+            row["against"] = against
+        if own or one["stages"]:
+            rows.append(row | costs(one["stages"], [runs[seed] for seed in own]))
     return facts | {"against": REFERENCE, "rows": rows}
-
-
-def method_row(method: str, one: Row, own: dict[str, Evaluated], reference: dict[str, Evaluated]) -> Row:
-    """A method's scores by seed, and the test against the reference under the seeds that both have."""
-    row: Row = {"method": method, "name": model_name(one["model"]), "model": one["model"], "seeds": list(own)}
-    if own:
-        whole = scores([*own.values()])
-        row |= {"score": score_of(whole), "interval": interval_of(whole), "by_seed": by_seed(whole).tolist()}
-        row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in whole.items()}
-    if (shared := [seed for seed in own if seed in reference]) and method != REFERENCE:
-        theirs, ours = (scores([models[seed] for seed in shared]) for models in (reference, own))
-        row["against"] = vars(compare_seeds(theirs, ours)) | {"seeds": shared}
-    return row
 
 
 def costs(stages: list[str], runs: list[Path]) -> Row:
@@ -67,21 +69,77 @@ def costs(stages: list[str], runs: list[Path]) -> Row:
 
     A stage that was taken over counts as if it had been computed for this method alone.
     """
-    manifests = [{name: read_json(run / name / MANIFEST) for name in stages} for run in runs]
+    if not runs or not stages:
+        return dict.fromkeys(COSTS)
+    manifests = [[(name, read_json(run / name / MANIFEST)) for name in stages] for run in runs]
 
-    def mean(value: Any, chosen: Any = lambda name: True) -> float | None:
-        sums = [sum(value(one) for name, one in each.items() if chosen(name)) for each in manifests]
-        return float(np.mean(sums)) if sums and stages else None
+    def mean(value: Callable[[str, Row], float]) -> float:
+        return float(np.mean([sum(value(*stage) for stage in each) for each in manifests]))
 
     return {
-        "seconds": mean(lambda one: one["wall_seconds"]),
-        "seconds_after_m1": mean(lambda one: one["wall_seconds"], lambda name: name != FIRST),
-        "trained_tokens": mean(lambda one: one["counters"].get("trained_tokens") or 0),
-        "generated_tokens": mean(
-            lambda one: one["counters"].get("tokens") or 0, lambda name: name.startswith("rollouts/")
-        ),
-        "peak_bytes": max((one["peak_memory_bytes"] for each in manifests for one in each.values()), default=None),
+        "seconds": mean(lambda _, one: one["wall_seconds"]),
+        "seconds_after_m1": mean(lambda name, one: one["wall_seconds"] if name != FIRST else 0.0),
+        "trained_tokens": mean(lambda _, one: one["counters"].get("trained_tokens") or 0),
+        "generated_tokens": mean(lambda name, one: one["counters"]["tokens"] if name.startswith("rollouts/") else 0),
+        "peak_bytes": max(one["peak_memory_bytes"] for each in manifests for _, one in each),
     }
+
+
+def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
+    """Every evaluated model of every run, on the benchmarks that all of them share.
+
+    Args:
+        against: Label of the reference; unset: the SFT control of the first run that has one, else the first row.
+    """
+    names, models, found, missing = run_names(runs), dict[str, tuple[Path, str]](), dict[str, Scores](), list[str]()
+    for run, name in names.items():
+        each = results.evaluated_models(run)
+        missing += [] if each else [f"{name}: no model has been evaluated"]
+        for model, complete in sorted(each.items()):
+            label = f"{name}: {format.in_prose(model)}"
+            if complete is None:
+                missing.append(f"{label}: not all of its benchmarks are finished")
+            else:
+                models[label], found[label] = (run, model), results.scores([complete])
+    facts: Row = {"recipe": ", ".join(names.values()), "missing": missing}
+    if not found:
+        return facts | {"against": "", "rows": []}
+    controls = (label for control in format.CONTROLS for label in found if models[label][1] == control)
+    reference = against or next(controls, next(iter(found)))
+    if reference not in found:
+        raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(found)}.")
+    common = common_benchmarks(models, found)
+    shared: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
+    rows = []
+    for label, (run, model) in models.items():
+        row: Row = {"method": label, "seeds": ["1"], **results.describe(shared[label])}
+        if label != reference:
+            row["against"] = vars(compare_seeds(shared[reference], shared[label]))
+        rows.append(row | dict.fromkeys(COSTS) | results.costs(model, current_manifests(run)))
+    return facts | {"against": reference, "rows": rows}
+
+
+def run_names(runs: Sequence[Path]) -> dict[Path, str]:
+    """Each run's folder name, with as many of the folders above it as no other run shares."""
+    parts = {run: run.resolve().parts for run in runs}
+    ends = {run: ["/".join(path[-length:]) for length in range(1, len(path))] for run, path in parts.items()}
+    count = Counter(end for each in ends.values() for end in each)
+    return {run: next((end for end in each if count[end] == 1), str(run)) for run, each in ends.items()}
+
+
+def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scores]) -> list[str]:
+    """Benchmarks on which all models were evaluated with the same items, version and number of samples."""
+    terms: dict[str, list[object]] = {}
+    for label, (run, model) in models.items():
+        for name in found[label]:
+            one = read_json(run / "eval" / model / name / BENCHMARK_SCORES)
+            terms.setdefault(name, []).append([one.get(key) for key in ("version", "items", "golds", "samples")])
+    common = [name for name, each in terms.items() if each == each[:1] * len(found)]
+    if not common:
+        raise UserError(
+            "The runs share no benchmark with the same items and version; evaluate them alike, or give fewer runs."
+        )
+    return common
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -89,17 +147,16 @@ def as_csv(rows: list[Row]) -> str:
     benchmarks = list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))
     lines = [["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]]
     for row in rows:
-        against = row.get("against", {})
+        against, accuracy = row.get("against", {}), row.get("benchmarks", {})
+        measured = [row.get("score"), *row.get("interval", [None, None]), *(accuracy.get(name) for name in benchmarks)]
         tested = [against.get("difference"), *against.get("interval", [None, None])]
         tested += [against.get("p_items"), against.get("p_seeds")]
-        measured = [row.get("score"), *row.get("interval", [None, None])]
-        measured += [row.get("benchmarks", {}).get(name) for name in benchmarks]
         lines.append([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
-    return csv_text(lines)
+    return format.csv_text(lines)
 
 
 def as_markdown(found: Row) -> str:
-    by_score, by_cost = (markdown_table(titles, rows) for titles, rows in tables(found))
+    by_score, by_cost = (format.markdown_table(titles, rows) for titles, rows in tables(found))
     failed = ["", "Without a result:", "", *(f"- {one}" for one in failures(found))] if found["failed"] else []
     parts = [f"# {found['recipe']}: methods compared", "", caption(found), "", *by_score, ""]
     parts += ["Cost of each method, as in the paper's training-time table:", "", *by_cost, *failed, ""]
@@ -108,11 +165,26 @@ def as_markdown(found: Row) -> str:
 
 def tables(found: Row) -> list[tuple[list[str], list[list[str]]]]:
     """Titles and cells of two tables: the scores, and the costs in the form of the paper's."""
-    rows, sft = found["rows"], next((row.get("score") for row in found["rows"] if row["method"] == "sft"), None)
+    sft = next((row.get("score") for row in found["rows"] if row["method"] == "sft"), None)
+    by_score, by_cost = [], []
+    for row in found["rows"]:
+        score, tested, over, against = MISSING, [MISSING] * 3, MISSING, row.get("against")
+        if "score" in row:
+            score = format.with_brackets(row["score"], row["interval"])
+            over = MISSING if sft is None else f"{100 * (row['score'] - sft):+.1f}"
+        if against:
+            difference = format.with_brackets(against["difference"], against["interval"], "+")
+            chances = (against["p_items"], against["p_seeds"])
+            tested = [difference, *(MISSING if chance is None else f"{chance:.3f}" for chance in chances)]
+        by_score.append([row["method"], str(len(row["seeds"])), score, *tested])
+        times = [format.duration(row[name]) for name in ("seconds", "seconds_after_m1")]
+        counts = (row[name] for name in ("trained_tokens", "generated_tokens"))
+        tokens = [MISSING if count is None else f"{count:,.0f}" for count in counts]
+        if row["method"] != "base":
+            by_cost.append([row["method"], *times, *tokens, format.gibibytes(row["peak_bytes"]), over])
     scored = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
     cost = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
-    costly = [cost_cells(row, sft) for row in rows if row["method"] != "base"]
-    return [(scored, [score_cells(row) for row in rows]), (cost, costly)]
+    return [(scored, by_score), (cost, by_cost)]
 
 
 def failures(found: Row) -> list[str]:
@@ -128,20 +200,3 @@ def caption(found: Row) -> str:
         "on the same seeds and problems. p (items): paired test over problems. p (seeds): t-test over seeds. "
         "Neither is corrected for the number of methods."
     )
-
-
-def score_cells(row: Row) -> list[str]:
-    if "score" not in row:
-        return [row["method"], "0", *[MISSING] * 4]
-    tested = [MISSING] * 3
-    if against := row.get("against"):
-        chance = MISSING if against["p_seeds"] is None else f"{against['p_seeds']:.3f}"
-        tested = [with_brackets(against["difference"], against["interval"], "+"), f"{against['p_items']:.3f}", chance]
-    return [row["method"], str(len(row["seeds"])), with_brackets(row["score"], row["interval"]), *tested]
-
-
-def cost_cells(row: Row, sft: float | None) -> list[str]:
-    over = MISSING if sft is None or "score" not in row else f"{100 * (row['score'] - sft):+.1f}"
-    tokens = [MISSING if row[name] is None else f"{row[name]:,.0f}" for name in ("trained_tokens", "generated_tokens")]
-    seconds = [duration(row[name]) for name in ("seconds", "seconds_after_m1")]
-    return [row["method"], *seconds, *tokens, gibibytes(row["peak_bytes"]), over]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weakdriven.report.format import WAITING, duration, mapping, number, percent, stage_kind
+from weakdriven.report.format import WAITING, duration, percent, stage_kind
 
 
 def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -11,13 +11,13 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
     Entropies that another run computed count neither as selection nor as the rest.
     """
     done = {stage["name"]: stage["manifest"] for stage in stages if stage["status"] == "done"}
-    scans = [_scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")]
-    reused = {f"entropy/{scan['model']}" for scan in scans if scan["reused_from"]}
-    seconds = {name: number(one.get("wall_seconds")) or 0.0 for name, one in done.items() if name not in reused}
-    selecting = [seconds[name] for name in seconds if stage_kind(name) == "WD-DS"]
-    if not selecting and not reused:
+    scans = {name: _scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")}
+    own = [name for name in done if name not in scans or not scans[name]["reused_from"]]
+    seconds = {name: done[name].get("wall_seconds") or 0.0 for name in own}
+    selecting = [seconds[name] for name in own if stage_kind(name) == "WD-DS"]
+    if not selecting and not scans:
         return None
-    training, control = sum(seconds[name] for name in seconds if _trains(name)), seconds.get("baselines/sft")
+    training, control = sum(seconds[name] for name in own if _trains(name)), seconds.get("baselines/sft")
     return {
         "seconds": sum(selecting),
         "training_seconds": training,
@@ -25,7 +25,7 @@ def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
         "unfinished": any(_trains(stage["name"]) and stage["status"] in WAITING for stage in stages),
         "control_seconds": control,
         "control_share": sum(selecting) / control if control else None,
-        "scans": scans,
+        "scans": list(scans.values()),
     }
 
 
@@ -45,15 +45,14 @@ def cost_words(cost: dict[str, Any]) -> str:
 
 
 def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    counters, seconds = mapping(manifest.get("counters")), number(manifest.get("wall_seconds"))
-    tokens, reused = number(counters.get("tokens_read")), counters.get("reused_from")
-    speed = tokens / seconds if tokens and seconds and not reused else None
+    counters, seconds = manifest.get("counters", {}), manifest.get("wall_seconds")
+    tokens, reused = counters.get("tokens_read"), counters.get("reused_from")
     return {
         "model": name.removeprefix("entropy/"),
         "seconds": seconds,
         "tokens_read": tokens,
-        "tokens_per_second": speed,
-        "reused_from": str(reused) if reused else None,
+        "tokens_per_second": tokens / seconds if tokens and seconds and not reused else None,
+        "reused_from": reused,
     }
 
 

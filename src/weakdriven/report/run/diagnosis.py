@@ -1,13 +1,14 @@
-"""The results of `weakdriven diagnose` as tables, for the terminal and the page."""
+"""The results of `weakdriven diagnose`: tables for the terminal and the page, and figures for the page."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from weakdriven.report.format import MISSING, number, percent
+from weakdriven.report.figure import Figure
+from weakdriven.report.format import MISSING, percent
+from weakdriven.report.plots import Curve, bar_figure, line_figure, present
 
 DYNAMICS = {"target": "target logit", "background": "background mean", "gap": "gap between them", "std": "logit std"}
 EXTENDED = {
@@ -23,22 +24,27 @@ EXTENDED = {
     "calibration_error": "calibration error",
 }
 TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
+ROLE_COLOURS = {"weak": "grey", "strong before": "green", "strong after": "blue", "SFT control": "orange"}
+SHARES = {
+    "uniform_margin": "margin condition holds",
+    "amplified_share": "hard negatives amplified",
+    "net_amplified_share": "amplified net of lambda",
+    "hardest_amplified": "likeliest one amplified",
+}
+MASSES = {"negative_mass_weak": "weak", "negative_mass_strong": "strong", "negative_mass_mixed": "mixture"}
+WHEN = {"before": "before the round", "after": "after the round"}
 
-
-@dataclass(frozen=True)
-class Cells:
-    title: str
-    titles: list[str]
-    rows: list[list[str]]
+Cells = tuple[str, list[str], list[list[str]]]
+"""Title, titles of the columns, rows."""
 
 
 def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
     facts = found["logits"]["facts"]
     console.print(sample_words(facts), highlight=False, markup=False, soft_wrap=True)
-    for one in diagnosis_tables(found):
-        numbers = [Column(title, justify="right") for title in one.titles[1:]]
-        table = Table(one.titles[0], *numbers, title=Text(one.title), title_justify="left")
-        for cells in one.rows:
+    for name, titles, rows in diagnosis_tables(found):
+        numbers = [Column(title, justify="right") for title in titles[1:]]
+        table = Table(titles[0], *numbers, title=Text(name), title_justify="left")
+        for cells in rows:
             table.add_row(*cells)
         console.print(table)
     if len(chain := found["drift"]["models"]) > 1:
@@ -57,7 +63,6 @@ def sample_words(facts: dict[str, Any]) -> str:
 
 
 def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
-    """The paper's two logit tables, and the effect of mixing."""
     logits, names = found["logits"], found["logits"]["facts"]["roles"]
     compared = "control" if "control" in names else "strong_before"
     tables = []
@@ -66,7 +71,10 @@ def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
         columns = ["weak", "strong_before", "strong_after"]
         tables.append(logit_table("Extended logit statistics", logits, EXTENDED, columns, "strong_before"))
     if pairs := found["gradients"]["pairs"]:
-        tables.append(pair_table(pairs))
+        sides = [f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items()]
+        columns = [pair_cells(pair) for pair in pairs.values()]
+        rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
+        tables.append(("Weak and strong mixed", ["per token", *sides], rows))
     return tables
 
 
@@ -77,22 +85,16 @@ def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], column
     changed = logits["changes_to_strong_after"].get(start, {})
     cells = []
     for key, words in rows.items():
-        values = [model_value(logits["models"].get(names.get(role)), key) for role in columns]
+        models = [logits["models"].get(names.get(role)) for role in columns]
+        values = [model_value(model, key) if model else None for model in models]
         cells.append([words, *map(_digits, values), _change(changed.get(key))])
-    return Cells(title, [*titles, f"change\nfrom {names.get(start, MISSING)}"], cells)
-
-
-def pair_table(pairs: dict[str, dict[str, Any]]) -> Cells:
-    titles = ["per token", *(f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items())]
-    columns = [pair_cells(pair) for pair in pairs.values()]
-    rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
-    return Cells("Weak and strong mixed", titles, rows)
+    return title, [*titles, f"change\nfrom {names.get(start, MISSING)}"], cells
 
 
 def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
     mean = {name: one["mean"] for name, one in pair["statistics"].items()}
-    size, others = mean["hard_negatives"], pair["vocabulary"] - 1
-    share = percent(size / others) if number(size) is not None and others else MISSING
+    size = mean["hard_negatives"]
+    share = MISSING if size is None else percent(size / (pair["vocabulary"] - 1))
     return {
         "strong weight (lambda)": f"{pair['strong_weight']:g}",
         "hard negatives": f"{_digits(size)} ({share})",
@@ -112,15 +114,13 @@ def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def model_value(model: dict[str, Any] | None, key: str) -> Any:
-    """A statistic of a model, by its name in the tables."""
-    if model is None:
-        return None
-    return model[key] if key in model else model["statistics"][key]["mean"]
+def model_value(one: dict[str, Any], key: str) -> Any:
+    """A statistic of a model or a pair, by its name in the tables."""
+    return one[key] if key in one else one["statistics"][key]["mean"]
 
 
-def _digits(value: Any) -> str:
-    if number(value) is None:
+def _digits(value: float | None) -> str:
+    if value is None:
         return MISSING
     return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
@@ -130,3 +130,47 @@ def _change(change: dict[str, Any] | None) -> str:
         return MISSING
     relative = "" if change["relative"] is None else f" ({100 * change['relative']:+.1f}%)"
     return f"{change['difference']:+.3g}{relative}"
+
+
+def diagnosis_figures(found: dict[str, Any]) -> dict[str, list[Figure]]:
+    pairs, chain = found["gradients"]["pairs"], found["drift"]["models"]
+    return {"pairs": pair_figures(pairs), "logits": logit_figures(found["logits"]), "drift": drift_figures(chain)}
+
+
+def logit_figures(logits: dict[str, Any]) -> list[Figure]:
+    """One small chart for each statistic: their scales differ by orders of magnitude."""
+    roles, models = logits["facts"]["roles"], logits["models"]
+    named = {title: models[roles[role]] for role, title in TITLES.items() if roles.get(role) in models}
+    figures = []
+    for key, words in (DYNAMICS | EXTENDED).items():
+        rows = [{"group": words, "name": title, "value": model_value(model, key)} for title, model in named.items()]
+        figures.append(bar_figure(f"logit-{key.replace('_', '-')}", words, rows, x=words, colours=ROLE_COLOURS))
+    return present(figures)
+
+
+def pair_figures(pairs: dict[str, Any]) -> list[Figure]:
+    """How often the theory's conditions hold, and the probability of wrong tokens."""
+
+    def rows(names: dict[str, str]) -> list[dict[str, Any]]:
+        found = [(pairs[when], WHEN[when], key) for key in names for when in WHEN if when in pairs]
+        return [{"group": names[key], "name": when, "value": model_value(pair, key)} for pair, when, key in found]
+
+    colours = dict(zip(WHEN.values(), ("green", "blue"), strict=True))
+    margins = "A hard negative is a wrong token whose logit is closer to the true one under weak than under strong."
+    masses = "Probability of all wrong tokens together, mean over tokens."
+    shares = bar_figure("margins", "Margins", rows(SHARES), x="share", colours=colours, caption=margins)
+    mass = bar_figure("masses", "Negative mass", rows(MASSES), x="probability", colours=colours, caption=masses)
+    return present([shares, mass])
+
+
+def drift_figures(chain: list[dict[str, Any]]) -> list[Figure]:
+    if len(chain) < 2:
+        return []
+    figures = []
+    for key, words in (("mean", "mean logit"), ("centered_norm", "centered norm")):
+        points = [(float(place), one[key]["mean"]) for place, one in enumerate(chain)]
+        title, note = f"{words.capitalize()} of M0, M1, ...", "From model to model: 0 is M0, 1 is M1, and so on."
+        curves = [Curve(words, "blue", points)]
+        name = f"chain-{key.replace('_', '-')}"
+        figures.append(line_figure(name, title, curves, x="model", y=words, caption=note))
+    return present(figures)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import colour, duration, here, mapping, model_name, number, score, stage_kind
+from weakdriven.report.format import colour, duration, model_name, number, score, stage_kind
 from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
-from weakdriven.report.run.examples import SCATTER_POINTS
+from weakdriven.report.read import SCATTER_POINTS
 
 Rows = list[dict[str, Any]]
 OTHERS = ("purple", "grey", "green", "blue", "orange")
@@ -21,7 +21,6 @@ def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False
 
 
 def loss_figures(data: dict[str, Any]) -> list[Figure]:
-    """Phase 1 with its control, every joint training, and the other methods."""
     logs: dict[str, Rows] = data["metrics"]
     first = [
         logged(logs.get("sft", []), "loss", model_name("sft"), "green"),
@@ -30,11 +29,10 @@ def loss_figures(data: dict[str, Any]) -> list[Figure]:
     figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS)]
     figures += [round_losses(one["number"], logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
     others = [name for name in logs if name.startswith("baselines/") and name != "baselines/sft"]
+    names = {one: model_name(one.replace("baselines/", "baseline-")) for one in others}
     for number_, begin in enumerate(range(0, len(others), len(OTHERS)), 1):
         chosen = zip(others[begin : begin + len(OTHERS)], OTHERS, strict=False)
-        curves = [
-            logged(logs[one], "loss", model_name(one.replace("baselines/", "baseline-")), css) for one, css in chosen
-        ]
+        curves = [logged(logs[one], "loss", names[one], css) for one, css in chosen]
         title = "Other methods" + (f", part {number_}" if len(others) > len(OTHERS) else "")
         note = "Each curve is its method's own loss; the losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{number_}", title, curves, x=STEP, y="loss", caption=note))
@@ -54,6 +52,7 @@ def round_losses(round_number: int, rows: Rows) -> Figure | None:
 
 def step_figures(data: dict[str, Any]) -> list[Figure]:
     """What joint training logged besides its losses: what is left to learn from, and where the logits drift."""
+    note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
     figures = []
     for t in (one["number"] for one in data["rounds"]):
         rows: Rows = data["metrics"].get(f"round-{t}/strong", [])
@@ -64,47 +63,35 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
             logged(rows, "strong_probability", "strong alone", "blue", complement=True),
             logged(rows, "margin_share", "margin condition holds", "orange", dashed=True),
         ]
-        note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
-        y = "share, mean over tokens"
-        figures.append(
-            line_figure(f"mass-round-{t}", f"Negative mass and margins, round {t}", mass, x=STEP, y=y, caption=note)
-        )
+        title, y = f"Negative mass and margins, round {t}", "share, mean over tokens"
+        figures.append(line_figure(f"mass-round-{t}", title, mass, x=STEP, y=y, caption=note))
         for name, key, title, y in (
             ("gradient", "grad_norm", "Gradient norm", "norm of each model's gradient"),
             ("drift", "mean_logit", "Mean logit", "mean over vocabulary and tokens"),
         ):
-            pair = [
-                logged(rows, f"strong_{key}", "strong", "blue"),
-                logged(rows, f"weak_{key}", "weak", "grey", dashed=True),
-            ]
-            figures.append(line_figure(f"{name}-round-{t}", f"{title}, round {t}", pair, x=STEP, y=y))
+            strong = logged(rows, f"strong_{key}", "strong", "blue")
+            weak = logged(rows, f"weak_{key}", "weak", "grey", dashed=True)
+            figures.append(line_figure(f"{name}-round-{t}", f"{title}, round {t}", [strong, weak], x=STEP, y=y))
     return present(figures)
 
 
-def selection_figures(one: dict[str, Any], counters: dict[str, Any]) -> list[Figure]:
+def selection_figures(one: dict[str, Any], manifests: dict[str, Any]) -> list[Figure]:
     """Of one round: entropies, probabilities, and what the sampling weight consists of."""
-    t, terms = one["number"], mapping(counters.get("term_shares"))
-    changes = {words: counters.get(key) for key, words in CHANGES.items()}
-    return present(
-        [
-            entropy_scatter(one),
-            odds_figure(one),
-            stacked_shares(f"terms-round-{t}", f"Sampling weight by term, round {t}", terms, TERM_COLOURS),
-            stacked_shares(
-                f"changes-round-{t}", f"Entropy from weak to strong, round {t}", changes, CHANGE_COLOURS, "examples"
-            ),
-        ]
-    )
+    t = one["number"]
+    counters = manifests.get(f"round-{t}/active", {}).get("counters", {})
+    changes = {words: counters[key] for key, words in CHANGES.items() if key in counters}
+    terms = stacked_shares("terms", t, "Sampling weight by term", counters.get("term_shares", {}))
+    moved = stacked_shares("changes", t, "Entropy from weak to strong", changes, "examples")
+    return present([entropy_scatter(one), odds_figure(one), terms, moved])
 
 
-TERM_COLOURS = {"consolidation": "green", "difficulty": "blue", "repair": "orange"}
 CHANGES = {"falling": "fell", "equal": "stayed", "rising": "rose"}
-CHANGE_COLOURS = {"fell": "green", "stayed": "grey", "rose": "orange"}
+PARTS = {"consolidation": "green", "difficulty": "blue", "repair": "orange"}
+PARTS |= {"fell": "green", "stayed": "grey", "rose": "orange"}
 KINDS = {"chosen": "blue", "not chosen": "grey", "no draw yet": "grey"}
 
 
 def entropy_scatter(one: dict[str, Any]) -> Figure | None:
-    """A point for each example: its entropy under the weak model against that under the strong one."""
     points = one["points"]
     if not points:
         return None
@@ -115,16 +102,15 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
         notes.append(f"A random sample of {SCATTER_POINTS:,} is shown.")
     rows = []
     for point in points:
-        draws = number(point["draws"])
+        draws = point["draws"]
         drawn = "draw not recorded" if draws is None else f"{draws:g} time{'s' * (draws != 1)}"
         chosen = "no draw yet" if not one["drawn"] else "chosen" if draws else "not chosen"
         values = {"weak": round(point["weak"], 5), "strong": round(point["strong"], 5)}
         rows.append({"id": point["id"], **values, "kind": chosen, "drawn": drawn, "question": point["question"]})
     limit = 1.03 * max(row[role] for row in rows for role in ("weak", "strong")) or 1.0
     scale = {"domain": [0, limit], "nice": False}
-    x, y = (
-        quantity(role, f"{role}: {model_name(one[role])}, nats per token", scale=scale) for role in ("weak", "strong")
-    )
+    titles = {role: f"{role}: {model_name(one[role])}, nats per token" for role in ("weak", "strong")}
+    x, y = (quantity(role, title, scale=scale) for role, title in titles.items())
     used = {kind: css for kind, css in KINDS.items() if any(row["kind"] == kind for row in rows)}
     tips = [{"field": "id"}, number_tip("weak", "weak"), number_tip("strong", "strong")]
     tips += [{"field": "drawn"}, {"field": "question"}]
@@ -164,33 +150,29 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
     return Figure(name, title, {"height": 220, "data": {"values": rows}, **spec}, caption)
 
 
-def stacked_shares(
-    name: str, title: str, parts: dict[str, Any], colours: dict[str, str], unit: str = ""
-) -> Figure | None:
-    values = {part: parts[part] for part in colours if number(parts.get(part)) is not None}
-    whole = sum(values.values())
+def stacked_shares(name: str, t: int, title: str, parts: dict[str, float], unit: str = "") -> Figure | None:
+    whole = sum(parts.values())
     if not whole:
         return None
-    labels = {part: f"{part} {100 * value / whole:.1f}%" for part, value in values.items()}
+    labels = {part: f"{part} {100 * value / whole:.1f}%" for part, value in parts.items()}
     rows = [
         {"part": labels[part], "value": value, "share": value / whole, "place": place}
-        for place, (part, value) in enumerate(values.items())
+        for place, (part, value) in enumerate(parts.items())
     ]
     tips = [{"field": "part", "title": "part"}, number_tip("share", "share")]
     spec = layer(
         "bar",
         x=quantity("share", None, stack=True, axis={"format": "%"}),
-        color=category("part", {labels[part]: colours[part] for part in values}),
+        color=category("part", {label: PARTS[part] for part, label in labels.items()}),
         order={"field": "place"},
         tooltip=tips + ([number_tip("value", unit)] if unit else []),
     )
-    return Figure(name, title, {"height": 26, "data": {"values": rows}, **spec})
+    spec = {"height": 26, "data": {"values": rows}, **spec}
+    return Figure(f"{name}-round-{t}", f"{title}, round {t}", spec)
 
 
 def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
-    """Accuracy of every model with its interval, and pass@k where several samples were drawn."""
     rows = [row for row in rows if row["benchmark"] == benchmark]
-
     ends = {"value": "accuracy", "low": "low", "high": "high"}
     dots = [
         {"label": row["name"], "colour": colour(row["model"]), "text": score(row)}
@@ -199,33 +181,29 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     ]
     note = "Dot: accuracy. Line: 95% interval."
     sampled = [row for row in rows if row["pass_at_k"]]
-    curves = [
-        Curve(row["name"], css, [(1.0, row["accuracy"]), *((int(k), share) for k, share in row["pass_at_k"].items())])
-        for row, css in zip(sampled, OTHERS * len(sampled), strict=False)
-    ]
+    curves = []
+    for row, css in zip(sampled, OTHERS * len(sampled), strict=False):
+        chances = ((int(k), share) for k, share in row["pass_at_k"].items())
+        curves.append(Curve(row["name"], css, [(1.0, row["accuracy"]), *chances]))
     title = f"{benchmark}: chance that one of k samples is right"
-    return present(
-        [
-            interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note),
-            line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True),
-        ]
-    )
+    accuracy = interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note)
+    return present([accuracy, line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True)])
 
 
 STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "baselines": "purple", "other": "green"}
 
 
-def timeline(stages: Rows) -> list[Figure]:
+def timeline(done: dict[str, Any]) -> list[Figure]:
     """Time of each finished stage, end to end in the order in which they finished, and its peak memory."""
     rows, clock = [], 0.0
-    done = [stage for stage in stages if stage["status"] == "done" and here(stage)]
-    for stage in sorted(done, key=lambda stage: str(stage["manifest"].get("finished"))):
-        seconds, memory = (number(stage["manifest"].get(key)) for key in ("wall_seconds", "peak_memory_bytes"))
+    for name, manifest in done.items():
+        if manifest.get("taken_from"):
+            continue
+        seconds, memory = (manifest.get(key) for key in ("wall_seconds", "peak_memory_bytes"))
         end, gb = clock + (seconds or 0.0), None if memory is None else memory / 1e9
-        row = {"stage": stage["name"], "kind": stage_kind(stage["name"]), "begin": clock / 60, "end": end / 60}
-        rows.append(
-            {**row, "took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
-        )
+        row = {"stage": name, "kind": stage_kind(name), "begin": clock / 60, "end": end / 60}
+        row |= {"took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
+        rows.append(row)
         clock = end
     if not rows:
         return []
@@ -236,9 +214,8 @@ def timeline(stages: Rows) -> list[Figure]:
         "tooltip": [{"field": "stage"}, {"field": "took"}, {"field": "memory", "title": "peak memory"}],
     }
     view = {"height": 22 * len(rows), "data": {"values": rows}}
-    spans = layer(
-        {"type": "bar", "minBandSize": 2}, x=quantity("begin", "minutes of work"), x2={"field": "end"}, **shared
-    )
+    bar, begin = {"type": "bar", "minBandSize": 2}, quantity("begin", "minutes of work")
+    spans = layer(bar, x=begin, x2={"field": "end"}, **shared)
     note = "Bars are in the order in which stages finished, without pauses; stages from other runs are left out."
     figures = [Figure("stages-time", "Time of each stage", view | spans, note)]
     if any(row["gb"] is not None for row in rows):

@@ -1,35 +1,28 @@
-"""The content of a run's page: verdict, figures, tables, sample answers; the template only lays them out."""
+"""The page of a run: its content, which the template only lays out, and writing it, again and again if need be."""
 
+import os
+import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from weakdriven.report.figure import Figure, drawn_by_page, write_figures
-from weakdriven.report.format import LEFTOVER, WAITING, here, mapping, number, stage_kind
+from weakdriven.report.figure import Figure, write_figures
+from weakdriven.report.format import LEFTOVER, WAITING, stage_kind
 from weakdriven.report.html import embedded, render
-from weakdriven.report.read import load_run
-from weakdriven.report.run.answers import level_table, sample_items
+from weakdriven.report.read import DAMAGED, load_run
 from weakdriven.report.run.costs import cost_words, selection_cost
-from weakdriven.report.run.diagnosis import diagnosis_tables, sample_words
-from weakdriven.report.run.diagnosis_figures import diagnosis_figures
+from weakdriven.report.run.diagnosis import diagnosis_figures, diagnosis_tables, sample_words
 from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
-from weakdriven.report.run.progress import Progress
-from weakdriven.report.run.training_set import training_set
-from weakdriven.report.run.verdict import effort, verdict
-from weakdriven.runs.directory import DIAGNOSTICS, REPORT
+from weakdriven.report.run.progress import Progress, is_running
+from weakdriven.report.run.verdict import control_of, effort, final_model, verdict
+from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
+from weakdriven.runs.signals import stop_here
 
 TRAININGS = ("training", "baselines")
-SECTIONS = {
-    "accuracy": "Accuracy",
-    "losses": "Losses",
-    "selection": "Selection",
-    "logits": "Logits",
-    "tokens-section": "Token by token",
-    "answers": "Answers",
-    "stages": "Stages",
-    "recipe": "Recipe",
-}
+IDLE = 4
+"""While a run is followed, we wait this many times as long as a page took: the run needs the processor."""
 
 
 def write_report(run: Path, *, figures: bool = False) -> Path:
@@ -38,50 +31,53 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
     Args:
         figures: Also write every figure as SVG and PNG into the folder `figures`.
     """
-    shown = run_content(run)
-    write_text(run / REPORT, render("report.html.j2", shown))
+    page, drawn = render_report(run)
+    write_text(run / REPORT, page)
     if figures:
-        write_figures(all_figures(shown), run / "figures")
+        write_figures(drawn, run / "figures")
     return run / REPORT
 
 
-def render_report(run: Path) -> str:
-    return render("report.html.j2", run_content(run))
+def render_report(
+    run: Path, progress: Progress | None = None, *, reload_seconds: float = 0.0
+) -> tuple[str, list[Figure]]:
+    """The page and its figures; where a file of the run was changed by hand, a page that says only so.
 
-
-def run_content(run: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """What the template shows of a run; a `progress` that is kept also knows the run's speed."""
-    data = load_run(run)
-    return page_content(data) | {"progress": (progress or Progress(run)).line(data["stages"])}
-
-
-def all_figures(shown: dict[str, Any]) -> list[Figure]:
-    sections = shown["drawn"].values()
-    return [figure for one in sections for figure in (chain(*one.values()) if isinstance(one, dict) else one)]
+    Args:
+        progress: One that is kept also knows the run's speed.
+    """
+    try:
+        data = load_run(run)
+        shown: dict[str, Any] = page_content(data) | {"progress": (progress or Progress(run)).line(data)}
+        parts = [chain(*part.values()) if isinstance(part, dict) else part for part in shown["drawn"].values()]
+        figures: list[Figure] = list(chain(*parts))
+        return render("report.html.j2", shown | {"reload_seconds": reload_seconds}, figures), figures
+    except DAMAGED as error:
+        problem = f"A file of this run holds what weakdriven does not write ({type(error).__name__}: {error})."
+        return render("damaged.html.j2", {"name": run.name, "problem": problem}, []), []
 
 
 def page_content(data: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows: a verdict, tables and figures."""
+    manifests, problems = data["done"], data["problems"]
+    diagnosis, diagnosed = {}, {}
     try:
-        diagnosed = diagnosis_figures(data["diagnosis"])
-        diagnosis = diagnosis_words(data["diagnosis"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # files that were changed by hand
-        diagnosis, diagnosed = {}, diagnosis_figures({})
-        problem = f"{DIAGNOSTICS} cannot be shown ({type(error).__name__}: {error}); run weakdriven diagnose again."
-        data = data | {"problems": [*data["problems"], problem]}
-    done = [stage for stage in data["stages"] if stage["status"] == "done"]
-    done.sort(key=lambda stage: str(stage["manifest"].get("finished")))
+        if found := data["diagnosis"]:
+            facts = found["logits"]["facts"]
+            notes = [f"Missing: {name}: {why}" for name, why in facts["missing"].items()] + facts["notes"]
+            diagnosis = {"words": sample_words(facts), "notes": notes, "tables": diagnosis_tables(found)}
+            diagnosed = diagnosis_figures(found)
+    except DAMAGED as error:
+        diagnosis, name = {}, type(error).__name__
+        problems = [*problems, f"diagnostics cannot be shown ({name}: {error}); run weakdriven diagnose again."]
     versions: dict[str, set[str]] = {}
-    for stage in done:
-        for package, version in mapping(stage["manifest"].get("versions")).items():
-            versions.setdefault(package, set()).add(str(version))
+    for manifest in manifests.values():
+        for package, version in manifest.get("versions", {}).items():
+            versions.setdefault(package, set()).add(version)
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in data["scores"]))
-    manifests = {stage["name"]: stage["manifest"] for stage in done}
     waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
-    cost = selection_cost(data["stages"])
-    shown = data | {
-        "name": str(data["info"].get("recipe") or "unnamed run"),
-        "sections": list(SECTIONS.items()),
+    return data | {
+        "name": data["info"].get("recipe") or "unnamed run",
+        "problems": problems,
         "waiting": waiting,
         "untrained": [name for name in waiting if stage_kind(name) in TRAININGS and name not in data["metrics"]],
         "leftover": LEFTOVER,
@@ -90,40 +86,112 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "benchmarks": benchmarks,
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
-        "drawn": draw(data, benchmarks, manifests, diagnosed),
+        "drawn": {
+            "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
+            "losses": loss_figures(data),
+            "steps": step_figures(data),
+            "selection": {one["number"]: selection_figures(one, manifests) for one in data["rounds"]},
+            **diagnosed,
+            "stages": timeline(manifests),
+        },
         "diagnosis": diagnosis,
         "tokens_json": embedded(data["tokens"]) if data["tokens"] else "",
-        "cost": cost,
+        "cost": (cost := selection_cost(data["stages"])),
         "cost_words": cost_words(cost) if cost else "",
         "manifests": manifests,
         "sample_items": [item for name in benchmarks for item in sample_items(name, data)],
         "planned": [stage["name"] for stage in data["stages"] if stage["status"] != LEFTOVER],
-        "total_wall": sum(number(stage["manifest"].get("wall_seconds")) or 0.0 for stage in done if here(stage)),
+        "total_wall": sum(one.get("wall_seconds") or 0.0 for one in manifests.values() if not one.get("taken_from")),
         "versions": {package: ", ".join(sorted(found)) for package, found in sorted(versions.items())},
     }
-    return shown | {"figures": drawn_by_page(all_figures(shown))}
 
 
-def draw(
-    data: dict[str, Any], benchmarks: list[str], manifests: dict[str, Any], diagnosed: dict[str, list[Figure]]
-) -> dict[str, Any]:
-    """Section to its figures, those of a selection by round."""
-    rounds = {one["number"]: one for one in data["rounds"]}
-    counters = {t: mapping(manifests.get(f"round-{t}/active", {}).get("counters")) for t in rounds}
+def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Level to model to share of right answers."""
+    table: dict[str, dict[str, float]] = {}
+    for (name, model), one in scores.items():
+        for level, cell in one.get("levels", {}).items() if name == benchmark else ():
+            # runs of 0.1.0 have no `answers`: they have one to each item
+            table.setdefault(level, {})[model] = cell["correct"] / (cell.get("answers") or cell["items"])
+    return dict(sorted(table.items(), key=lambda entry: (len(entry[0]), entry[0])))
+
+
+def sample_items(benchmark: str, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Items on which every model was evaluated; as many wins of WMSS as losses, so that the choice is not biased."""
+    models = {model: one["first"] for (name, model), one in data["samples"].items() if name == benchmark}
+    models = {model: rows for model, rows in models.items() if rows}
+    if not models:
+        return []
+    shared = [item for item in next(iter(models.values())) if all(item in rows for rows in models.values())]
+    chosen, ours, theirs = shared[:4], models.get(final_model(data) or ""), models.get(control_of(data))
+    if ours and theirs:
+        kinds: dict[tuple[bool, bool], list[str]] = {(a, b): [] for a in (True, False) for b in (True, False)}
+        for item in shared:
+            kinds[bool(ours[item].get("correct")), bool(theirs[item].get("correct"))].append(item)
+        each = min(2, len(kinds[True, False]), len(kinds[False, True]))
+        chosen = kinds[True, False][:each] + kinds[False, True][:each] + kinds[True, True][:1] + kinds[False, False][:1]
+    return [{"benchmark": benchmark, "answers": {m: rows[item] for m, rows in models.items()}} for item in chosen]
+
+
+def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
+    """The part of funnel.json that the page shows; empty if there is none.
+
+    >>> training_set({"in": 4, "kept": 3, "dropped": {"no gold": {"rows": 1, "first": [{"id": "7", "detail": ""}]}}})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'domain': '', 'sources': [], 'teacher': '', 'rows': 3,
+     'tables': [('Rows', 4, 3, [{'reason': 'no gold', 'rows': 1, 'share': 0.25, 'first': ['7']}])]}
+    """
+    if not funnel:
+        return {}
+    steps = {"Rows": funnel, "Completions of the teacher": funnel.get("completions")}
     return {
-        "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
-        "losses": loss_figures(data),
-        "steps": step_figures(data),
-        "selection": {t: selection_figures(one, counters[t]) for t, one in rounds.items()},
-        **diagnosed,
-        "stages": timeline(data["stages"]),
+        "domain": funnel.get("domain") or "",
+        "sources": funnel.get("sources", []),
+        "teacher": (funnel.get("teacher") or {}).get("model") or "",
+        "rows": funnel.get("rows", funnel["kept"]),
+        "tables": [(name, step["in"], step["kept"], _reasons(step)) for name, step in steps.items() if step],
     }
 
 
-def diagnosis_words(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    if not diagnosis:
-        return {}
-    facts = diagnosis["logits"]["facts"]
-    missing = [f"Missing: {name}: {why}" for name, why in mapping(facts.get("missing")).items()]
-    notes = [*missing, *(str(note) for note in facts.get("notes") or [])]
-    return {"words": sample_words(facts), "notes": notes, "tables": diagnosis_tables(diagnosis)}
+def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "reason": reason,
+            "rows": dropped["rows"],
+            "share": dropped["rows"] / step["in"],
+            "first": [": ".join(filter(None, row.values())) for row in dropped["first"]],
+        }
+        for reason, dropped in step["dropped"].items()
+    ]
+
+
+def follow_report(run: Path, *, every: float = 5.0) -> None:
+    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C."""
+    progress, seen = Progress(run), None
+    try:
+        while is_running(run):
+            begun = time.monotonic()
+            with suppress(OSError):  # a stage was put in place while we read it; the next page has it
+                if (files := file_stamps(run)) != seen:
+                    write_page(run, progress, reload_seconds=every)
+                    seen = files
+            stop_here()
+            time.sleep(max(every, IDLE * (time.monotonic() - begun)))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        write_page(run, progress)
+
+
+def write_page(run: Path, progress: Progress, *, reload_seconds: float = 0.0) -> None:
+    """The page by way of the work folder: the run itself may write its page at the same moment."""
+    page, _ = render_report(run, progress, reload_seconds=reload_seconds)
+    folder = run / WORK if (run / WORK).is_dir() else run
+    write_text(folder / REPORT, page)
+    os.replace(folder / REPORT, run / REPORT)
+
+
+def file_stamps(run: Path) -> set[tuple[Path, int, int]]:
+    """Name, time and size of every file of a run but its page."""
+    stats = {path: path.stat() for path in run.rglob("*") if path.name != REPORT and path.is_file()}
+    return {(path, one.st_mtime_ns, one.st_size) for path, one in stats.items()}

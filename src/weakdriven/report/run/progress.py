@@ -1,17 +1,13 @@
 """What a run in progress is doing, found out from its files alone."""
 
 import fcntl
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from weakdriven.report.files import parse_object, read_object
+from weakdriven.report.files import read_object
 from weakdriven.report.format import WAITING, duration, number
-from weakdriven.runs.directory import METRICS, WORK, work_folder
-
-TAIL = 1 << 16
-"""Bytes at the end of metrics.jsonl that surely hold a whole line."""
+from weakdriven.runs.directory import WORK, work_folder
 
 
 class Progress:
@@ -20,16 +16,16 @@ class Progress:
     def __init__(self, run: Path):
         self.run, self.stage, self.first = run, "", (0.0, 0.0)
 
-    def line(self, stages: list[dict[str, Any]]) -> str:
-        """What the run does now; empty where no process works on it or none of the stages of `load_run` has begun."""
-        names = [stage["name"] for stage in stages]
-        waiting = {one["name"]: work_folder(self.run, one["name"]) for one in stages if one["status"] in WAITING}
-        states = {name: read_object(folder / "state.json") for name, folder in waiting.items()}
-        begun = {name: when for name, one in states.items() if (when := number(one.get("begun"))) is not None}
+    def line(self, data: dict[str, Any]) -> str:
+        """What the run of `load_run` does now; empty where no process works on it or no stage has begun."""
+        names = [stage["name"] for stage in data["stages"]]
+        waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
+        states = {name: read_object(work_folder(self.run, name) / "state.json") for name in waiting}
+        begun = {name: state["begun"] for name, state in states.items() if state}
         stage = max(begun, key=lambda name: begun[name], default="")  # whose last try began last
         if not stage or not is_running(self.run):
             return ""
-        facts = self._training(stage, last_row(waiting[stage] / "work" / METRICS))
+        facts = self._training(stage, data["metrics"].get(stage, [{}])[-1])
         facts = facts or [f"for {duration(max(time.time() - begun[stage], 0))}"]
         return ", ".join([f"stage {names.index(stage) + 1} of {len(names)}, {stage}", *facts])
 
@@ -54,22 +50,12 @@ def is_running(run: Path) -> bool:
 
     We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
     """
-    try:
-        with open(run / WORK / "lock", "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as lock:
+    path = run / WORK / "lock"
+    if not path.is_file():
+        return False
+    with path.open("rb") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+        except BlockingIOError:
+            return True
     return False
-
-
-def last_row(path: Path) -> dict[str, Any]:
-    """The last whole row of a file that is being written; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    return next((row for line in reversed(lines[:-1]) if (row := parse_object(line))), {})

@@ -10,7 +10,6 @@ from weakdriven.report.files import read_examples
 from weakdriven.report.format import number, shorten
 from weakdriven.runs.directory import DIAGNOSTICS, EXAMPLES
 
-FILE = "tokens.parquet"
 TOKENS, NEGATIVES = 12_000, 5
 """Maximum of tokens in all examples together, and of hard negatives per token: a page must stay below 6 MB."""
 LISTS = {
@@ -36,36 +35,28 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
 
     A token is `[text, values...]`, then for each hard negative `text, values...`; texts are numbers of `texts`.
     """
-    path = run / DIAGNOSTICS / FILE
-    if not path.is_file():
-        return {}
+    path = run / DIAGNOSTICS / "tokens.parquet"
+    grouped: dict[int, list[dict[str, Any]]] = {}
     try:
-        grouped: dict[int, list[dict[str, Any]]] = {}
-        for row in parquet.read_table(path).to_pylist():
-            grouped.setdefault(int(row["row"]), []).append(row)
-        examples = [
-            {
-                "row": row,
-                "id": str(tokens[0]["id"]),
-                "lists": list(tokens[0]["lists"] or []),
-                "tokens": sorted(tokens, key=lambda token: token["position"]),
-            }
-            for row, tokens in grouped.items()
-        ]
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        problems.append(f"{DIAGNOSTICS}/{FILE} cannot be read ({type(error).__name__}); run weakdriven diagnose again.")
+        for token in parquet.read_table(path).to_pylist() if path.is_file() else ():
+            grouped.setdefault(token["row"], []).append(token)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        name = type(error).__name__
+        problems.append(f"diagnostics/tokens.parquet cannot be read ({name}); run weakdriven diagnose again.")
+    if not grouped:
         return {}
-    if not examples:
-        return {}
-    most = max(20, TOKENS // len(examples))
-    texts: dict[str, int] = {}
+    most = max(20, TOKENS // len(grouped))
     other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, which are not rows of the data
-    wanted = {one["row"]: one["id"] for one in examples}
+    wanted = {row: tokens[0]["id"] for row, tokens in grouped.items()}
     questions = read_examples(run, wanted, stage=DIAGNOSTICS if other else "data")
-    for one in examples:
-        one["question"] = shorten(questions.get(one["row"], {}).get("prompt"), 600)
-        one["left_out"] = max(0, len(one["tokens"]) - most)
-        one["tokens"] = [_packed(token, texts) for token in one["tokens"][:most]]
+    texts: dict[str, int] = {}
+    examples = []
+    for row, tokens in grouped.items():
+        tokens.sort(key=lambda token: token["position"])
+        shown = {"row": row, "id": wanted[row], "lists": tokens[0]["lists"]}
+        shown["tokens"] = [_packed(token, texts) for token in tokens[:most]]
+        shown["question"] = shorten(questions.get(row, {}).get("prompt"), 600)
+        examples.append(shown | {"left_out": max(0, len(tokens) - most)})
     lists = {name: [n for n, one in enumerate(examples) if name in one["lists"]] for name in LISTS}
     return {
         "examples": examples,
@@ -77,12 +68,12 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:
-    def place(text: Any) -> int:
-        return texts.setdefault("" if text is None else str(text), len(texts))
+    def place(text: str) -> int:
+        return texts.setdefault(text, len(texts))
 
     packed: list[Any] = [place(token["text"]), *(_short(token[name]) for name in VALUES)]
-    columns = [token[f"negative_{name}"] or [] for name in ("texts", *OF_NEGATIVES)]
-    for text, *values in list(zip(*columns, strict=True))[:NEGATIVES]:
+    columns = [token[f"negative_{name}"][:NEGATIVES] for name in ("texts", *OF_NEGATIVES)]
+    for text, *values in zip(*columns, strict=True):
         packed += [place(text), *map(_short, values)]
     return packed
 

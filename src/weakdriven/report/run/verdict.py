@@ -1,39 +1,40 @@
 """The last WMSS model of a run against its SFT control, in words that claim no more than the paired test shows."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
-from weakdriven.report.format import CONTROLS, in_prose, mapping, number, plain, score
+from weakdriven.report.format import CONTROLS, in_prose, plain, score
 
 SIGNIFICANCE_LEVEL = 0.05
 
 
 def final_model(data: dict[str, Any]) -> str | None:
     """The last round that has a score."""
-    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
-    rounds = [f"round-{one['number']}" for one in reversed(data["rounds"])]
-    return next((model for model in rounds if model in evaluated), None)
+    return _first_evaluated(data, [f"round-{one['number']}" for one in reversed(data["rounds"])])
 
 
 def control_of(data: dict[str, Any]) -> str:
-    evaluated = {row["model"] for row in data["accuracy"] if row["accuracy"] is not None}
-    return next((model for model in CONTROLS if model in evaluated), "baseline-sft")
+    return _first_evaluated(data, CONTROLS) or "baseline-sft"
+
+
+def _first_evaluated(data: dict[str, Any], models: Iterable[str]) -> str | None:
+    evaluated = {row["model"] for row in data["accuracy"]}
+    return next((model for model in models if model in evaluated), None)
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
     """A headline, then a sentence for each benchmark."""
-    rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"] if row["accuracy"] is not None}
+    rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
     if final is None:
-        there = "; ".join(
-            f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in rows.values()
-        )
+        scored = [f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in data["accuracy"]]
         opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"
-        return [f"{opening} {there}."]
+        return [f"{opening} {'; '.join(scored)}."]
     benchmarks = [benchmark for benchmark, model in rows if model == final]
     both = [name for name in benchmarks if (name, control) in rows]
     pairs = {name: pair for name in both if (pair := paired(data, name, control, final)) is not None}
@@ -42,11 +43,12 @@ def verdict(data: dict[str, Any]) -> list[str]:
         sentence = f"On {name}, {in_prose(final)} scores {score(rows[name, final])}"
         if name in pairs:
             sentence += f", {in_prose(control)} {score(rows[name, control])}"
-            sentence += f": {test_words(compared({name: pairs[name]}))}" if len(pairs) > 1 else ""
-        elif name in both and not all(data["samples"][name, model]["right"] for model in (final, control)):
-            sentence += f"; its samples or those of {in_prose(control)} are missing, so the two cannot be tested"
+            if len(pairs) > 1:
+                result = compared({name: pairs[name]})
+                significant = "significant" if result.p_items < SIGNIFICANCE_LEVEL else "not significant"
+                sentence += f": {difference_words(result)}; {significant}"
         elif name in both:
-            sentence += f"; {in_prose(control)} was scored on another version or other items: not comparable"
+            sentence += f"; not comparable with {in_prose(control)}: other items or version, or samples are missing"
         else:
             sentence += f"; {in_prose(control)} has no score to compare it with"
         sentences.append(f"{sentence}.")
@@ -68,45 +70,25 @@ def paired(data: dict[str, Any], benchmark: str, a: str, b: str) -> tuple[np.nda
 
 
 def headline(final: str, control: str, benchmarks: list[str], whole: SeedComparison) -> str:
-    """
-    >>> same = SeedComparison(0.004, (-0.01, 0.018), (0.004,), 0.6, None)
-    >>> headline("round-1", "baseline-sft", ["gsm8k"], same)  # doctest: +NORMALIZE_WHITESPACE
-    'No significant difference between WMSS (round 1) and SFT (same epochs): 0.4 points more on gsm8k,
-    95% interval -1.0 to +1.8, p = 0.600.'
-    """
-    where = f"on {benchmarks[0]}" if len(benchmarks) == 1 else f"on average over {len(benchmarks)} benchmarks"
+    where = f" on {benchmarks[0]}" if len(benchmarks) == 1 else f" on average over {len(benchmarks)} benchmarks"
     us, them = in_prose(final), in_prose(control)
     if whole.p_items >= SIGNIFICANCE_LEVEL:
         opening = f"No significant difference between {us} and {them}"
     else:
         opening = f"{us} is significantly {'better' if whole.difference > 0 else 'worse'} than {them}"
-    return f"{opening}: {points_words(whole.difference)} {where}, {interval_words(whole)}."
+    return f"{opening}: {difference_words(whole, where)}."
 
 
-def test_words(result: SeedComparison) -> str:
-    opening = "" if result.p_items < SIGNIFICANCE_LEVEL else "not "
-    return f"{points_words(result.difference)}, {interval_words(result)}; {opening}significant"
-
-
-def points_words(difference: float) -> str:
-    """
-    >>> points_words(0.021), points_words(-0.021), points_words(0.0)
-    ('2.1 points more', '2.1 points less', 'the same')
-    """
-    points = 100 * difference
-    return "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
-
-
-def interval_words(result: SeedComparison) -> str:
-    low, high = result.interval
+def difference_words(result: SeedComparison, where: str = "") -> str:
+    points, (low, high) = 100 * result.difference, result.interval
+    words = "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
     chance = "p < 0.001" if result.p_items < 0.001 else f"p = {result.p_items:.3f}"
-    return f"95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
+    return f"{words}{where}, 95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
 
 
 def effort(data: dict[str, Any]) -> str:
     """Rows and steps that the two models of the verdict were trained on; equal epochs are not equal compute."""
     final, control = final_model(data), control_of(data)
-    manifests = {stage["name"]: stage["manifest"] for stage in data["stages"] if stage["status"] == "done"}
     if final is None:
         return ""
     last = int(final.removeprefix("round-"))
@@ -114,9 +96,9 @@ def effort(data: dict[str, Any]) -> str:
     theirs = ["baselines/sft"] if control == "baseline-sft" else ["sft", "baselines/sft_restart"]
     parts = []
     for model, stages in ((final, ours), (control, theirs)):
-        counters = [mapping(mapping(manifests.get(stage)).get("counters")) for stage in stages]
-        sums = [[number(one.get(key)) for one in counters] for key in ("rows", "steps")]
-        if None in sums[0] + sums[1]:
+        counters = [data["done"].get(stage, {}).get("counters", {}) for stage in stages]
+        if not all("rows" in one and "steps" in one for one in counters):
             return ""
-        parts.append(f"{in_prose(model)} on {plain(sum(sums[0]))} rows, {plain(sum(sums[1]))} steps")
+        rows, steps = (plain(sum(one[key] for one in counters)) for key in ("rows", "steps"))
+        parts.append(f"{in_prose(model)} on {rows} rows, {steps} steps")
     return f"Total training: {parts[0]}; {parts[1]}."

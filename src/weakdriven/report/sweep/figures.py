@@ -25,6 +25,7 @@ def figures_of(found: Row) -> list[Figure]:
     if len(numeric) == 2 and len(axes) == 2:
         figures = [heat_map(found, results, *axes)]
     elif len(numeric) == 1:
+        results.sort(key=lambda row: place(found, row, numeric[0]))
         figures = [curve(found, results, numeric[0]), by_benchmark(found, results, numeric[0])]
     else:
         figures = [dots(found, results), by_benchmark(found, results, None)]
@@ -42,13 +43,13 @@ def place(found: Row, row: Row, label: str) -> Any:
 def words(found: Row, row: Row, labels: list[str]) -> str:
     """A point in a legend: its places on these axes."""
     values = {label: place(found, row, label) for label in labels}
-    return ", ".join(str(value) if isinstance(value, str) else f"{label} {value}" for label, value in values.items())
+    return ", ".join(value if isinstance(value, str) else f"{label} {value}" for label, value in values.items())
 
 
 def method_of(results: list[Row]) -> str:
     """Name of the models that points end with; of several rounds that of the method."""
     names = list(dict.fromkeys(model_name(row["model"]) for row in results if row["model"]))
-    return names[0] if len(names) == 1 else names[0].partition(",")[0] if names else "result"
+    return names[0] if len(names) == 1 else names[0].partition(",")[0]
 
 
 def mark_of(row: Row) -> Row:
@@ -69,9 +70,10 @@ def seeds_of(row: Row, at: Row) -> list[Row]:
 def curve(found: Row, results: list[Row], x: str) -> Figure:
     """Mean with its interval over one numeric axis, single seeds as dots, the SFT control dashed."""
     others = [label for label in labels(found) if label != x]
-    series = {row["point"]: words(found, row, others) or method_of(results) for row in results}
-    results = sorted(results, key=lambda row: place(found, row, x))
-    at = {row["point"]: {"x": place(found, row, x), "series": series[row["point"]]} for row in results}
+    at = {
+        row["point"]: {"x": place(found, row, x), "series": words(found, row, others) or method_of(results)}
+        for row in results
+    }
     lines = [{**at[row["point"]], **mark_of(row)} for row in results]
     seeds = [one for row in results for one in seeds_of(row, at[row["point"]])]
     controls = {row["point"]: row for row in found["summary"] if row["role"] == "control" and row["point"] in at}
@@ -80,40 +82,32 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     if control:
         if control["shared"]:  # also where a point has no result yet
             controls = dict.fromkeys(at, control)
-        lines += [
-            {"x": at[point]["x"], "series": control["name"], "control": True, **mark_of(controls[point])}
-            for point in at
-            if point in controls
-        ]
+        held = {"series": control["name"], "control": True}
+        lines += [{"x": at[point]["x"], **held, **mark_of(controls[point])} for point in at if point in controls]
         note += f" Dashed: {control['name']}{', the same at every point' * control['shared']}."
-    start = next((axis["start"] for axis in found["axes"] if axis["label"] == x), None)
+    start = next(axis["start"] for axis in found["axes"] if axis["label"] == x)
     m1 = next((row for row in found["summary"] if row["model"] == "sft" and "score" in row), None)
     if start is not None and m1:
         known = {one["series"]: bool(one.get("control")) for one in lines}
         lines[:0] = [{"x": start, "series": name, "control": dashed, **mark_of(m1)} for name, dashed in known.items()]
         note += f" At {start}: M1."
     tips = [{"field": "series", "title": "model"}, {"field": "x", "title": x}, {"field": "score", "title": PERCENT}]
-    ends = [{"field": "low"}, {"field": "high"}]
     band = {"y": vertical("low"), "y2": {"field": "high"}}
-    line = {"y": vertical("score"), "tooltip": tips + ends}
+    line = {"y": vertical("score"), "tooltip": [*tips, {"field": "low"}, {"field": "high"}]}
     own, held = {"transform": [{"filter": "!datum.control"}]}, {"transform": [{"filter": "datum.control"}]}
     seed = layer({"type": "point", "size": 22, "opacity": 0.7}, y=vertical("score"), tooltip=[*tips, {"field": "seed"}])
-    spec = {
-        "height": 280,
-        "data": {"values": lines},
-        "encoding": {
-            "x": {"field": "x", **x_of(x, [one["x"] for one in lines])},
-            "color": colours([*series.values()], [control["name"]] if control else [], legend=LEGEND),
-        },
-        "layer": [
-            layer({"type": "area", "opacity": 0.16, "invalid": "break-paths-filter-domains"}, **band),
-            {**own, **layer({"type": "line", "point": {"size": 45}}, **line)},
-            {**held, **layer({"type": "line", "strokeDash": [6, 4]}, **line)},
-            {"data": {"values": seeds}, **seed},
-            {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # a point between two gaps has no band
-        ],
+    encoding = {
+        "x": {"field": "x", **x_of(x, [one["x"] for one in lines])},
+        "color": colours([one["series"] for one in at.values()], control and control["name"], legend=LEGEND),
     }
-    return Figure("sweep", f"Accuracy over {x}: {found['recipe']}", spec, note)
+    layers = [
+        layer({"type": "area", "opacity": 0.16, "invalid": "break-paths-filter-domains"}, **band),
+        {**own, **layer({"type": "line", "point": {"size": 45}}, **line)},
+        {**held, **layer({"type": "line", "strokeDash": [6, 4]}, **line)},
+        {"data": {"values": seeds}, **seed},
+        {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # a point between two gaps has no band
+    ]
+    return Figure("sweep", f"Accuracy over {x}: {found['recipe']}", layered(280, lines, encoding, layers), note)
 
 
 def dots(found: Row, results: list[Row]) -> Figure:
@@ -122,31 +116,30 @@ def dots(found: Row, results: list[Row]) -> Figure:
     names = {row["point"]: words(found, row, axes) for row in results}
     rows = [{"point": names[row["point"]], "series": own, **mark_of(row)} for row in results]
     seeds = [one for row in results for one in seeds_of(row, {"point": names[row["point"]], "series": own})]
-    held = [row for row in found["summary"] if row["role"] == "control" and "score" in row]
-    alone = held[:1] if held and held[0]["shared"] else []  # the same at every point: one line of its own
+    controls = [row for row in found["summary"] if row["role"] == "control" and "score" in row]
+    alone = controls[:1] if controls and controls[0]["shared"] else []  # the same at every point: one line of its own
     rows += [
         {"point": row["name"] if alone else names[row["point"]], "series": row["name"], "control": True, **mark_of(row)}
-        for row in alone or held
+        for row in alone or controls
     ]
     order = [*names.values(), *(row["name"] for row in alone)]
     note = f"Dot: mean over benchmarks and {len(found['seeds'])} seeds. Line: {BAND}. Ticks: single seeds."
     encoding: Spec = {
         "y": {"field": "point", "type": "nominal", "sort": order, "title": ", ".join(axes)},
-        "color": colours([own], [row["name"] for row in held[:1]]),
+        "color": colours([own], *(row["name"] for row in controls[:1])),
     }
-    if held and not alone:
+    if controls and not alone:
         encoding["yOffset"] = {"field": "series", "sort": [own]}
-        note += f" Below each: {held[0]['name']}."
+        note += f" Below each: {controls[0]['name']}."
     x = quantity("score", PERCENT, scale={"zero": False})
-    tips = [{"field": name} for name in ("point", "series", "score", "low", "high")]
+    mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
     layers = [
         layer({"type": "rule", "strokeWidth": 2}, x=x | {"field": "low"}, x2={"field": "high"}),
-        layer({"type": "point", "filled": True, "size": 70, "opacity": 1}, x=x, tooltip=tips),
+        layer(mark, x=x, tooltip=fields("point", "series", "score", "low", "high")),
         {"data": {"values": seeds}, **layer({"type": "tick", "opacity": 0.6}, x=x)},
     ]
-    view = {"height": {"step": 34, "for": "position"}, "data": {"values": rows}}
-    title = f"Accuracy by {', '.join(axes)}: {found['recipe']}"
-    return Figure("sweep", title, {**view, "encoding": encoding, "layer": layers}, note)
+    spec = layered({"step": 34, "for": "position"}, rows, encoding, layers)
+    return Figure("sweep", f"Accuracy by {', '.join(axes)}: {found['recipe']}", spec, note)
 
 
 def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
@@ -159,21 +152,16 @@ def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
         cell["label"] = "–" if cell["score"] is None else f"{cell['score']:.1f}"
     # shades of one colour by opacity, because a page's colours are variables that no scale can mix
     shade = quantity("score", None, scale={"range": [0.05, 0.6], "zero": False}, legend=None)
-    tips = [{"field": name} for name in ("x", "y", "score", "low", "high", "seeds")]
+    tips = fields("x", "y", "score", "low", "high", "seeds")
     rect = layer({"type": "rect", "color": "@blue"}, opacity=shade, tooltip=tips)
-    spec = {
-        "height": {"step": 34},
-        "data": {"values": cells},
-        "encoding": {
-            "x": {"field": "x", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
-            "y": {"field": "y", "type": "ordinal", "title": y, "sort": "descending"},
-        },
-        "layer": [
-            {"transform": [{"filter": "datum.score != null"}], **rect},
-            layer({"type": "text", "color": "@ink"}, text={"field": "label"}),
-        ],
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
+        "y": {"field": "y", "type": "ordinal", "title": y, "sort": "descending"},
     }
+    scored = {"transform": [{"filter": "datum.score != null"}], **rect}
+    layers = [scored, layer({"type": "text", "color": "@ink"}, text={"field": "label"})]
     note = f"Mean accuracy in percent over benchmarks and {len(found['seeds'])} seeds; –: no result."
+    spec = layered({"step": 34}, cells, encoding, layers)
     return Figure("sweep", f"Accuracy over {x} and {y}: {found['recipe']}", spec, note)
 
 
@@ -183,30 +171,26 @@ def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None
     axes = labels(found)
     if len(names) < 2 or (x and len(axes) > 1):
         return None
+    points: Row = {row["point"]: place(found, row, x) if x else words(found, row, axes) for row in results}
     values = [
-        {
-            "at": place(found, row, x) if x else words(found, row, axes),
-            "benchmark": name,
-            "score": percent(row.get("benchmarks", {}).get(name, {}).get("accuracy")),
-        }
-        for row in (sorted(results, key=lambda row: place(found, row, x)) if x else results)
+        {"at": points[row["point"]], "benchmark": name, "score": percent(of_each.get(name, {}).get("accuracy"))}
+        for row in results
+        for of_each in [row.get("benchmarks", {})]
         for name in names
     ]
-    points = list(dict.fromkeys(one["at"] for one in values))
     encoding: Spec = {
         "color": {"field": "benchmark", "type": "nominal", "title": None, "sort": names},
-        "tooltip": [{"field": name} for name in ("at", "benchmark", "score")],
+        "tooltip": fields("at", "benchmark", "score"),
     }
     if x:
         view = {"height": 280, "mark": {"type": "line", "point": True}}
-        encoding |= {"x": {"field": "at", **x_of(x, points)}, "y": vertical("score")}
+        encoding |= {"x": {"field": "at", **x_of(x, [*points.values()])}, "y": vertical("score")}
     else:
         view = {"height": {"step": 28}, "mark": {"type": "point", "filled": True, "size": 60}}
-        y = {"field": "at", "type": "nominal", "sort": points, "title": ", ".join(axes)}
+        y = {"field": "at", "type": "nominal", "sort": [*points.values()], "title": ", ".join(axes)}
         encoding |= {"x": vertical("score"), "y": y}
-    title = f"Accuracy on each benchmark: {found['recipe']}"
     spec = {"data": {"values": values}, **view, "encoding": encoding}
-    return Figure("sweep-benchmarks", title, spec, "Means over seeds.")
+    return Figure("sweep-benchmarks", f"Accuracy on each benchmark: {found['recipe']}", spec, "Means over seeds.")
 
 
 def over_steps(found: Row) -> Figure | None:
@@ -215,42 +199,29 @@ def over_steps(found: Row) -> Figure | None:
     if not any(row["role"] == "snapshot" and "score" in row for row in summary):
         return None
     own, held = dict[str, list[Row]](), dict[str, list[Row]]()
-    for point in found["points"]:
-        here = {row["model"]: row for row in summary if row["point"] == point and row["model"]}
-        for row in here.values():
-            at = words(found, row, axes)
-            if row["role"] == "result":
-                own.setdefault(at, trajectory(row, here))
-            elif row["role"] == "control":
-                name = row["name"] if row["shared"] else f"{row['name']}, {at}"
-                held.setdefault(name, trajectory(row, here))
-    rows = [
-        {"series": name, "control": each is held, **one}
-        for each in (own, held)
-        for name, points in each.items()
-        for one in points
-    ]
+    for row in summary:
+        here = {one["model"]: one for one in summary if one["point"] == row["point"] and one["model"]}
+        at = words(found, row, axes)
+        if row["role"] == "result" and row["model"]:
+            own[at] = trajectory(row, here)
+        elif row["role"] == "control":
+            held.setdefault(row["name"] if row["shared"] else f"{row['name']}, {at}", trajectory(row, here))
+    rows = [{"series": name, "control": False, **one} for name, points in own.items() for one in points]
+    rows += [{"series": name, "control": True, **one} for name, points in held.items() for one in points]
     dash = {"condition": {"test": "datum.control", "value": [6, 4]}, "value": [1, 0]}
-    tips = [{"field": name} for name in ("series", "steps", "score", "low", "high")]
-    spec = {
-        "height": 280,
-        "data": {"values": rows},
-        "encoding": {
-            "x": quantity("steps", "optimizer steps of its last training"),
-            "color": colours([*own], [*held], legend=LEGEND),
-        },
-        "layer": [
-            layer({"type": "area", "opacity": 0.12}, y=vertical("low"), y2={"field": "high"}),
-            layer({"type": "line", "point": True}, y=vertical("score"), strokeDash=dash, tooltip=tips),
-        ],
-    }
+    tips = fields("series", "steps", "score", "low", "high")
+    x = quantity("steps", "optimizer steps of its last training")
+    layers = [
+        layer({"type": "area", "opacity": 0.12}, y=vertical("low"), y2={"field": "high"}),
+        layer({"type": "line", "point": True}, y=vertical("score"), strokeDash=dash, tooltip=tips),
+    ]
+    spec = layered(280, rows, {"x": x, "color": colours([*own], *held, legend=LEGEND)}, layers)
     note = f"Means over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. At 0: the model that training starts "
     note += f"from.{' Dashed: SFT.' if held else ''}"
     return Figure("sweep-steps", f"Accuracy over the steps: {found['recipe']}", spec, note)
 
 
 def trajectory(row: Row, here: dict[str, Row]) -> list[Row]:
-    """Where a training started, its snapshots and its end, by steps."""
     family = str(row["model"])
     round_number = int(family.removeprefix("round-")) if family.startswith("round-") else 1
     start = here.get("base" if family == "baseline-sft" else model_at(round_number), {})
@@ -271,6 +242,15 @@ def x_of(title: str, values: list[float]) -> Row:
     return {"type": "quantitative", "title": title, "axis": ticks, "scale": scale}
 
 
-def colours(own: list[str], control: list[str], **more: Any) -> Row:
+def layered(height: Any, rows: list[Row], encoding: Spec, layers: list[Spec]) -> Spec:
+    return {"height": height, "data": {"values": rows}, "encoding": encoding, "layer": layers}
+
+
+def fields(*names: str) -> list[Row]:
+    return [{"field": name} for name in names]
+
+
+def colours(own: list[str], *controls: str | None, **more: Any) -> Row:
     names = {name: SERIES[place % len(SERIES)] for place, name in enumerate(dict.fromkeys(own))}
-    return category("series", names | {name: CONTROL for name in control if name not in names}, title=None, **more)
+    names |= {name: CONTROL for name in controls if name and name not in names}
+    return category("series", names, title=None, **more)

@@ -1,20 +1,29 @@
 """The results of a sweep as files: sweep.csv and .parquet for programs, .json and .md, and its figures."""
 
+import json
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
+from weakdriven.report import format
 from weakdriven.report.figure import write_figures
-from weakdriven.report.format import MISSING, csv_text, duration, markdown_table, model_name, with_brackets
-from weakdriven.report.results import Row
+from weakdriven.report.read import accuracy_rows, current_manifests
+from weakdriven.report.results import BySeed, Evaluated, Row, compare, complete_models, costs, describe, scores
 from weakdriven.report.sweep.figures import figures_of
-from weakdriven.report.sweep.table import as_cells, columns_of, runs_of, state_of, summarise, tidy_rows
 from weakdriven.runs.files import PART, read_json, write_json, write_text
 
-SWEEP, FIGURES = "sweep", "figures"
+SWEEP, SWEEP_FILE, FIGURES = "sweep", "sweep.json", "figures"
 Table = tuple[list[str], list[list[str]]]
+NOT_RUN = "not run yet"
+MEASURED = ["items", "correct", "accuracy", "low", "high"]
+COSTS = ["seconds", "trained_tokens", "peak_bytes"]
+OURS = ["point", "seed", "model", "share_of_steps", "steps", "benchmark", *MEASURED, *COSTS, "status", "reason"]
 
 
 def write_sweep(root: Path, facts: Row | None = None) -> Row:
@@ -27,26 +36,26 @@ def write_sweep(root: Path, facts: Row | None = None) -> Row:
     root.mkdir(parents=True, exist_ok=True)
     rows, found = tidy_rows(root, facts), facts | {"summary": summarise(root, facts)}
     columns = {name: as_cells(row[name] for row in rows) for name in columns_of(facts)}
-    write_text(root / f"{SWEEP}.csv", csv_text([list(columns), *zip(*columns.values(), strict=True)]))
+    write_text(root / f"{SWEEP}.csv", format.csv_text([list(columns), *zip(*columns.values(), strict=True)]))
     pq.write_table(pa.table(columns), part := root / f"{SWEEP}.parquet{PART}")
     part.replace(root / f"{SWEEP}.parquet")
     write_text(root / f"{SWEEP}.md", as_markdown(found))
-    write_json(root / f"{SWEEP}.json", found)
+    write_json(root / SWEEP_FILE, found)
     write_figures(figures_of(found), root / FIGURES)
     return found
 
 
 def read_sweep(root: Path) -> Row:
     """What sweep.json holds: the facts of the sweep, and `summary`, a row for each point and model."""
-    if not (root / f"{SWEEP}.json").is_file():
-        raise UserError(f"{root} holds no sweep: it has no {SWEEP}.json.")
-    return read_json(root / f"{SWEEP}.json")
+    if not (root / SWEEP_FILE).is_file():
+        raise UserError(f"{root} holds no sweep: it has no {SWEEP_FILE}.")
+    return read_json(root / SWEEP_FILE)
 
 
 def as_markdown(found: Row) -> str:
     parts = [f"# {found['recipe']}: {', '.join(found['grids'])}", "", caption(found)]
     for title, (titles, rows) in tables(found).items():
-        parts += ["", f"{title}:", "", *markdown_table(titles, rows)]
+        parts += ["", f"{title}:", "", *format.markdown_table(titles, rows)]
     if failed := failures(found):
         parts += ["", "Without a result:", "", *(f"- {one}" for one in failed)]
     return "\n".join([*parts, ""])
@@ -54,44 +63,32 @@ def as_markdown(found: Row) -> str:
 
 def tables(found: Row) -> dict[str, Table]:
     """By title: the points, the models that all points share, and the other models; empty tables are left out."""
-    summary = found["summary"]
-    others = [row for row in summary if row["role"] != "result"]
-    shared, more = {row["model"]: row for row in others if row["shared"]}, [row for row in others if not row["shared"]]
     axes = [axis["label"] for axis in found["axes"]]
-    control = next((row["against_control"]["name"] for row in summary if row.get("against_control")), None)
-    titles = [*axes, "seeds", "score", "to the default", f"to {model_name(control)}" if control else "to SFT", "time"]
-    made = {
-        "Points": (titles, [result_cells(row, found) for row in summary if row["role"] == "result"]),
-        "The same at every point": (["model", "seeds", "score", "time"], [model_cells(row) for row in shared.values()]),
-        "Other models": (
-            [*axes, "model", "seeds", "score", "time"],
-            [[*places(row, found), *model_cells(row)] for row in more],
-        ),
+    control = next((row["against_control"]["name"] for row in found["summary"] if row.get("against_control")), None)
+    points, shared, others = [], {}, []
+    for row in found["summary"]:
+        place = [str(found["points"][row["point"]]["values"][label]) for label in axes]
+        score = format.with_brackets(row["score"], row["interval"]) if "score" in row else format.MISSING
+        seeds, time = str(len(row["seeds"])), format.duration(row.get("seconds"))
+        if row["role"] == "result":
+            start = "the default" if row["point"] == found["default"] else change(row.get("against_default"))
+            points.append([*place, seeds, score, start, change(row.get("against_control")), time])
+        elif row["shared"]:
+            shared[row["model"]] = [row["name"], seeds, score, time]
+        else:
+            others.append([*place, row["name"], seeds, score, time])
+    against = f"to {format.model_name(control) if control else 'SFT'}"
+    of_model = ["model", "seeds", "score", "time"]
+    made: dict[str, Table] = {
+        "Points": ([*axes, "seeds", "score", "to the default", against, "time"], points),
+        "The same at every point": (of_model, list(shared.values())),
+        "Other models": ([*axes, *of_model], others),
     }
     return {title: table for title, table in made.items() if table[1]}
 
 
-def result_cells(row: Row, found: Row) -> list[str]:
-    changes = [
-        with_brackets(against["difference"], against["interval"], "+") if (against := row.get(name)) else MISSING
-        for name in ("against_default", "against_control")
-    ]
-    if row["point"] == found["default"]:
-        changes[0] = "the default"
-    return [*places(row, found), str(len(row["seeds"])), score(row), *changes, duration(row.get("seconds"))]
-
-
-def model_cells(row: Row) -> list[str]:
-    return [str(row["name"]), str(len(row["seeds"])), score(row), duration(row.get("seconds"))]
-
-
-def places(row: Row, found: Row) -> list[str]:
-    values = found["points"][row["point"]]["values"]
-    return [str(values[axis["label"]]) for axis in found["axes"]]
-
-
-def score(row: Row) -> str:
-    return with_brackets(row["score"], row["interval"]) if "score" in row else MISSING
+def change(against: Row | None) -> str:
+    return format.with_brackets(against["difference"], against["interval"], "+") if against else format.MISSING
 
 
 def caption(found: Row) -> str:
@@ -114,3 +111,117 @@ def failures(found: Row) -> list[str]:
         if state["status"] == "failed":
             reasons.setdefault(state["reason"], []).append(folder)
     return [f"{', '.join(folders)}: {why}" for why, folders in reasons.items()]
+
+
+def runs_of(facts: Row, root: Path) -> dict[tuple[str, str], Path]:
+    """(point, seed) to run directory, of all that were asked for."""
+    return {(name, seed): root / name / f"seed-{seed}" for name in facts["points"] for seed in facts["seeds"]}
+
+
+def state_of(facts: Row, point: str | None, seed: str) -> Row:
+    return facts["runs"].get(f"{point}/seed-{seed}", {"status": NOT_RUN})
+
+
+def tidy_rows(root: Path, facts: Row) -> list[Row]:
+    """Every number of a sweep, one benchmark a row; a run without its result has a row that says why."""
+    rows = []
+    for (point, seed), run in runs_of(facts, root).items():
+        known = state_of(facts, point, seed)
+        about = {"point": point, **columns_at(facts, point), "seed": int(seed)}
+        about |= {"status": known["status"], "reason": known.get("reason")}
+        if known["status"] != NOT_RUN:
+            manifests = current_manifests(run)
+            rows += [about | one | training_of(one["model"], manifests) for one in accuracy_rows(run)]
+        if known["status"] != "done":
+            rows.append(about | {"model": result_of(facts, point)})
+    columns = columns_of(facts)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def columns_of(facts: Row) -> list[str]:
+    swept = dict.fromkeys(key for point in facts["points"] for key in columns_at(facts, point))
+    return ["point", *swept, *OURS[1:]]
+
+
+def columns_at(facts: Row, point: str) -> Row:
+    """Place on each axis and every swept setting, under names that no column of ours has."""
+    one = facts["points"][point]
+    swept = one["values"] | one["settings"]
+    return {f"setting {key}" if key in OURS else key: value for key, value in swept.items()}
+
+
+def result_of(facts: Row, point: str | None) -> str | None:
+    """Name of the model that the method ends with, as a finished run of this point reported it."""
+    states = (state_of(facts, point, seed) for seed in facts["seeds"])
+    return next((state["model"] for state in states if "model" in state), None)
+
+
+def training_of(model: str, manifests: dict[str, Row]) -> Row:
+    """How far a model's own training had come, as share of the steps and steps; and the cost of all before it."""
+    whole, percent = format.split_snapshot(model)
+    share = 1.0 if percent is None else percent / 100
+    steps, cost = manifests.get(format.stage_of(whole), {}).get("counters", {}).get("steps"), costs(model, manifests)
+    return cost if steps is None else {"share_of_steps": share, "steps": max(round(share * steps), 1), **cost}
+
+
+def summarise(root: Path, facts: Row) -> list[Row]:
+    """One row for each point and model: mean over seeds and benchmarks, interval, and what it is tested against."""
+    runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
+    found = {at: complete_models(run) for at, run in runs.items()}
+    manifests = {at: current_manifests(run) for at, run in runs.items()}
+
+    def by_seed(point: str | None, model: str | None) -> BySeed:
+        each = {seed: models for (at, seed), models in found.items() if at == point}
+        return {seed: models[model] for seed, models in each.items() if model in models}
+
+    start, rows = facts["default"], []
+    default = by_seed(start, result_of(facts, start))
+    for point in facts["points"]:
+        models = list(dict.fromkeys(name for (at, _), one in found.items() if at == point for name in one))
+        result = result_of(facts, point)
+        control = next((name for name in format.CONTROLS if name in models and name != result), None)
+        for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
+            own, name = by_seed(point, model), model and format.model_name(model)
+            role = "result" if model == result else "control" if model == control else "other"
+            if model and format.split_snapshot(model)[1] is not None:
+                role = "snapshot"
+            row: Row = {"point": point, **columns_at(facts, point), "model": model, "name": name, "role": role}
+            row |= {"shared": is_shared(model, found, facts), "seeds": list(own)}
+            if own and model:
+                trained = [training_of(model, manifests[point, seed]) for seed in own]
+                row |= measured(tuple(own.values()))
+                for name in ("share_of_steps", "steps", *COSTS):
+                    if all(name in one for one in trained):
+                        mean = np.max if name == "peak_bytes" else np.mean
+                        row[name] = float(mean([one[name] for one in trained]))
+            if role == "result":
+                row["against_control"] = compare(own, by_seed(point, control), name=control)
+                row["against_default"] = None if point == start else compare(own, default, name=start)
+            rows.append(row)
+    return rows
+
+
+def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Evaluated]], facts: Row) -> bool:
+    """Whether every finished run has this model, and under each seed the same one."""
+    done = [models for at, models in found.items() if state_of(facts, *at)["status"] == "done"]
+    each = [{one[model] for (_, of), one in found.items() if of == seed and model in one} for seed in facts["seeds"]]
+    return len(facts["points"]) > 1 and all(model in models for models in done) and all(len(one) < 2 for one in each)
+
+
+@cache
+def measured(models: tuple[Evaluated, ...]) -> Row:
+    """Mean over seeds and benchmarks, and that of each benchmark."""
+    each = {}
+    for name, values_SP in (whole := scores(models)).items():
+        spread = describe({name: values_SP})
+        each[name] = {"accuracy": float(values_SP.mean()), "interval": spread["interval"], "by_seed": spread["by_seed"]}
+    return {**describe(whole), "benchmarks": each}
+
+
+def as_cells(values: Iterable[Any]) -> list[Any]:
+    """A column that CSV and Parquet can hold: lists as JSON, numbers among words as words."""
+    cells = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
+    kinds = {type(value) for value in cells if value is not None}
+    if kinds <= {int, float} or len(kinds) <= 1:
+        return [float(value) if kinds == {int, float} and value is not None else value for value in cells]
+    return [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in cells]
