@@ -2,8 +2,6 @@
 
 import io
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -295,9 +293,3 @@ def test_scores_of_other_examples_are_refused(run: Path) -> None:
     put_scores(run, "sft", ["a", "c", "b", "d"], STRONG)
     told = "entropy/sft scores 4 examples and round-1/active draws from 4, and their ids differ"
     assert told in refused(run)
-
-
-def test_explaining_needs_no_torch() -> None:
-    code = "import sys, weakdriven.report.selection_explained\n"
-    code += "print({'torch', 'transformers', 'datasets', 'pydantic'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
