@@ -177,7 +177,7 @@ def test_questions_are_read_only_for_points_that_are_drawn(tmp_path: Path) -> No
     put(tmp_path / "data/examples.jsonl", "\n".join(lines[:1000]))
     (problem,) = load_run(tmp_path)["problems"]
     missing = sum(row >= 1000 for row in rows)
-    assert f"{missing:,} of 2,000 charted examples were not found in their row" in problem
+    assert f"{missing:,} of 2,000 charted examples were not found" in problem
 
 
 def test_a_run_that_only_selects_shows_its_selection(run: Path) -> None:
