@@ -48,7 +48,6 @@ def at_file_event(fault: dict[str, Any]) -> None:
 
 def at_step(fault: dict[str, Any]) -> None:
     """From a step of a stage's training on: a weight is NaN, or the model's forward pass finds no memory."""
-    import torch
     from transformers import Trainer
 
     usual: Callable = Trainer.training_step
@@ -63,7 +62,7 @@ def at_step(fault: dict[str, Any]) -> None:
         return usual(self, model, *args, **kwargs)
 
     def out_of_memory(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.")
 
     Trainer.training_step = training_step
 

@@ -63,7 +63,7 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_leaves_the_checkpoint_be
 @pytest.mark.parametrize("case", params("out of memory", quick=("sft",)))
 def test_out_of_memory_names_three_remedies_and_a_clock_that_was_set_back_changes_nothing_on_resume(case, tmp_path):
     checkpoints, sentence = fails(tmp_path, case, "memory")
-    assert f"{STAGES[case.stage]} ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)" in sentence
+    assert f"{STAGES[case.stage]} ran out of memory (DefaultCPUAllocator: can't allocate memory" in sentence
     frees = r" frees \d+\.\d MiB"
     assert re.search(rf"\(1\) {case.stage}\.micro_batch_size=8{frees} \(same result\)", sentence)
     assert re.search(rf"\(2\) {case.stage}\.gradient_checkpointing=keep_products{frees}, takes 1\.\d\d", sentence)
