@@ -26,7 +26,14 @@ def make_run(run: Path, model: str = "owner/base") -> Path:
     strong = run / "round-1/strong"
     put(
         strong / "manifest.json",
-        {"stage": "round-1/strong", "key": KEY, "finished": "2026", "versions": {}, "settings": {"a": "/home/me"}},
+        {
+            "stage": "round-1/strong",
+            "key": KEY,
+            "finished": "2026",
+            "versions": {},
+            "counters": {},
+            "settings": {"a": "/home/me"},
+        },
     )
     put(strong / "config.json", {"model_type": "qwen3", "_name_or_path": "/home/me/base"})
     put(strong / "tokenizer.json", {"version": "1.0"})
