@@ -44,10 +44,11 @@ PLAIN_NAME = re.compile(r"\.?[A-Za-z0-9][A-Za-z0-9_.-]*")
 def hostile(tmp_path_factory) -> Path:
     """The folder that a run and nothing else was put into."""
     home = tmp_path_factory.mktemp("hostile")
+    names = [*IDS, *(f"{EVIL}{i}" for i in range(30 - len(IDS)))]  # as many items as that benchmark has
     question = f"What is 1 + 1? {EVIL} </script><img src=x onerror=alert(1)>"
     rows = [{"id": one, "question": f"{question} {i}", "solution": f"{EVIL} \\boxed{{2}}"} for i, one in enumerate(IDS)]
     put(home / "in/rows.jsonl", rows)
-    items = [{"id": one, "question": f"What is 2 + 2? {EVIL} case {i}", "answer": "4"} for i, one in enumerate(IDS)]
+    items = [{"id": one, "question": f"What is 2 + 2? {EVIL} case {i}", "answer": "4"} for i, one in enumerate(names)]
     put(home / "in/aime2025.jsonl", items)
     recipe = small_recipe(
         f"data.path={home / 'in/rows.jsonl'}",
