@@ -91,7 +91,7 @@ def check_command(words: list[str]) -> None:
         find_config(words[words.index("--launch") + 1])
 
 
-def test_an_unknown_configuration_is_told_with_those_there_are():
+def test_an_unknown_configuration_raises_an_error_that_lists_the_known_ones():
     with pytest.raises(UserError, match=r"Did you mean fsdp2-8gpu\? There are: .*one-gpu"):
         find_config("fsdp-8gpu")
 
@@ -103,7 +103,7 @@ def test_deepspeed_is_answered_with_fsdp2(tmp_path):
         launch(str(file), ["run", "demo"])
 
 
-def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):
+def test_a_file_that_accelerate_did_not_write_raises_an_error(tmp_path):
     file = tmp_path / "other.yaml"
     file.write_text("num_processes: 2\n")
     with pytest.raises(UserError, match="no distributed_type"):
@@ -113,7 +113,7 @@ def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):
         read_config(file)
 
 
-def test_a_launch_within_a_launch_is_refused(monkeypatch):
+def test_a_launch_within_a_launch_raises_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="a launcher has already started this process"):
         launch("one-gpu", ["run", "demo"])

@@ -152,16 +152,6 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", FILTERS)
-def test_one_question_that_a_filter_rejects_does_not_end_a_run(server, caplog, answer):
-    server.trouble = lambda body, asked: answer if question(body) == "q3" else None
-    done = completed(engine_for(server), chats(8))
-    assert done.pop(3) == Completion("", 0, "content_filter")
-    assert {one.finish for one in done.values()} == {"stop"} and len(done) == 7
-    assert "ended a completion with content_filter, not with stop or length" in caplog.text
-    assert server.asked["q3"] == 1
-
-
 TOO_LONG = [
     refusal("This model's maximum context length is 4096 tokens. However, you requested 9000 tokens", code=400),
     refusal("Your input exceeds the window of this model.", code="context_length_exceeded"),
@@ -172,14 +162,17 @@ TOO_LONG = [
 ]
 
 
-@pytest.mark.parametrize("answer", TOO_LONG)
-def test_one_question_that_is_too_long_does_not_end_a_run(server, caplog, answer):
+ENDS = [("content_filter", answer) for answer in FILTERS] + [("context_length", answer) for answer in TOO_LONG]
+
+
+@pytest.mark.parametrize("finish, answer", ENDS)
+def test_a_question_that_a_server_does_not_complete_ends_no_run(server, caplog, finish, answer):
     server.trouble = lambda body, asked: answer if question(body) in ("q3", "q5") else None
     done = completed(engine_for(server), chats(8))
-    assert done.pop(3) == done.pop(5) == Completion("", 0, "context_length")
+    assert done.pop(3) == done.pop(5) == Completion("", 0, finish)
     assert {one.finish for one in done.values()} == {"stop"} and len(done) == 6
     [record] = caplog.records
-    assert "ended a completion with context_length, not with stop or length" in record.getMessage()
+    assert f"ended a completion with {finish}, not with stop or length" in record.getMessage()
     assert server.asked["q3"] == 1
 
 
@@ -197,16 +190,13 @@ def test_token_ids_that_are_too_long_end_a_run(server):
         completed(engine_for(server), [Request([5, 6])])
 
 
-@pytest.mark.parametrize("word", ["eos", "eos_token", "end_turn", "stop_sequence", "STOP"])
-def test_other_words_for_the_end_of_a_turn_mean_stop(server, caplog, word):
-    server.trouble = lambda body, asked: (200, said("4", finish=word))
-    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "stop")} and caplog.text == ""
+WORDS = {"stop": ["eos", "eos_token", "end_turn", "stop_sequence", "STOP"], "length": ["max_tokens", "MAX_TOKENS"]}
 
 
-@pytest.mark.parametrize("word", ["max_tokens", "MAX_TOKENS"])
-def test_other_words_for_the_end_of_the_budget_mean_length(server, caplog, word):
+@pytest.mark.parametrize("finish, word", [(finish, word) for finish, words in WORDS.items() for word in words])
+def test_other_words_for_the_end_of_a_turn_or_of_the_budget(server, caplog, finish, word):
     server.trouble = lambda body, asked: (200, said("4", finish=word))
-    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "length")} and caplog.text == ""
+    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, finish)} and caplog.text == ""
 
 
 def test_any_other_end_keeps_the_text_and_the_servers_word_and_is_reported_once(server, caplog):
