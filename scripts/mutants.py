@@ -35,7 +35,7 @@ AREAS = {
     "entropy scan": ["wmss/entropy.py", "wmss/score_files.py"],
     "stage keys": ["runs/stage.py", "runs/executor.py", "stages/context.py"],
     "resume": ["training/checkpoints.py", "training/phase.py", "runs/directory.py"],
-    "graders": ["eval/graders/math_answers.py", "eval/graders/choices.py", "eval/graders/answers.py"],
+    "graders": ["eval/graders/choices.py", "eval/graders/answers.py", "eval/graders/latex.py"],
     "statistics": ["eval/statistics.py"],
 }
 SWAPS = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weakdriven.data.tags import strip_tags
+from weakdriven.data.structure import strip_tags
 
 PARTS = [
     "<think>",

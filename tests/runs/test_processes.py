@@ -103,9 +103,9 @@ def test_what_two_processes_left_when_they_were_killed_one_process_finishes(read
     assert 0 < len(kept) < 96 and len(set(kept)) == len(kept)
     assert not (root / "entropy").exists()
 
-    add = scores.Parts.add
+    add = scores.PartWriter.add
     monkeypatch.setattr(
-        scores.Parts, "add", lambda self, batch: (seen.extend(batch["row"].to_pylist()), add(self, batch))
+        scores.PartWriter, "add", lambda self, batch: (seen.extend(batch["row"].to_pylist()), add(self, batch))
     )
     select_recipe(small_recipe(ready, BATCHES), root, Recorder())
     assert files(root) == alone

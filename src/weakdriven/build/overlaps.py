@@ -11,17 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from weakdriven.data.example import Example
 from weakdriven.data.overlap.decontaminate import asked_texts, index_items, worst_overlap
 from weakdriven.data.overlap.find import HeldItem, Overlap
-from weakdriven.runs.files import digest, read_json, write_json
+from weakdriven.runs.files import batches, digest, read_json, write_json
 from weakdriven.runs.machine import cores
 
-Row = TypeVar("Row")
 BLOCK = 2048
 VERSION = 2
 """Raised when other overlaps are found, so that those on disk do not count."""
@@ -46,7 +43,6 @@ def find_overlaps(
         items: Held-out items by domain.
         shares: See `weakdriven.data.overlap.decontaminate.NGRAM_SHARE`.
         work: A folder for what is found; what was found for other rows or items is removed from it.
-        workers: Processes; one for each processor unless given.
     """
     file = rows.stat()
     folder = work / digest([VERSION, items, shares, file.st_size, file.st_mtime_ns])[:16]
@@ -102,7 +98,7 @@ def compare(
     given = read_json(Path(folder) / ITEMS)
     held = index_items({domain: [HeldItem(*item) for item in some] for domain, some in given["items"].items()})
     with Path(rows).open(encoding="utf-8") as file:
-        for block, lines in enumerate(blocks(file, BLOCK)):
+        for block, lines in enumerate(batches(file, BLOCK)):
             path = Path(folder) / PART.format(block)
             if block % int(step) != int(first) or path.exists():
                 continue
@@ -112,8 +108,3 @@ def compare(
             found = ((place, worst_overlap(texts, held, given["shares"])) for place, texts in enumerate(asked))
             write_json(path, {str(place): overlap for place, overlap in found if overlap})
             on_rows(block * BLOCK + len(lines))
-
-
-def blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    while block := list(islice(rows, size)):
-        yield block

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.build.distil import UNIT_TESTS
-from weakdriven.build.overlaps import blocks
 from weakdriven.build.settings import BuildSettings
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
@@ -32,7 +31,7 @@ from weakdriven.eval.graders.candidates import (
     verifier,
 )
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.files import append_jsonl, digest, read_json, sync, write_json
+from weakdriven.runs.files import append_jsonl, batches, digest, read_json, sync, write_json
 
 VERSION = 1
 """Raised when the same rows give another set, so that finished builds know."""
@@ -60,7 +59,7 @@ def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progres
     total = sum(cheap_count(path, settings.split) or 0 for path in settings.sources)
     for place, path in enumerate(settings.sources):
         progress.note(f"{path}: {describe_layout(settings, path)}")
-        for rows in blocks(read_rows(settings, path, state["rows"][place]), settings.block):
+        for rows in batches(read_rows(settings, path, state["rows"][place]), settings.block):
             first = state["rows"][place] + 1
             passed, counts = verify_block(settings, path, first, rows, verify)
             append_jsonl(kept, (example.as_row() for example in passed))

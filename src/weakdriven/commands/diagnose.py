@@ -26,6 +26,4 @@ def diagnose(
     options = {"rows": rows, "split": split, "round_number": round_number, "seed": seed}
     folder, console = diagnose_run(run, progress, examples=examples, **options), Console()
     print_diagnosis(read_diagnosis(folder), console)
-    console.print(
-        f"Every number, with errors, and tokens one by one: {folder}", soft_wrap=True, highlight=False, markup=False
-    )
+    print(f"Every number, with its error, and the tokens one by one: {folder}")

@@ -383,3 +383,9 @@ class Recipe(Settings):
     def budget_epochs(self) -> int:
         """Epochs of SFT that match the whole of WMSS."""
         return self.sft.epochs + self.joint.rounds * self.joint.epochs
+
+    @property
+    def student_lora(self) -> LoraSettings:
+        """The adapter of SSB's student."""
+        size = self.ssb.model_dump(include={"rank", "alpha"})
+        return self.lora.model_copy(update=size) if self.lora else LoraSettings(**size)

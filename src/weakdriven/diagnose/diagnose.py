@@ -4,9 +4,6 @@ Each model runs once over the examples. Its hidden states are kept, never its lo
 again, a tile of tokens at a time.
 """
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,16 @@ from weakdriven.diagnose.token_view import LISTS, write_token_view
 from weakdriven.errors import UserError
 from weakdriven.report.files import read_object
 from weakdriven.report.format import model_at
-from weakdriven.runs.directory import DIAGNOSIS_VERSION, DIAGNOSTICS, METRICS, TOKENS, WORK, Progress, work_folder
+from weakdriven.runs.directory import (
+    DIAGNOSIS_VERSION,
+    DIAGNOSTICS,
+    METRICS,
+    TOKENS,
+    WORK,
+    Progress,
+    locked,
+    work_folder,
+)
 from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
@@ -76,7 +82,8 @@ def diagnose_run(
         data = {"rows": data_key(other.path, other.split)}
     options = {"settings": settings, "inputs": {name: model.key for name, model in diagnosis.wanted.items()} | data}
     manifest = root / DIAGNOSTICS / MANIFEST
-    with alone(root):
+    (root / WORK).mkdir(exist_ok=True)
+    with locked(root / WORK / "diagnose.lock", f"Another process diagnoses {root}; wait for it."):
         if read_object(manifest).get("counters", {}).get("failed"):
             manifest.unlink()  # what could not be loaded then may load now
         planned = DryRun(root)
@@ -281,15 +288,3 @@ class Diagnosis:
             seed=self.seed,
             decode=lambda token: str(first[1].decode([token])) if first else "",
         )
-
-
-@contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """One diagnosis of a run at a time; the run itself may go on."""
-    (root / WORK).mkdir(exist_ok=True)
-    with (root / WORK / "diagnose.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"Another process diagnoses {root}; wait for it.") from None
-        yield

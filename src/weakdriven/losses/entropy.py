@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weakdriven.errors import UserError
 from weakdriven.losses.branch import Branch
-from weakdriven.losses.head import Head, as_head, refuse_shapes
+from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import NO_GRADIENT, Mixing
 from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.losses.tiles import Implementation, row_function, tile_rows, use_triton
@@ -56,7 +57,11 @@ def token_scores(
     [0.31064, 0.07217]
     """
     head = as_head(head_VD)
-    refuse_shapes(hidden_TD, head, target_T)
+    if hidden_TD.dim() != 2 or hidden_TD.shape[1] != head.weight_VD.shape[1] or len(hidden_TD) != len(target_T):
+        raise UserError(
+            f"Hidden states have shape {tuple(hidden_TD.shape)}, the head {tuple(head.weight_VD.shape)}, and there are "
+            f"{len(target_T)} targets; expected (tokens, width), (vocabulary, width) and one target for each token."
+        )
     triton = use_triton(implementation, hidden_TD)
     if implementation == "reference":
         logits_TV = head.logits(hidden_TD)

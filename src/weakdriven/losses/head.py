@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weakdriven.errors import UserError
-
 
 class Head(NamedTuple):
     """An output head: z = scale * (hidden @ weight.T + bias), then cap * tanh(z / cap) where there is a cap.
@@ -47,11 +45,3 @@ def first_rows(head: Head, rows: int) -> Head:
     if len(head.weight_VD) == rows:
         return head
     return head._replace(weight_VD=head.weight_VD[:rows], bias_V=None if head.bias_V is None else head.bias_V[:rows])
-
-
-def refuse_shapes(hidden_TD: Tensor, head: Head, target_T: Tensor, name: str = "Hidden states") -> None:
-    if hidden_TD.dim() != 2 or hidden_TD.shape[1] != head.weight_VD.shape[1] or len(hidden_TD) != len(target_T):
-        raise UserError(
-            f"{name} have shape {tuple(hidden_TD.shape)}, the head {tuple(head.weight_VD.shape)}, and there are "
-            f"{len(target_T)} targets; expected (tokens, width), (vocabulary, width) and one target for each token."
-        )

@@ -41,10 +41,8 @@ def compare_methods(
     """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
 
     Args:
-        source: A recipe, as `load_recipe` takes it.
         seeds: Number of seeds, counting up from the recipe's seed.
         jobs: Seeds that run in parallel, each in its own process.
-        options: Apply to every run.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)

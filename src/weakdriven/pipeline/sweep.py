@@ -37,11 +37,8 @@ def sweep_recipe(
     """Train and evaluate what is not done yet; returns the folder with the runs and the table.
 
     Args:
-        source: A recipe, as `load_recipe` takes it.
         grids: As `axes_of` takes them.
         seeds: Number of seeds, counting up from the recipe's seed.
-        jobs: Runs in parallel, each in its own process.
-        options: Apply to every run.
     """
     axes = axes_of(grids)
     points = points_of(axes)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
@@ -131,12 +130,6 @@ def most_pairs(block: str, recipe: Recipe, count: int) -> int:
     return prompts * (recipe.spin.rollouts.samples if block == "spin" else 1)
 
 
-def student_lora(recipe: Recipe, settings: SsbSettings) -> LoraSettings:
-    """The adapter of SSB's student."""
-    size = settings.model_dump(include={"rank", "alpha"})
-    return recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
-
-
 @dataclass(frozen=True)
 class Planner:
     """What the cost of every stage of a recipe depends on."""
@@ -170,7 +163,7 @@ class Planner:
         return self.shapes[key]
 
     def shape_for(self, workload: Workload) -> Shape:
-        return self.shape_with(student_lora(self.recipe, self.recipe.ssb)) if workload.adapter else self.shape
+        return self.shape_with(self.recipe.student_lora) if workload.adapter else self.shape
 
     @property
     def liger(self) -> bool:

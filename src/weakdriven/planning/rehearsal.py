@@ -26,7 +26,7 @@ from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.trainer import stored, train_student
-from weakdriven.planning.costs import batch_is_known, epoch_rows, micro_batch, student_lora
+from weakdriven.planning.costs import batch_is_known, epoch_rows, micro_batch
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.preflight import will_run
 from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
@@ -187,7 +187,7 @@ class Rehearsal:
     def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, begin: Model) -> None:
         """SSB's student, with made-up logits of a teacher."""
         recipe, start = self.recipe, self.present(begin)
-        adapted = recipe.model_copy(update={"lora": student_lora(recipe, settings)})
+        adapted = recipe.model_copy(update={"lora": recipe.student_lora})
         model = Loader(adapted, self.context.base if recipe.lora else start).load(start)
         tokens = (sum(label != IGNORE for label in labels[1:]) for labels in rows["labels"])
         found = [stored(made_up(count, settings.top_k)) for count in tokens]

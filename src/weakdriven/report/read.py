@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import UndefinedError
 
 from weakdriven.errors import UserError
 from weakdriven.report import format
@@ -15,7 +16,7 @@ from weakdriven.runs import directory
 from weakdriven.runs.manifest import MANIFEST
 
 Manifests = dict[str, dict[str, Any]]
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError)
 """Errors from JSON values of other kinds than we write: someone changed the file."""
 SCATTER_POINTS, BARS = 2000, 24
 

@@ -104,10 +104,7 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     elif any(path.name.removesuffix(PART) not in OUR_FILES for path in root.iterdir()):
         raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
-
-    def busy() -> None:
-        raise UserError(f"Another process is running in {root}; wait for it or give another --output.") from None
-
+    busy = f"Another process is running in {root}; wait for it or give another --output."
     with locked(root / WORK / "lock", busy):
         if is_new:
             version = library_versions()["weakdriven"]
@@ -127,12 +124,14 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file; if another process holds it, call `busy`, which may raise an error, and wait."""
+def locked(path: Path, busy: str | Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file; if another process holds it, raise the error `busy`, or call it and wait."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if isinstance(busy, str):
+                raise UserError(busy) from None
             busy()
             fcntl.flock(lock, fcntl.LOCK_EX)
         _held.add(lock)

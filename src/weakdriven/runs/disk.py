@@ -23,9 +23,6 @@ def disk_need(*, weights: int, optimizer: int, model: int, models: int, saves: i
         model: Bytes of a saved model, which may be fewer: one of two, or in bf16.
         models: Saved models: the result, its snapshots, perhaps the weak model.
         saves: Checkpoints that will be written.
-
-    >>> disk_need(weights=8_000_000_000, optimizer=16_000_000_000, model=8_000_000_000, models=1, saves=9) / 1e9
-    80.004194304
     """
     return min(saves, CHECKPOINTS) * (weights + optimizer + SMALL_FILES) + models * (model + SMALL_FILES)
 

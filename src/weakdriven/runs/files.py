@@ -7,11 +7,13 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weakdriven.errors import UserError
 
+T = TypeVar("T")
 PART = ".part"
 """Ending of a file's name until the file is complete."""
 SEAL = "crc32"
@@ -55,6 +57,16 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
+
+
+def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    """
+    >>> list(batches("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    rows = iter(rows)
+    while batch := list(islice(rows, size)):
+        yield batch
 
 
 def salvage_jsonl(path: Path) -> list[dict[str, Any]]:

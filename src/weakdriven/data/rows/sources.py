@@ -55,8 +55,6 @@ def open_source(
     return Source(path, split, limit, domain, empty_completions, layout)
 
 
-def load_examples(
-    path: str, split: str = "train", limit: int | None = None, *, domain: str = "", empty_completions: str = "error"
-) -> list[Example]:
+def load_examples(path: str, split: str = "train", limit: int | None = None, **options: str) -> list[Example]:
     """All examples of a source; an empty source or a repeated id is an error."""
-    return list(open_source(path, split, limit, domain=domain, empty_completions=empty_completions))
+    return list(open_source(path, split, limit, **options))

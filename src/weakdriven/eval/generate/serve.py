@@ -44,11 +44,9 @@ def serve(
     """Start a vLLM server on a free port of this machine, yield its address, and stop it with all its processes.
 
     Args:
-        python: Interpreter of the environment that has vLLM.
         dtype: `float32`, `bfloat16` or `float16`; vLLM's default turns a float32 checkpoint into 16 bits.
         max_model_len: Tokens of a prompt with its completion; the model's own limit if not given, which may need
             more cache than there is memory.
-        extra: More arguments of vLLM's server; they win over ours.
     """
     check_python(python)
     with socket.socket() as free:

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from datasets import concatenate_datasets
@@ -27,7 +26,7 @@ from weakdriven.methods.rollouts.preference_pairs import (
 from weakdriven.methods.rollouts.stage import read_rollouts, rollout_stage
 from weakdriven.methods.wmss import first_strong
 from weakdriven.runs.directory import EXAMPLES, FUNNEL
-from weakdriven.runs.files import append_jsonl, read_jsonl, write_json
+from weakdriven.runs.files import append_jsonl, batches, read_jsonl, write_json
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
@@ -41,7 +40,6 @@ SCHEMA = pa.schema({"id": pa.string(), **dict.fromkeys(COLUMNS, pa.list_(pa.int3
 BATCH = 1000
 """Pairs in memory at a time."""
 MakePairs = Callable[[Iterable[Asked], Tally], Iterator[Pair]]
-T = TypeVar("T")
 
 
 def dpo(context: Context, data: Stage) -> Model:
@@ -118,13 +116,3 @@ def preference(
 
 def examples_of(stage: Stage) -> Iterator[Example]:
     return (Example(**row) for row in read_jsonl(stage.path / EXAMPLES))
-
-
-def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
-    """
-    >>> list(batches("abcde", 2))
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    rows = iter(rows)
-    while batch := list(islice(rows, size)):
-        yield batch

@@ -58,7 +58,6 @@ def rollout_stage(
     """Completions of the examples of `prompts` by `model`, each with a label; a killed stage resumes.
 
     Args:
-        prompts: A stage whose examples.jsonl holds the prompts and the gold answers.
         verified: Whether completions are compared with these; rows without one are then left out.
         max_prompt_tokens: Set if the prompts are not part of what is learned, so that a completion may take all of
             `data.max_length`.

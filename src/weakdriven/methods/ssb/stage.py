@@ -13,11 +13,10 @@ import torch
 
 from weakdriven.build.distil import rendered
 from weakdriven.config.baselines import RolloutSettings
-from weakdriven.config.recipe import LoraSettings
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
-from weakdriven.methods.dpo_spin.stage import PAIRS, batches, examples_of
+from weakdriven.methods.dpo_spin.stage import PAIRS, examples_of
 from weakdriven.methods.rollouts.preference_pairs import (
     Tally,
     hinted_prompts,
@@ -34,7 +33,7 @@ from weakdriven.models.adapters import load_merged
 from weakdriven.models.head import head, hidden_states
 from weakdriven.models.load import positions
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, SNAPSHOTS
-from weakdriven.runs.files import append_jsonl, read_json, write_json
+from weakdriven.runs.files import append_jsonl, batches, read_json, write_json
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
@@ -190,9 +189,7 @@ def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
 def student(context: Context, start: Model, targets: Stage) -> Model:
     """An adapter over the start model that learns the replies; merged into the model unless `lora` is set."""
     recipe, settings, name = context.recipe, context.recipe.ssb, "baselines/ssb"
-    size = settings.model_dump(include={"rank", "alpha"})
-    lora = recipe.lora.model_copy(update=size) if recipe.lora else LoraSettings(**size)
-    adapted = recipe.model_copy(update={"lora": lora})
+    adapted = recipe.model_copy(update={"lora": recipe.student_lora})
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = Loader(adapted, context.base if recipe.lora else start).load(start)
@@ -213,7 +210,7 @@ def student(context: Context, start: Model, targets: Stage) -> Model:
         return counters
 
     losses = settings.model_dump(include={"kd_weight", "ce_weight", "temperature", "renormalize", "student_support"})
-    also = {**losses, "lora": lora.model_dump(mode="json", exclude={"output", "quantize"})}
+    also = {**losses, "lora": recipe.student_lora.model_dump(mode="json", exclude={"output", "quantize"})}
     workload = Workload(name, "train", settings, epochs=settings.epochs, start=start, adapter=settings.rank)
     inputs = {"start": start, "targets": targets}
     return model_stage(context, workload, compute, settings, inputs=inputs, also=also)
