@@ -15,7 +15,7 @@ CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12"
 
 
 def launch(
-    processes: int, *command: str, timeout: int = 300, environment: dict[str, str] | None = None
+    processes: int, *command: str, timeout: int = 500, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """torchrun of a script or, after `-m`, of a module.
 

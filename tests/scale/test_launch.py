@@ -143,5 +143,5 @@ def test_signals_reach_what_was_started_and_nothing_stays(sent, tmp_path):
 
 def test_one_process_replaces_the_command_that_launched_it(tmp_path):
     command = [sys.executable, "-m", "weakdriven", "run", "demo", "data.limit=0", "--launch", "one-gpu"]
-    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "data.limit" in done.stderr

@@ -177,7 +177,7 @@ main()
 def test_an_error_of_the_main_process_alone_ends_all_with_its_message(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
-    done = launch(2, str(script), "run", "demo", *SMALL, "--output", str(tmp_path / "run"), timeout=100)
+    done = launch(2, str(script), "run", "demo", *SMALL, "--output", str(tmp_path / "run"))
     assert done.returncode != 0
     assert done.stderr.count("The first process found a bad row.") == 1, done.stderr[-3000:]
     root_cause = done.stderr.split("Root Cause")[1]
