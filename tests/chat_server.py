@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,11 +19,20 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.trouble = lambda body, asked: None
         self.models = None
-        self.bodies, self.paths, self.keys, self.asked = [], [], [], Counter()
+        self.bodies, self.paths, self.keys, self.headers, self.asked = [], [], [], [], Counter()
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request, client_address): ...  # a client that hangs up is part of the tests
+
+    def listing(self, path):
+        return (404, b"404 page not found") if self.models is None else (200, {"data": self.models})
+
+    def key(self, body):
+        return question(body)
+
+    def reply(self, body):
+        return said(question(body).upper())
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -33,8 +43,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.paths.append(self.path)
-        listed = self.server.models
-        self.answer(*((404, b"404 page not found") if listed is None else (200, {"data": listed})))
+        self.server.headers.append(self.headers)
+        self.answer(*self.server.listing(self.path))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -42,14 +52,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.bodies.append(body)
             self.server.paths.append(self.path)
             self.server.keys.append(self.headers.get("Authorization"))
-            self.server.asked[question(body)] += 1
-            asked = self.server.asked[question(body)]
+            self.server.asked[self.server.key(body)] += 1
+            asked = self.server.asked[self.server.key(body)]
         found = self.server.trouble(body, asked)
         if found is DROP:
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
         else:
-            self.answer(*(found or (200, said(question(body).upper()))))
+            self.answer(*(found or (200, self.server.reply(body))))
 
     def answer(self, status, content, headers=()):
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -73,9 +83,15 @@ def refusal(message, status=400, **facts):
     return status, {"error": {"message": message, **facts}}
 
 
-@pytest.fixture
-def server():
-    with Server() as running:
+@contextmanager
+def serving(kind=Server):
+    with kind() as running:
         threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield running
         running.shutdown()
+
+
+@pytest.fixture
+def server():
+    with serving() as running:
+        yield running

@@ -88,9 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A test with a group of its own keeps it, since pytest-xdist makes a new group of two.
     """
     for item in items:
-        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
         if item.get_closest_marker("xdist_group"):
             continue
+        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
         if "whole_run" in fixtures:
             item.add_marker(pytest.mark.xdist_group("whole-run"))
         elif any(one.scope == "module" for found in fixtures.values() for one in found):

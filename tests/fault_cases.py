@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from weakdriven.commands.verify import check_stages
 from weakdriven.runs.files import file_digest
 
@@ -19,6 +21,8 @@ TINY = [
     *("data.limit=64", "eval.limit=8", "eval.max_new_tokens=16", "eval.batch_size=4", "baselines=[]"),
     *("sft.save_steps=1", "joint.save_steps=1", "selection.batch_tokens=1024"),
 ]
+FORKED = pytest.mark.xdist_group("faults")
+"""Tests of runs that are forked off one process and compared with one finished run: in one worker."""
 STAGES = {
     "data": "data",
     "sft": "sft",
@@ -64,6 +68,14 @@ CASES = [
 
 def cases(fault: str) -> list[Case]:
     return [case for case in CASES if case.fault == fault]
+
+
+def params(fault: str, *, quick: tuple[str, ...] = ()) -> list:
+    """The cases of a fault as parameters of a test, slow for all stages but the named ones."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(case, marks=[] if case.stage in quick else slow, id="-".join(case[:2])) for case in cases(fault)
+    ]
 
 
 def record(case: Case) -> None:
@@ -125,6 +137,15 @@ def struck_runs() -> tuple[Forks, Path]:
     return forks, folder / "calm"
 
 
+def resumes(root: Path, fault: dict[str, Any] | None = None) -> str:
+    """Run the same command again; the results must be those of the run that nothing has struck."""
+    forks, calm = struck_runs()
+    code, output = forks.run(root, fault)
+    assert code == 0, output
+    assert results(root) == results(calm)
+    return output
+
+
 def without(calm: Path, root: Path, stage: str) -> Path:
     """A copy of the finished run in which one stage has still to be computed."""
     shutil.copytree(calm, root)
@@ -133,7 +154,7 @@ def without(calm: Path, root: Path, stage: str) -> Path:
 
 
 def results(root: Path) -> dict[str, str]:
-    """Hash of every file of every finished stage, but for what tells of time and place."""
+    """Hash of every file of every finished stage except those that hold times and places."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -144,12 +165,12 @@ def results(root: Path) -> dict[str, str]:
 
 
 def damaged(root: Path) -> list[str]:
-    """Finished stages that are not what they were."""
+    """Finished stages whose files differ from their manifest."""
     return [stage for stage, _, _, wrong in check_stages(root) if wrong]
 
 
 def one_sentence(output: str) -> str:
-    """The line that tells of the error; there must be no traceback."""
+    """The line with the error; there must be no traceback."""
     assert "Traceback" not in output, output
     lines = [line for line in output.splitlines() if line.startswith(("Error: ", "Stopped"))]
     assert len(lines) == 1, output

@@ -4,6 +4,7 @@ Started as a script it reads orders, a JSON object a line, and answers each with
 """
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -47,7 +48,6 @@ def at_file_event(fault: dict[str, Any]) -> None:
 
 def at_step(fault: dict[str, Any]) -> None:
     """From a step of a stage's training on: a weight is NaN, or the model's forward pass finds no memory."""
-    import torch
     from transformers import Trainer
 
     usual: Callable = Trainer.training_step
@@ -62,7 +62,7 @@ def at_step(fault: dict[str, Any]) -> None:
         return usual(self, model, *args, **kwargs)
 
     def out_of_memory(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.")
 
     Trainer.training_step = training_step
 
@@ -111,6 +111,7 @@ def serve() -> None:
     import weakdriven.pipeline.run
     import weakdriven.runs.progress  # noqa: F401
 
+    gc.freeze()  # a run does not look through what was imported for garbage
     for line in sys.stdin:
         order = json.loads(line)
         if not (process := os.fork()):

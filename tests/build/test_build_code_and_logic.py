@@ -131,12 +131,12 @@ def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
         ("assert f(1) == " + "-" * 20_000 + "1", "nested too deeply to read"),
     ],
 )
-def test_a_test_that_would_accept_everything_is_refused(test, message):
+def test_a_test_that_would_accept_everything_raises_an_error(test, message):
     with pytest.raises(UserError, match=message):
         program_tests("7", test, "f")
 
 
-def test_what_is_nested_too_deeply_is_refused_wherever_that_shows():
+def test_what_is_nested_too_deeply_raises_an_error_wherever_that_shows():
     with pytest.raises(UserError, match="nested too deeply to read"):  # it is parsed, and cannot be written again
         program_tests("7", "assert f(1) == " + "+".join(["1"] * 900), "")
     example = Example("7", [{"role": "user", "content": "Double."}], "", meta={"test_case": "[" * 100_000})
@@ -145,7 +145,7 @@ def test_what_is_nested_too_deeply_is_refused_wherever_that_shows():
 
 
 @pytest.mark.parametrize("workers, at_once", [(None, 3), (7, 7)])
-def test_one_program_runs_on_each_processor_unless_told_otherwise(monkeypatch, workers, at_once):
+def test_one_program_runs_on_each_processor_by_default(monkeypatch, workers, at_once):
     asked = []
 
     class Threads(ThreadPoolExecutor):

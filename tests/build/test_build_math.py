@@ -113,7 +113,7 @@ def test_earlier_replies_of_a_tag_free_conversation_lose_their_tags_too(tmp_path
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_a_killed_build_goes_on_at_the_next_block_and_ends_the_same(corpus, tmp_path, monkeypatch, block):
+def test_a_killed_build_resumes_at_the_next_block_and_ends_the_same(corpus, tmp_path, monkeypatch, block):
     asked = settings(corpus, tmp_path, block=block)
     whole = build(asked, tmp_path / "whole")
     seen, verify_block = [], verifying.verify_block

@@ -107,7 +107,7 @@ def test_a_mark_of_utf_8_before_the_text_is_no_mistake(name, tmp_path):
     assert list(read_rows(str(tmp_path / name))) == [GOOD]
 
 
-def test_a_folder_and_a_file_of_another_kind_are_told_as_what_they_are(tmp_path):
+def test_a_folder_and_a_file_of_another_kind_are_reported_as_such(tmp_path):
     with pytest.raises(UserError, match="is a folder; name a file in it"):
         find_file(str(tmp_path))
     (tmp_path / "a.csv").write_text("question,solution\n1+1?,2\n")

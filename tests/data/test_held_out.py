@@ -96,7 +96,7 @@ def test_the_key_is_that_of_the_questions_in_any_order():
     assert HELD.key == HeldOut(ITEMS[::-1]).key != HeldOut(ITEMS[:1]).key
 
 
-def test_dropped_rows_are_left_out_and_told():
+def test_dropped_rows_are_left_out_and_reported():
     found = []
     left = list(keep_out([ask("a", id="1"), ask(PENS, id="2"), ask("b", id="3")], HELD, found, drop=True))
     assert [example.id for example in left] == ["1", "3"] and found == [Hit("2", "gsm8k", "g7")]

@@ -79,12 +79,12 @@ def test_a_configuration_that_is_not_there_is_an_error_that_lists_those_that_are
 
 
 @pytest.mark.parametrize("ending", ["", ":am_0.5M"])
-def test_an_unknown_split_is_not_told_as_a_missing_configuration(dataset, ending):
+def test_an_unknown_split_is_not_reported_as_a_missing_configuration(dataset, ending):
     path = dataset(default="am_0.9M")
     with pytest.raises(UserError, match=r"nor a dataset on the Hub \(Unknown split \"nope\""):
         hub_rows(path + ending, "nope")
 
 
-def test_a_dataset_that_cannot_be_reached_is_told_by_its_whole_name():
+def test_a_dataset_that_cannot_be_reached_is_reported_by_its_full_name():
     with pytest.raises(UserError, match=r"^nobody/nothing:main is neither a readable data file nor a dataset"):
         hub_rows("nobody/nothing:main", "train")

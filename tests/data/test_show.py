@@ -61,7 +61,7 @@ def test_what_would_be_cut_or_left_out_is_said_with_its_reason(show):
     assert "{{" in out
 
 
-def test_a_row_that_would_stop_training_is_told_after_the_rows_before_it(show):
+def test_a_row_that_would_stop_training_is_reported_after_the_rows_before_it(show):
     code, out, _ = show([*[GOOD] * 30, {"messages": []}])
     assert code == 2 and "row 1:" in out and "Of the first 30 rows" in out
     assert "Training would stop here" in out and "row 31 is the first in another layout" in out

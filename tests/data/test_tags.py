@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weakdriven.data.structure import strip_tags
@@ -119,12 +119,14 @@ def test_indentation_of_a_first_line_of_its_own_is_kept():
     assert strip_tags("<answer>\n\n    return 1\n</answer>") == "    return 1"
 
 
+@settings(deadline=None)
 @given(MARKED)
 def test_stripping_again_changes_nothing(text):
     once = strip_tags(text)
     assert strip_tags(once) == once
 
 
+@settings(deadline=None)
 @given(MARKED)
 def test_nothing_but_markers_and_blanks_is_lost(text):
     marker = r"</?(?:think|answer)(?: type=\"final\")?>"
@@ -132,6 +134,7 @@ def test_nothing_but_markers_and_blanks_is_lost(text):
     assert re.sub(r"\s", "", kept) == re.sub(r"\s", "", given)
 
 
+@settings(deadline=None)
 @given(MARKED)
 def test_without_code_no_marker_is_left(text):
     text = text.replace("`", "")
@@ -140,6 +143,6 @@ def test_without_code_no_marker_is_left(text):
 
 @pytest.mark.parametrize("part", ["```\n", "```", "`", "<think a=", "<think>", "\n ", "```python\n", "x```\n<think>"])
 def test_long_texts_take_no_time(part):
-    start = time.perf_counter()
+    start = time.process_time()  # not of a machine that is busy with other things
     strip_tags(part * 5_000)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig
 
-from fault_cases import STAGES, TINY, Case, cases, damaged, record, results, struck_runs, without
+from fault_cases import (
+    FORKED,
+    STAGES,
+    TINY,
+    Case,
+    cases,
+    damaged,
+    params,
+    record,
+    results,
+    resumes,
+    struck_runs,
+    without,
+)
 from helpers import tiny_model
 from weakdriven.commands.verify import check_stages, verify
 from weakdriven.config.file import load_recipe
@@ -18,6 +31,7 @@ from weakdriven.runs.directory import Progress, work_folder
 from weakdriven.runs.files import write_json
 from weakdriven.runs.manifest import FILES, MANIFEST, inventory
 
+pytestmark = FORKED
 RESULT = {
     "data": "tokens.arrow",
     "sft": "model.safetensors",
@@ -46,7 +60,12 @@ HARM = {"truncated": truncate, "bit-flipped": flip, "removed": Path.unlink}
 
 
 @pytest.mark.parametrize(
-    "case", [case for harm in HARM for case in cases(f"result {harm}")], ids=lambda case: "-".join(case[:2])
+    "case",
+    [
+        *params("result bit-flipped", quick=tuple(STAGES)),
+        *params("result truncated", quick=("sft",)),
+        *params("result removed", quick=("eval",)),
+    ],
 )
 def test_a_damaged_result_is_named_and_nothing_is_computed_or_removed(case: Case, tmp_path):
     _, calm = struck_runs()
@@ -74,14 +93,6 @@ def unfinished(tmp_path: Path, stage: str, at: int, file: str = "") -> Path:
     return work_folder(root, STAGES[stage]) / "work"
 
 
-def goes_on(root: Path) -> str:
-    forks, calm = struck_runs()
-    code, output = forks.run(root)
-    assert code == 0, output
-    assert results(root) == results(calm)
-    return output
-
-
 def stopped(tmp_path: Path, stage: str, step: int) -> Path:
     """A run whose training of a stage ended with an error after so many steps, each with its checkpoint."""
     forks, calm = struck_runs()
@@ -91,51 +102,45 @@ def stopped(tmp_path: Path, stage: str, step: int) -> Path:
     return work_folder(root, STAGES[stage]) / "work/checkpoints"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.slow if case.stage == "joint" else [])
-        for harm in ("truncated", "bit-flipped")
-        for case in cases(f"checkpoint {harm}")
-    ],
-    ids=lambda case: "-".join(case[:2]),
-)
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(case: Case, tmp_path):
+@pytest.mark.parametrize("case", [*params("checkpoint truncated", quick=("sft",)), *params("checkpoint bit-flipped")])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(case: Case, tmp_path):
     last = 3 if case.stage == "sft" else 1
     checkpoints = stopped(tmp_path, case.stage, last)
     HARM[case.fault.removeprefix("checkpoint ")](checkpoints / f"checkpoint-{last}/optimizer.pt")
-    output = goes_on(tmp_path / "run")
+    output = resumes(tmp_path / "run")
     assert f"checkpoint-{last} is damaged and not used" in output
     assert ("resumes from checkpoint-2" if last == 3 else "training starts over") in output
     record(case)
 
 
-def test_without_a_whole_checkpoint_training_starts_anew(tmp_path):
+@pytest.mark.slow
+def test_without_an_intact_checkpoint_training_starts_anew(tmp_path):
     checkpoints = stopped(tmp_path, "sft", 3)
     assert sorted(path.name for path in checkpoints.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
     flip(checkpoints / "checkpoint-3/model.safetensors")
     truncate(checkpoints / "checkpoint-2/complete")
-    output = goes_on(tmp_path / "run")
+    output = resumes(tmp_path / "run")
     assert "no checkpoint is left; training starts over" in output
     record(*cases("every checkpoint damaged"))
 
 
-@pytest.mark.parametrize("case", [*cases("part truncated"), *cases("part bit-flipped")], ids=lambda case: case.fault)
+@pytest.mark.parametrize("case", [*params("part truncated"), *params("part bit-flipped")])
 def test_a_damaged_part_of_scores_is_scored_again(case: Case, tmp_path):
     parts = unfinished(tmp_path, "entropy", 12) / "parts"
     victim = sorted(parts.glob("rows-*.parquet"))[0]
     HARM[case.fault.removeprefix("part ")](victim)
-    goes_on(tmp_path / "run")
+    resumes(tmp_path / "run")
     record(case)
 
 
-def test_damaged_answers_are_asked_for_again(tmp_path):
+@pytest.mark.slow
+def test_damaged_completions_are_generated_again(tmp_path):
     file = unfinished(tmp_path, "eval", 2, "completions") / "completions.jsonl"
     rows = file.read_bytes()
     assert rows.count(b"\n") >= 4
     place = rows.index(b'"text": "') + len(b'"text": "')  # still JSON, and only the checksum can tell
     file.write_bytes(rows[:place] + bytes([rows[place] ^ 1]) + rows[place + 1 :])
-    goes_on(tmp_path / "run")
+    resumes(tmp_path / "run")
     record(*cases("answers bit-flipped"))
 
 

@@ -1,4 +1,4 @@
-"""A stage that is killed, told to stop or finds the disk full goes on in the next run, to the very same files."""
+"""A stage that is killed, receives SIGTERM or finds the disk full: the next run resumes to the very same files."""
 
 import os
 import random
@@ -10,20 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from fault_cases import STAGES, Case, Forks, cases, damaged, one_sentence, record, results, struck_runs, without
+from fault_cases import (
+    FORKED,
+    STAGES,
+    Case,
+    Forks,
+    cases,
+    damaged,
+    one_sentence,
+    params,
+    record,
+    results,
+    resumes,
+    struck_runs,
+    without,
+)
 from weakdriven.runs.directory import work_folder
 
 EVENTS = {"data": 13, "sft": 150, "entropy": 38, "selection": 10, "joint": 100, "eval": 25}
 """Times that a stage opens or renames a file of its own, at least: a fault strikes at one of them, drawn at random."""
 WRITES = {"data": 5, "sft": 20, "entropy": 11, "selection": 4, "joint": 15, "eval": 12}
 """Those of them that write."""
-quick = {"sft", "entropy", "eval"}
 NAMESPACES = subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
-
-
-def speeds(fault: str) -> list:
-    """Every stage is struck, those of the other kinds in the slow part."""
-    return [pytest.param(case, marks=[] if case.stage in quick else pytest.mark.slow) for case in cases(fault)]
+pytestmark = FORKED
 
 
 def strike(tmp_path, case: Case, kind: str, at: int) -> tuple[int, str]:
@@ -36,59 +45,53 @@ def strike(tmp_path, case: Case, kind: str, at: int) -> tuple[int, str]:
     return code, output
 
 
-def goes_on(tmp_path) -> None:
-    forks, calm = struck_runs()
-    code, output = forks.run(tmp_path / "run")
-    assert code == 0, output
-    assert results(tmp_path / "run") == results(calm)
-
-
 def moment(case: Case, events: dict[str, int]) -> int:
     return random.Random(f"{case.stage} {case.fault}").randint(1, events[case.stage])
 
 
-@pytest.mark.parametrize("case", speeds("kill -9"), ids=lambda case: case.stage)
-def test_a_killed_stage_ends_with_the_files_of_one_that_was_not(case, tmp_path):
+@pytest.mark.parametrize("case", params("kill -9"))
+def test_a_killed_stage_resumes_to_the_files_of_an_uninterrupted_one(case, tmp_path):
     code, _ = strike(tmp_path, case, "kill", moment(case, EVENTS))
     assert code == -9
-    goes_on(tmp_path)
+    resumes(tmp_path / "run")
     record(case)
 
 
-@pytest.mark.parametrize("case", speeds("SIGTERM"), ids=lambda case: case.stage)
-def test_a_stage_that_is_told_to_stop_says_so_and_goes_on_in_the_next_run(case, tmp_path):
+@pytest.mark.parametrize("case", params("SIGTERM", quick=("sft",)))
+def test_sigterm_saves_exits_with_143_and_the_next_run_resumes_to_the_same_files(case, tmp_path):
     code, output = strike(tmp_path, case, "term", 2)
     assert code == 143
     sentence = one_sentence(output)
     assert sentence.startswith("Stopped on SIGTERM") and sentence.endswith("run the same command again to resume.")
     if case.stage in ("sft", "joint"):
         assert f"at step 1 of {STAGES[case.stage]}, saved" in sentence
-    goes_on(tmp_path)
+    resumes(tmp_path / "run")
     record(case)
 
 
-@pytest.mark.parametrize("case", speeds("full disk"), ids=lambda case: case.stage)
-def test_a_full_disk_is_told_in_one_sentence_and_costs_nothing_that_was_finished(case, tmp_path):
+@pytest.mark.parametrize("case", params("full disk"))
+def test_a_full_disk_is_one_sentence_and_costs_nothing_that_was_finished(case, tmp_path):
     code, output = strike(tmp_path, case, "disk", moment(case, WRITES))
     assert code == 2
     assert "The disk is full" in one_sentence(output)
-    goes_on(tmp_path)
+    resumes(tmp_path / "run")
     record(case)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_random_times_ends_as_if_nothing_had_been(tmp_path):
+def test_a_run_that_is_killed_again_and_again_at_random_times_ends_with_the_files_of_an_uninterrupted_one(tmp_path):
     forks, _ = struck_runs()
-    draw, kills = random.Random(0), 0
-    for _ in range(4):
-        process = forks.start(tmp_path / "run")
-        time.sleep(draw.uniform(2, 12))
+    draw, root = random.Random(0), tmp_path / "run"
+    for finished in (0, 2, 5, 7):  # of nine stages
+        process = forks.start(root)
+        while len(list(root.glob("**/manifest.json"))) < finished:
+            time.sleep(0.05)
+        time.sleep(draw.uniform(0, 0.5))
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        kills += forks.finish()[0] == -9
-        assert not (tmp_path / "run/data").exists() or damaged(tmp_path / "run") == []
-    assert kills, "every run had ended before it was killed"
-    goes_on(tmp_path)
+        assert forks.finish()[0] == -9
+        assert not (root / "data").exists() or damaged(root) == []
+    resumes(root)
     record(*cases("kill -9 at random times"))
 
 

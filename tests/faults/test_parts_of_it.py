@@ -34,6 +34,7 @@ def test_three_checkpoints_are_counted_where_as_many_are_written_and_fewer_where
     assert disk_need(**facts, saves=1) < disk_need(**facts, saves=2) < disk_need(**facts, saves=3)
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_written(tmp_path, monkeypatch):
     asked, written, planned = {}, {}, {}
 
@@ -59,7 +60,7 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
         assert planned[stage].work == pytest.approx(asked[stage][2] * checkpoint, rel=0.01)
 
 
-def test_too_little_room_is_told_with_need_and_rest_and_both_ways_out(tmp_path):
+def test_too_little_room_raises_an_error_with_both_remedies(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(UserError, match=r"sft will need about .* GiB free; .* another disk, or raise save_steps"):
         refuse_full_disk(tmp_path, free + (1 << 40), stage="sft", checkpoint=1 << 30, saves=9)
@@ -85,7 +86,7 @@ def test_a_signal_leaves_a_mark_and_the_same_request_once_more_changes_nothing(n
     assert signal.getsignal(number) == before and stop_requested() is None
 
 
-def test_an_interrupt_tells_how_to_go_on(monkeypatch, capsys):
+def test_an_interrupt_says_how_to_resume(monkeypatch, capsys):
     def interrupted(run):
         raise KeyboardInterrupt
 
@@ -154,7 +155,7 @@ def checkpoint(folder, step):
     return place
 
 
-def test_older_checkpoints_go_only_after_a_newer_one_is_sealed_and_by_their_steps(tmp_path):
+def test_older_checkpoints_are_removed_by_step_and_only_after_a_newer_one_is_sealed(tmp_path):
     for step in (8, 9, 10):
         place = checkpoint(tmp_path, step)
         assert last_complete_checkpoint(tmp_path) != place

@@ -17,7 +17,7 @@ from weakdriven.report import write_report
 from weakdriven.report.compare.page import write_compare
 from weakdriven.runs.directory import Progress
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 SCREENSHOTS = os.environ.get("WEAKDRIVEN_SCREENSHOTS")
 """A folder for pictures of the pages; those of docs/report are of the demo, diagnosed and named by the next one."""
 REPORT = os.environ.get("WEAKDRIVEN_REPORT")

@@ -151,7 +151,7 @@ def test_an_adapter_is_called_one_and_the_empty_form_of_peft_is_replaced(run):
     assert "before it was merged" in merged and ModelCard(merged).data["base_model_relation"] == "finetune"
 
 
-def test_no_path_of_this_machine_is_told(tmp_path):
+def test_no_path_of_this_machine_is_in_the_card(tmp_path):
     base = tmp_path / "home/someone/models/tiny-base"
     put(base / "README.md", "---\nlicense: other\nlicense_name: gemma\nlicense_link: LICENSE\n---\n")
     settings = recipe(

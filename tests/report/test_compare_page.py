@@ -74,14 +74,14 @@ def test_a_run_without_a_plan_is_shown_as_it_stands(runs: list[Path]) -> None:
     assert len(runs_compared(runs, None)["rows"]) == 8
 
 
-def test_runs_that_were_evaluated_on_other_items_are_refused(runs: list[Path]) -> None:
+def test_runs_that_were_evaluated_on_other_items_raise_an_error(runs: list[Path]) -> None:
     for path in runs[1].glob("eval/*/*/scores.json"):
         write_json(path, read_json(path) | {"golds": "other"})
     with pytest.raises(UserError, match="share no benchmark"):
         runs_compared(runs, None)
 
 
-def test_an_unknown_reference_and_a_folder_that_is_no_run_are_refused(runs: list[Path], tmp_path: Path) -> None:
+def test_an_unknown_reference_and_a_folder_that_is_no_run_raise_an_error(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--against: nobody is none of them"):
         runs_compared(runs, "nobody")
     (tmp_path / "empty").mkdir()

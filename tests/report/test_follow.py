@@ -157,6 +157,7 @@ def test_ctrl_c_and_sigterm_leave_an_ordinary_page(tmp_path, number):
     assert 'id="reload"' not in page_of(tmp_path) and "Running:" in page_of(tmp_path)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_browser_reloads_the_page_and_comes_back_to_where_it_was(tmp_path):
     finish(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from report_runs import EVIL, PLAN, RECIPE, finish, manifest, own_part, points, scores, specs, start, write_plan
+from report_runs import PLAN, finish, manifest, own_part, points, scores, specs, start, write_plan
 from run_files import put, put_active, put_scores
 from weakdriven.report import accuracy_rows, load_run, write_report
 from weakdriven.report.plots import CURVE_POINTS
@@ -64,20 +64,6 @@ def test_long_runs_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     assert rows[1] == pytest.approx(
         {**rows[1], "x": 4, "y": sum(logged[3:6]) / 3, "low": min(logged[3:6]), "high": max(logged[3:6])}
     )
-
-
-def test_text_from_a_run_is_never_markup(tmp_path: Path) -> None:
-    finish(tmp_path, recipe=EVIL)
-    put(tmp_path / "recipe.yaml", RECIPE + f"note: {EVIL}\n")
-    evil_row = {"id": "train-0", "prompt": [{"role": "user", "content": EVIL}], "completion": "4", "gold": "4"}
-    put(tmp_path / "data/examples.jsonl", [evil_row])
-    manifest(tmp_path, "data", 1, **{EVIL: EVIL, "more": {EVIL: [EVIL]}})
-    (tmp_path / "eval/sft/arithmetic").rename(tmp_path / "eval/sft/<script>x")
-    (tmp_path / PLAN_FILE).unlink()
-    page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert page.lower().count("<script") == 3 and "<script>alert" not in page
-    assert page.count("&lt;script&gt;alert(1)") >= 6
-    assert EVIL in {point["question"] for point in points(page)}
 
 
 def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
@@ -411,7 +397,7 @@ def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path) -> None:
 
 def test_the_report_needs_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pydantic'}"
-    code = f"import sys, weakdriven.report; print({heavy} & set(sys.modules))"
+    code = f"import sys, weakdriven.report, weakdriven.report.selection_explained; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -5,11 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from conftest import run_small
+
+ALONE = pytest.mark.xdist_group("alone")
+"""Never next to another launch, nor to a fork bomb that leaves no process number for one."""
+CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12", "sft.snapshots=[0.5]"]
+
 
 def launch(
-    processes: int, *command: str, timeout: int = 300, environment: dict[str, str] | None = None
+    processes: int, *command: str, timeout: int = 500, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """torchrun of a script or, after `-m`, of a module."""
+    """torchrun of a script or, after `-m`, of a module.
+
+    With `--standalone` its store binds port 0 itself, and its processes are given the port that it got.
+    """
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     told = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **(environment or {})}
     return subprocess.run([*start, *command], capture_output=True, text=True, env=told, timeout=timeout)
@@ -17,3 +28,8 @@ def launch(
 
 def weakdriven(processes: int, *arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:
     return launch(processes, "-m", "weakdriven", *map(str, arguments), **options)
+
+
+def run_of_one_process(once) -> Path:
+    """The small recipe by one process, computed once for all tests."""
+    return once("one-process", lambda root: run_small(root, *CUT))[0]

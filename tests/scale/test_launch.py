@@ -1,6 +1,5 @@
 """--launch and what ships for it: configurations that accelerate takes, signals that arrive, examples that parse."""
 
-import json
 import os
 import re
 import signal
@@ -9,16 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from test_whole_runs import CUT, same_training
 from typer.testing import CliRunner
 
-from conftest import SMALL, run_small
 from weakdriven.commands.app import app
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
@@ -95,7 +91,7 @@ def check_command(words: list[str]) -> None:
         find_config(words[words.index("--launch") + 1])
 
 
-def test_an_unknown_configuration_is_told_with_those_there_are():
+def test_an_unknown_configuration_raises_an_error_that_lists_the_known_ones():
     with pytest.raises(UserError, match=r"Did you mean fsdp2-8gpu\? There are: .*one-gpu"):
         find_config("fsdp-8gpu")
 
@@ -107,7 +103,7 @@ def test_deepspeed_is_answered_with_fsdp2(tmp_path):
         launch(str(file), ["run", "demo"])
 
 
-def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):
+def test_a_file_that_accelerate_did_not_write_raises_an_error(tmp_path):
     file = tmp_path / "other.yaml"
     file.write_text("num_processes: 2\n")
     with pytest.raises(UserError, match="no distributed_type"):
@@ -117,7 +113,7 @@ def test_a_file_that_accelerate_did_not_write_is_refused(tmp_path):
         read_config(file)
 
 
-def test_a_launch_within_a_launch_is_refused(monkeypatch):
+def test_a_launch_within_a_launch_raises_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="a launcher has already started this process"):
         launch("one-gpu", ["run", "demo"])
@@ -147,30 +143,5 @@ def test_signals_reach_what_was_started_and_nothing_stays(sent, tmp_path):
 
 def test_one_process_replaces_the_command_that_launched_it(tmp_path):
     command = [sys.executable, "-m", "weakdriven", "run", "demo", "data.limit=0", "--launch", "one-gpu"]
-    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "data.limit" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory) -> Path:
-    """A recipe under FSDP2, from --launch to its report."""
-    root = tmp_path_factory.mktemp("launched") / "run"
-    command = [sys.executable, "-m", "weakdriven", "run", "demo", *SMALL, *CUT, "--launch", "fsdp2-cpu-2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--output", str(root)], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Report: ") == 1
-    return root
-
-
-def test_a_launched_recipe_under_fsdp2_gives_the_models_of_one_process(launched, tmp_path):
-    alone = tmp_path / "alone"
-    run_small(alone, *CUT)
-    for stage in ("sft", "round-1/strong"):
-        same_training(launched, alone, stage)
-        config = json.loads((launched / stage / "config.json").read_text())
-        assert config["architectures"] == json.loads((alone / stage / "config.json").read_text())["architectures"]
-    draws = [pq.read_table(root / "round-1/active/active.parquet")["draws"] for root in (alone, launched)]
-    assert draws[0].equals(draws[1])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import launch
+from launching import ALONE, launch
 from safetensors.torch import load_file
 from trained_shards import FSDP, run
 
@@ -16,14 +16,17 @@ from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of
 
 SCRIPT = str(Path(__file__).with_name("trained_shards.py"))
 CASES = {
-    "sft": {"pair": False},
     "pair": {"pair": True},
+    "sft": {"pair": False},
     "untied": {"pair": True, "tied": False},
     "frozen": {"pair": True, "weak_trainable": False, "strong_weight": 0.7, "strong_anchor": 0.5},
 }
+BOTH = ("sft", "pair")
 UNEQUAL = ("entropy", "mean_token_accuracy")
-"""What TRL logs as means of micro-batches' means, which depend on how rows are dealt out."""
+"""What TRL logs as means of micro-batches' means, which depend on which process has which examples."""
 STOP = 2
+Trained = tuple[dict[str, Any], Path]
+"""What a case gave and the folder that it wrote to."""
 
 
 @cache
@@ -38,10 +41,20 @@ def alone(name: str) -> dict[str, Any]:
     return found
 
 
-def by_several(processes: int, folder: Path, cases: list[dict[str, Any]], *, fsdp: bool) -> list[dict[str, Any]]:
+def by_several(processes: int, folder: Path, cases: list[dict[str, Any]], *, fsdp: bool = True) -> list[Trained]:
+    folder.mkdir(exist_ok=True)
     done = launch(processes, SCRIPT, str(folder), json.dumps(cases), environment=FSDP if fsdp else {})
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(folder / "results.pt", weights_only=False)
+    found = torch.load(folder / "results.pt", weights_only=False)
+    return [(one, folder / str(at)) for at, one in enumerate(found)]
+
+
+def stopped(name: str) -> dict[str, Any]:
+    return {**CASES[name], "stop": STOP}
+
+
+def resumed(name: str, folder: Path) -> dict[str, Any]:
+    return {**CASES[name], "resume": str(folder / f"checkpoint-{STOP}")}
 
 
 def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0, atol: float = 1e-5) -> None:
@@ -54,78 +67,84 @@ def close(found: dict[str, Any], expected: dict[str, Any], *, since: int = 0, at
             assert mine[key] == pytest.approx(theirs[key], abs=1e-4), key
 
 
-@pytest.fixture(scope="module")
-def sharded_by_two(tmp_path_factory) -> dict[str, tuple[dict[str, Any], Path]]:
-    folder = tmp_path_factory.mktemp("sharded")
-    stopped = [{**CASES[name], "stop": STOP} for name in ("sft", "pair")]
-    found = by_several(2, folder, [*CASES.values(), *stopped], fsdp=True)
-    return {name: (one, folder / str(at)) for at, (name, one) in enumerate(zip([*CASES, *"ab"], found, strict=True))}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_fsdp2_over_two_processes_trains_as_one_process(name, sharded_by_two):
-    found, _ = sharded_by_two[name]
+def trained_as_one_process(name: str, found: dict[str, Any], folder: Path) -> None:
     assert found["sharded"]
     close(found, alone(name))
     norms = [row["grad_norm"] for row in found["logs"] if "loss" in row]
     assert max(norms) > 0.5, "nothing was clipped, so the test says nothing of clipping"
+    if "saved" in alone(name):
+        saved = load_file(folder / "saved" / "model.safetensors")
+        torch.testing.assert_close(saved, alone(name)["saved"], rtol=0, atol=1e-5)
+        config = json.loads((folder / "saved" / "config.json").read_text())
+        assert config["architectures"] == ["Qwen3ForCausalLM"] and config["dtype"] == "float32"
 
 
-@pytest.mark.parametrize("name", ["pair", "untied"])
-def test_the_strong_model_is_saved_in_one_piece(name, sharded_by_two):
-    _, folder = sharded_by_two[name]
-    saved, expected = load_file(folder / "saved" / "model.safetensors"), alone(name)["saved"]
-    torch.testing.assert_close(saved, expected, rtol=0, atol=1e-5)
-    config = json.loads((folder / "saved" / "config.json").read_text())
-    assert config["architectures"] == ["Qwen3ForCausalLM"] and config["dtype"] == "float32"
+@ALONE
+def test_fsdp2_over_two_processes_trains_a_pair_as_one_process_and_saves_the_strong_model_whole(tmp_path):
+    [(found, folder)] = by_several(2, tmp_path, [CASES["pair"]])
+    trained_as_one_process("pair", found, folder)
 
 
-def test_ddp_over_two_processes_trains_as_one_process(tmp_path):
-    cases = [CASES["sft"], CASES["pair"]]
-    for name, found in zip(("sft", "pair"), by_several(2, tmp_path, cases, fsdp=False), strict=True):
-        assert not found["sharded"]
-        close(found, alone(name))
+@pytest.fixture(scope="session")
+def sharded_by_two(tmp_path_factory) -> dict[str, list[Trained]]:
+    """What two processes under FSDP2 give: the other cases, those that stop, and those that resume from one process."""
+    names = [name for name in CASES if name != "pair"]
+    folders = [tmp_path_factory.mktemp(name) for name in BOTH]
+    for name, folder in zip(BOTH, folders, strict=True):
+        run(folder, **stopped(name))
+    cases = [*map(CASES.get, names), *map(stopped, BOTH), *map(resumed, BOTH, folders)]
+    found = by_several(2, tmp_path_factory.mktemp("two"), cases)
+    return {"whole": found[: len(names)], "stopped": found[len(names) : -2], "resumed": found[-2:]}
 
 
-@pytest.mark.parametrize(("place", "name"), [("a", "sft"), ("b", "pair")])
-def test_one_process_goes_on_from_the_shards_of_two(place, name, sharded_by_two, tmp_path):
-    checkpoint = sharded_by_two[place][1] / f"checkpoint-{STOP}"
-    assert not list(checkpoint.glob("*.safetensors")), "the checkpoint is to be sharded"
-    close(run(tmp_path, resume=str(checkpoint), **CASES[name]), alone(name), since=STOP)
+@pytest.mark.slow
+@ALONE
+def test_fsdp2_over_two_processes_trains_every_kind_of_model_as_one_process(sharded_by_two):
+    names = [name for name in CASES if name != "pair"]
+    for name, (found, folder) in zip(names, sharded_by_two["whole"], strict=True):
+        trained_as_one_process(name, found, folder)
 
 
-def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path):
-    cases = []
-    for name in ("sft", "pair"):
-        run(tmp_path / name, stop=STOP, **CASES[name])
-        cases.append({**CASES[name], "resume": str(tmp_path / name / f"checkpoint-{STOP}")})
-    for name, found in zip(("sft", "pair"), by_several(2, tmp_path, cases, fsdp=True), strict=True):
+@pytest.mark.slow
+@ALONE
+def test_two_processes_resume_from_the_checkpoint_of_one(sharded_by_two):
+    for name, (found, _) in zip(BOTH, sharded_by_two["resumed"], strict=True):
         assert found["sharded"]
         close(found, alone(name), since=STOP)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_four_processes_train_as_one(fsdp, tmp_path):
-    cases = [CASES["sft"], CASES["pair"]]
-    for name, found in zip(("sft", "pair"), by_several(4, tmp_path, cases, fsdp=fsdp), strict=True):
-        assert found["sharded"] == fsdp
-        close(found, alone(name))
+@ALONE
+def test_one_process_resumes_from_the_shards_of_two(sharded_by_two, tmp_path):
+    for name, (_, folder) in zip(BOTH, sharded_by_two["stopped"], strict=True):
+        assert not list((folder / f"checkpoint-{STOP}").glob("*.safetensors")), "the checkpoint is to be sharded"
+        close(run(tmp_path / name, **resumed(name, folder)), alone(name), since=STOP)
 
 
 @pytest.mark.slow
-def test_four_processes_go_on_from_the_shards_of_two(sharded_by_two, tmp_path):
-    resumed = {
-        name: str(sharded_by_two[place][1] / f"checkpoint-{STOP}") for place, name in (("a", "sft"), ("b", "pair"))
-    }
-    cases = [{**CASES[name], "resume": folder} for name, folder in resumed.items()]
-    for name, found in zip(resumed, by_several(4, tmp_path, cases, fsdp=True), strict=True):
-        close(found, alone(name), since=STOP)
+@ALONE
+def test_four_processes_train_as_one_and_resume_from_the_shards_of_two(sharded_by_two, tmp_path):
+    shards = [folder for _, folder in sharded_by_two["stopped"]]
+    cases = [*map(CASES.get, BOTH), *map(resumed, BOTH, shards)]
+    found = by_several(4, tmp_path, cases)
+    for (one, _), name, since in zip(found, (*BOTH, *BOTH), (0, 0, STOP, STOP), strict=True):
+        assert one["sharded"]
+        close(one, alone(name), since=since)
+
+
+@pytest.mark.slow
+@ALONE
+def test_ddp_over_two_processes_trains_as_one_process(tmp_path):
+    found = by_several(2, tmp_path, [CASES[name] for name in BOTH], fsdp=False)
+    for name, (one, _) in zip(BOTH, found, strict=True):
+        assert not one["sharded"]
+        close(one, alone(name))
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed is not supported; use FSDP2"),
         ({"FSDP_VERSION": "1"}, "FSDP version 1"),
         ({"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "FULL_STATE_DICT"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
@@ -133,20 +152,14 @@ def test_four_processes_go_on_from_the_shards_of_two(sharded_by_two, tmp_path):
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "the recipe's precision decides"),
     ],
 )
-def test_ways_to_shard_that_would_train_something_else_are_refused(change, sentence, monkeypatch):
+def test_launches_that_would_train_something_else_raise_an_error(change, sentence, monkeypatch):
     for name, value in (FSDP | change).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=sentence):
         refuse_sharding_of_launch()
 
 
-def test_deepspeed_is_refused_with_what_to_use_instead(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(UserError, match=r"DeepSpeed is not supported; use FSDP2.*fsdp2-8gpu"):
-        refuse_sharding_of_launch()
-
-
-def test_adapters_under_fsdp_are_refused():
+def test_adapters_under_fsdp_are_not_supported():
     with pytest.raises(UserError, match="FSDP2 with LoRA"):
         refuse_sharded_adapters(True, True)
     refuse_sharded_adapters(True, False)

@@ -1,13 +1,16 @@
 """A whole recipe in several processes: the files of one process, and one sentence where something is wrong."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from launching import launch, weakdriven
+from launching import ALONE, CUT, launch, run_of_one_process, weakdriven
 from safetensors.torch import load_file
 
 from conftest import SMALL, Recorder, run_small, small_recipe
@@ -20,7 +23,6 @@ from weakdriven.stages.checks import refuse_processes
 from weakdriven.training.checkpoints import last_complete_checkpoint
 
 TRAINED = ("sft", "round-1/strong")
-CUT = ["data.limit=64", "baselines=[]", "eval.limit=8", "eval.max_new_tokens=12", "sft.snapshots=[0.5]"]
 SPIN = [*SMALL, "method=spin", "baselines=[]", "data.limit=32", "eval.limit=2", "eval.max_new_tokens=4"]
 SPIN += ["spin.iterations=1", "spin.batch_size=4", "spin.micro_batch_size=2", "spin.rollouts.max_new_tokens=16"]
 SPIN += ["spin.rollouts.subsample=12"]
@@ -50,14 +52,7 @@ def same_training(one: Path, other: Path, stage: str, *, but: frozenset[str] = f
         assert max(float((mine[name] - theirs[name]).abs().max()) for name in theirs) < 1e-3
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("alone") / "run"
-    run_small(root, *CUT)
-    return root
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def by_two(tmp_path_factory) -> tuple[Path, str]:
     root = tmp_path_factory.mktemp("two") / "run"
     done = weakdriven(2, "run", "demo", *SMALL, *CUT, "--output", root)
@@ -65,41 +60,56 @@ def by_two(tmp_path_factory) -> tuple[Path, str]:
     return root, done.stdout
 
 
-def test_two_processes_train_as_one(alone, by_two):
-    root, _ = by_two
+def same_run(root: Path, one: Path) -> None:
+    """Trained, selected and generated as by one process."""
     for stage in TRAINED:
-        same_training(root, alone, stage)
-        manifest = json.loads((root / stage / "manifest.json").read_text())
-        assert manifest["execution"]["processes"] == 2
-        assert manifest["key"] == json.loads((alone / stage / "manifest.json").read_text())["key"]
-
-
-def test_two_processes_select_the_rows_that_one_does(alone, by_two):
-    draws = [pq.read_table(root / "round-1/active/active.parquet")["draws"] for root in (alone, by_two[0])]
+        same_training(root, one, stage)
+        manifests = [json.loads((run / stage / "manifest.json").read_text()) for run in (root, one)]
+        assert manifests[0]["execution"]["processes"] == 2 and manifests[0]["key"] == manifests[1]["key"]
+        configs = [json.loads((run / stage / "config.json").read_text()) for run in (root, one)]
+        assert configs[0]["architectures"] == configs[1]["architectures"]
+    draws = [pq.read_table(run / "round-1/active/active.parquet")["draws"] for run in (root, one)]
     assert draws[0].equals(draws[1])
-
-
-def test_two_processes_write_the_answers_of_one(alone, by_two):
-    files = sorted(path.relative_to(alone) for path in alone.glob("eval/*/*/samples.jsonl"))
+    files = sorted(path.relative_to(one) for path in one.glob("eval/*/*/samples.jsonl"))
     assert len(files) == 3
     for file in files:
-        assert (by_two[0] / file).read_bytes() == (alone / file).read_bytes()
+        assert (root / file).read_bytes() == (one / file).read_bytes()
 
 
-def test_one_of_two_processes_speaks_and_nothing_is_left_behind(by_two):
+@pytest.mark.slow
+@ALONE
+def test_two_processes_train_select_and_evaluate_as_one(by_two, once):
     root, said = by_two
+    same_run(root, run_of_one_process(once))
     assert said.count("round-1/strong: not run yet") == said.count("Report: ") == said.count("WMSS, round 1") == 1
     assert (root / "report.html").is_file()
     assert sorted(path.name for path in (root / ".work").iterdir()) == ["lock"]
 
 
-def test_what_two_processes_finished_one_process_skips(by_two, tmp_path):
+@pytest.mark.slow
+@ALONE
+def test_a_recipe_that_is_launched_under_fsdp2_trains_selects_and_evaluates_as_one_process(once, tmp_path):
+    root = tmp_path / "run"
+    command = [sys.executable, "-m", "weakdriven", "run", "demo", *SMALL, *CUT, "--launch", "fsdp2-cpu-2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run([*command, "--output", str(root)], **pipes, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Report: ") == 1
+    same_run(root, run_of_one_process(once))
+
+
+@pytest.mark.slow
+@ALONE
+def test_one_process_skips_what_two_have_finished(by_two, tmp_path):
     root = tmp_path / "run"
     shutil.copytree(by_two[0], root)
     assert run_small(root, *CUT).ran == {}
 
 
-def test_a_batch_that_does_not_divide_is_refused_before_anything_is_computed(tmp_path):
+@pytest.mark.slow
+@ALONE
+def test_an_error_in_every_process_is_printed_once_and_leaves_nothing_behind(tmp_path):
     odd = ["sft.batch_size=15", "sft.micro_batch_size=15"]
     done = weakdriven(2, "run", "demo", *SMALL, *odd, "--output", tmp_path / "run")
     assert done.returncode != 0
@@ -109,14 +119,20 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_is_computed(tmp
     assert not (tmp_path / "run").exists(), "something was left behind"
 
 
+def test_a_batch_that_the_processes_cannot_share_raises_an_error():
+    recipe = load_recipe("demo", ["sft.batch_size=15", "sft.micro_batch_size=15"])
+    with pytest.raises(UserError, match=r"sft\.batch_size is 15, which 2 processes cannot share"):
+        refuse_processes(recipe, 2)
+
+
 @pytest.mark.parametrize("method", ["undial", "ssb", "scaled_ce"])
-def test_methods_that_train_in_one_process_say_so(method):
+def test_methods_that_train_in_one_process_raise_an_error(method):
     with pytest.raises(UserError, match=f"{method} trains in one process, found 2"):
         refuse_processes(load_recipe("demo", [f"baselines=[sft,{method}]"]), 2)
 
 
 @pytest.mark.parametrize("override", ["method=dpo", "method=spin", "baselines=[sft,spin]"])
-def test_preferences_under_fsdp_are_refused_before_anything_is_computed(override, tmp_path, monkeypatch):
+def test_preferences_under_fsdp_raise_an_error_before_anything_is_computed(override, tmp_path, monkeypatch):
     """As in the first of two processes that a shipped configuration starts."""
     recipe = small_recipe(override)
     refuse_processes(recipe, 2)
@@ -129,13 +145,13 @@ def test_preferences_under_fsdp_are_refused_before_anything_is_computed(override
     assert not (tmp_path / "run").exists(), "something was left behind"
 
 
-def test_several_gpus_without_a_launcher_are_told_of_launch(monkeypatch):
+def test_several_gpus_without_a_launcher_raise_an_error_that_names_launch(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(UserError, match=r"4 GPUs are visible.*--launch"):
         refuse_processes(load_recipe("demo"), 1)
 
 
-def test_a_command_for_one_process_refuses_a_launcher(monkeypatch):
+def test_a_recipe_without_processes_raises_an_error_under_a_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="a launcher started 2"):
         refuse_processes(load_recipe("demo"), 1)
@@ -156,10 +172,12 @@ main()
 """
 
 
-def test_what_the_first_process_does_alone_and_cannot_ends_all_with_its_sentence(tmp_path):
+@pytest.mark.slow
+@ALONE
+def test_an_error_of_the_main_process_alone_ends_all_with_its_message(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
-    done = launch(2, str(script), "run", "demo", *SMALL, "--output", str(tmp_path / "run"), timeout=100)
+    done = launch(2, str(script), "run", "demo", *SMALL, "--output", str(tmp_path / "run"))
     assert done.returncode != 0
     assert done.stderr.count("The first process found a bad row.") == 1, done.stderr[-3000:]
     root_cause = done.stderr.split("Root Cause")[1]
@@ -173,6 +191,7 @@ import sys
 import time
 from pathlib import Path
 from weakdriven.commands.app import main
+from weakdriven.runs.signals import stop_requested
 from weakdriven.training.callbacks import PhaseCallback
 
 told = Path(sys.argv.pop(1))
@@ -182,7 +201,8 @@ def tell_the_launcher(self, args, state, control, **kwargs):
     if state.global_step == 3 and os.environ["RANK"] == "0" and not told.exists():
         told.touch()
         os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(5)  # it passes the signal on to both of us
+        while not stop_requested():  # it passes the signal on to both of us
+            time.sleep(0.01)
     on_step_end(self, args, state, control, **kwargs)
 
 PhaseCallback.on_step_end = tell_the_launcher
@@ -191,10 +211,21 @@ main()
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_same_weights(by_two, tmp_path):
+@ALONE
+def test_two_processes_that_receive_sigterm_save_and_resume_to_the_same_weights(by_two, tmp_path):
     script, root = tmp_path / "stopped.py", tmp_path / "run"
     script.write_text(STOPPED)
-    command = [str(script), str(tmp_path / "told"), "run", "demo", *SMALL, *CUT, "--output", str(root)]
+    command = [
+        str(script),
+        str(tmp_path / "told"),
+        "run",
+        "demo",
+        *SMALL,
+        *CUT,
+        "eval.benchmarks=[]",
+        "--output",
+        str(root),
+    ]
     done = launch(2, *command)
     assert done.returncode != 0
     assert done.stderr.count("Stopped on SIGTERM at step 3 of sft, saved") == 1, done.stderr[-3000:]
@@ -207,6 +238,7 @@ def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_same_weights(
 
 
 @pytest.mark.slow
+@ALONE
 def test_rollouts_and_preferences_of_two_processes_are_those_of_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     run_small(one, *SPIN)

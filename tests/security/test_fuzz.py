@@ -20,15 +20,17 @@ from weakdriven.report import write_report
 from weakdriven.runs.directory import DIAGNOSIS_VERSION
 
 
+@pytest.mark.parametrize("inputs", [20, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_odd_inputs_end_well_or_in_a_sentence(target, tmp_path, monkeypatch):
+def test_odd_inputs_end_well_or_in_a_sentence(target, inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tally = fuzz.fuzz(target, 100 if target == "report" else 200, shrink=False)
+    monkeypatch.setattr(fuzz, "LIMIT", 120)  # a worker of the grader may take long to start on a busy machine
+    tally = fuzz.fuzz(target, inputs, shrink=False)
     assert not tally.defects, "\n".join(tally.defects.values())
-    assert tally.inputs >= 90
+    assert tally.inputs >= 0.9 * inputs
 
 
-def test_the_fuzzer_sees_a_crash_and_a_hang(monkeypatch, tmp_path):
+def test_the_fuzzer_sees_a_crash_and_a_hang(monkeypatch):
     def crash(value):
         if len(value) > 2:
             raise KeyError(value)
@@ -37,16 +39,15 @@ def test_the_fuzzer_sees_a_crash_and_a_hang(monkeypatch, tmp_path):
         while value:
             pass
 
-    monkeypatch.setattr(fuzz, "LIMIT", 0.2)
-    monkeypatch.setitem(fuzz.TARGETS, "crash", (crash, fuzz.st.text()))
-    monkeypatch.setitem(fuzz.TARGETS, "hang", (hang, fuzz.st.text()))
-    for name, error in {"crash": "KeyError", "hang": "TooSlow"}.items():
+    for name, target, error in (("crash", crash, "KeyError"), ("hang", hang, "TooSlow")):
+        monkeypatch.setitem(fuzz.TARGETS, name, (target, fuzz.st.text()))
         (where,) = fuzz.fuzz(name, 50, shrink=False).defects
         assert where.startswith(error)
+        monkeypatch.setattr(fuzz, "LIMIT", 0.2)
 
 
 @pytest.mark.parametrize("value", [[], [{"role": "user", "content": "a"}] * 2])
-def test_an_instruction_of_no_or_several_messages_is_refused(tmp_path, value):
+def test_an_instruction_of_no_or_several_messages_raises_an_error(tmp_path, value):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"instruction": value, "output": "x"}), encoding="utf-8")
     with pytest.raises(UserError, match="row 1, instruction: expected a text"):
@@ -62,7 +63,7 @@ def test_scores_that_someone_changed_are_reported_in_one_line(tmp_path, scores):
     assert page.count("A file of this run holds what weakdriven does not write") == 1 and "<b>" not in own_part(page)
 
 
-def test_a_diagnosis_in_another_shape_is_told_and_the_rest_is_shown(tmp_path):
+def test_a_diagnosis_in_another_shape_is_reported_and_the_rest_is_shown(tmp_path):
     finish(tmp_path)
     put(tmp_path / "diagnostics/logits.json", {"facts": {"version": DIAGNOSIS_VERSION, "models": {}}, "models": {}})
     put(tmp_path / "diagnostics/gradients.json", {"pairs": {}})
@@ -72,6 +73,6 @@ def test_a_diagnosis_in_another_shape_is_told_and_the_rest_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["!!binary =", "!!set {x}", "{? [a]: b}"])
-def test_a_value_that_json_has_no_word_for_is_no_value_of_a_sweep(value):
+def test_a_value_that_json_cannot_express_is_no_value_of_a_sweep(value):
     with pytest.raises(UserError, match="not a list of values"):
         axes_of([f"method={value}"])

@@ -40,7 +40,7 @@ def test_rows_at_an_address_are_those_of_the_file(ending, pack, tmp_path):
     assert list(read_rows(address)) == ROWS and count_rows(address) == 3
 
 
-def test_a_key_is_of_the_content_and_not_of_the_place(tmp_path):
+def test_a_key_depends_on_the_content_and_not_on_the_address(tmp_path):
     local = tmp_path / "train.jsonl"
     local.write_bytes(LINES)
     keys = {data_key(put(f"memory://{name}.jsonl"), "train") for name in ("one/a", "two/b")}
@@ -63,7 +63,7 @@ def test_it_is_copied_once_and_again_only_when_it_changed(monkeypatch):
     assert len(copies) == 3
 
 
-def test_without_a_network_the_copy_is_used_and_without_one_there_is_a_sentence(monkeypatch, caplog):
+def test_without_a_network_the_copy_is_used_and_without_a_copy_there_is_an_error(monkeypatch, caplog):
     with served({"/train.jsonl": LINES}) as (url, _):
         fetch(url + "/train.jsonl")
     another_process()
@@ -73,7 +73,7 @@ def test_without_a_network_the_copy_is_used_and_without_one_there_is_a_sentence(
         fetch(url + "/other.jsonl")
 
 
-def test_a_file_that_is_gone_is_told_in_a_sentence_although_a_copy_is_here(monkeypatch):
+def test_a_file_that_is_gone_raises_an_error_although_there_is_a_copy(monkeypatch):
     with served({"/train.jsonl": LINES}) as (url, files):
         fetch(url + "/train.jsonl")
         files.clear()
@@ -98,18 +98,18 @@ def test_a_missing_driver_is_named(address, package, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["nonsense://x/y.jsonl", "https://", "http://[::1", "memory://folder"])
-def test_an_address_that_leads_nowhere_is_a_sentence(address):
+def test_an_address_that_cannot_be_read_raises_an_error(address):
     put("memory://folder/x.jsonl")
     with pytest.raises(UserError):
         list(read_rows(address))
 
 
-def test_a_file_without_an_ending_is_refused():
+def test_a_file_without_an_ending_raises_an_error():
     with pytest.raises(UserError, match="unknown ending"):
         list(read_rows(put("memory://x/rows")))
 
 
-def test_credentials_are_neither_told_nor_kept(monkeypatch):
+def test_credentials_are_neither_printed_nor_stored(monkeypatch):
     with served({"/train.jsonl?token=s3cr3t-Tok": LINES, "/train.jsonl": LINES}) as (url, _):
         secret = url.replace("http://", "http://me:hunter22@") + "/train.jsonl?token=s3cr3t-Tok"
         try:

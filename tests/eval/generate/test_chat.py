@@ -83,7 +83,7 @@ def test_a_server_that_wants_another_name_for_the_budget_gets_it(server, caplog)
     assert "max_tokens" not in server.bodies[-1] and caplog.text == ""
 
 
-def test_a_budget_that_is_too_large_is_told_and_not_renamed(server):
+def test_a_budget_that_is_too_large_raises_an_error_and_is_not_renamed(server):
     server.trouble = lambda body, asked: refusal("max_tokens is too large: 50. At most 16 are left", param="max_tokens")
     with pytest.raises(UserError, match="HTTP 400: max_tokens is too large: 50"):
         completed(engine_for(server), chats(1))
@@ -97,7 +97,7 @@ MISTRAL = {"message": {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs
     "answer",
     [refusal("Unrecognized request argument supplied: seed"), (422, MISTRAL), (400, {"detail": "unknown: seed"})],
 )
-def test_a_seed_that_is_refused_is_left_out_with_one_warning(server, caplog, answer):
+def test_a_seed_that_is_rejected_is_left_out_with_one_warning(server, caplog, answer):
     server.trouble = lambda body, asked: answer if "seed" in body else None
     assert len(completed(engine_for(server, concurrency=4), chats(12))) == 12
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -117,7 +117,7 @@ def test_no_sample_is_drawn_at_another_temperature_than_asked_for(server):
     assert len(completed(engine_for(server), chats(3), PLAIN)) == 3
 
 
-def test_a_setting_that_changes_nothing_is_left_out_where_it_is_refused(server, caplog):
+def test_a_setting_that_changes_nothing_is_left_out_where_it_is_rejected(server, caplog):
     words = "Unsupported parameter: 'top_p' is not supported with this model."
     server.trouble = lambda body, asked: refusal(words, param="top_p") if "top_p" in body else None
     with pytest.raises(UserError, match=r"does not take top_p=0.95 \(Unsupported"):
@@ -129,7 +129,7 @@ def test_a_setting_that_changes_nothing_is_left_out_where_it_is_refused(server, 
         completed(engine, chats(1))
 
 
-def test_several_parameters_may_be_refused_one_after_the_other(server):
+def test_several_parameters_may_be_rejected_one_after_the_other(server):
     def trouble(body, asked):
         for name in ("max_tokens", "seed", "top_p"):
             if name in body:
@@ -152,16 +152,6 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", FILTERS)
-def test_one_question_that_a_filter_refuses_does_not_end_a_run(server, caplog, answer):
-    server.trouble = lambda body, asked: answer if question(body) == "q3" else None
-    done = completed(engine_for(server), chats(8))
-    assert done.pop(3) == Completion("", 0, "content_filter")
-    assert {one.finish for one in done.values()} == {"stop"} and len(done) == 7
-    assert "ended a completion with content_filter, not with stop or length" in caplog.text
-    assert server.asked["q3"] == 1
-
-
 TOO_LONG = [
     refusal("This model's maximum context length is 4096 tokens. However, you requested 9000 tokens", code=400),
     refusal("Your input exceeds the window of this model.", code="context_length_exceeded"),
@@ -172,18 +162,21 @@ TOO_LONG = [
 ]
 
 
-@pytest.mark.parametrize("answer", TOO_LONG)
-def test_one_question_that_is_too_long_does_not_end_a_run(server, caplog, answer):
+ENDS = [("content_filter", answer) for answer in FILTERS] + [("context_length", answer) for answer in TOO_LONG]
+
+
+@pytest.mark.parametrize("finish, answer", ENDS)
+def test_a_question_that_a_server_does_not_complete_ends_no_run(server, caplog, finish, answer):
     server.trouble = lambda body, asked: answer if question(body) in ("q3", "q5") else None
     done = completed(engine_for(server), chats(8))
-    assert done.pop(3) == done.pop(5) == Completion("", 0, "context_length")
+    assert done.pop(3) == done.pop(5) == Completion("", 0, finish)
     assert {one.finish for one in done.values()} == {"stop"} and len(done) == 6
     [record] = caplog.records
-    assert "ended a completion with context_length, not with stop or length" in record.getMessage()
+    assert f"ended a completion with {finish}, not with stop or length" in record.getMessage()
     assert server.asked["q3"] == 1
 
 
-def test_a_budget_that_fits_no_question_is_told(server):
+def test_a_budget_that_fits_no_question_raises_an_error(server):
     words = "'max_tokens' is too large: 50. This model's maximum context length is 40 tokens"
     server.trouble = lambda body, asked: refusal(words)
     with pytest.raises(UserError, match="HTTP 400: 'max_tokens' is too large: 50"):
@@ -197,19 +190,16 @@ def test_token_ids_that_are_too_long_end_a_run(server):
         completed(engine_for(server), [Request([5, 6])])
 
 
-@pytest.mark.parametrize("word", ["eos", "eos_token", "end_turn", "stop_sequence", "STOP"])
-def test_other_words_for_the_end_of_a_turn_mean_stop(server, caplog, word):
+WORDS = {"stop": ["eos", "eos_token", "end_turn", "stop_sequence", "STOP"], "length": ["max_tokens", "MAX_TOKENS"]}
+
+
+@pytest.mark.parametrize("finish, word", [(finish, word) for finish, words in WORDS.items() for word in words])
+def test_other_words_for_the_end_of_a_turn_or_of_the_budget(server, caplog, finish, word):
     server.trouble = lambda body, asked: (200, said("4", finish=word))
-    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "stop")} and caplog.text == ""
+    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, finish)} and caplog.text == ""
 
 
-@pytest.mark.parametrize("word", ["max_tokens", "MAX_TOKENS"])
-def test_other_words_for_the_end_of_the_budget_mean_length(server, caplog, word):
-    server.trouble = lambda body, asked: (200, said("4", finish=word))
-    assert completed(engine_for(server), chats(1)) == {0: Completion("4", 9, "length")} and caplog.text == ""
-
-
-def test_any_other_end_keeps_the_text_and_the_servers_word_and_is_told_once(server, caplog):
+def test_any_other_end_keeps_the_text_and_the_servers_word_and_is_reported_once(server, caplog):
     ends = {
         "q0": said("half", finish="content_filter"),
         "q1": said(None, finish="tool_calls", tool_calls=[]),
@@ -227,8 +217,7 @@ def test_any_other_end_keeps_the_text_and_the_servers_word_and_is_told_once(serv
     ]
 
 
-@pytest.mark.parametrize("options", [{}, {"api_key": "wrong", "key_variable": "TEACHER_KEY"}])
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("status, options", [(401, {}), (403, {"api_key": "wrong", "key_variable": "TEACHER_KEY"})])
 def test_a_key_that_is_missing_or_wrong_names_the_variable_for_it(server, status, options):
     server.trouble = lambda body, asked: refusal("Incorrect API key provided.", status)
     name = options.get("key_variable", "VLLM_API_KEY")
@@ -283,7 +272,7 @@ def test_trouble_that_passes_is_waited_out_and_what_came_is_not_asked_for_again(
     assert server.asked == {"q0": 1, "q1": 3, "q2": 1, "q3": 3, "q4": 1}
 
 
-def test_a_failure_behind_the_server_is_told_in_the_words_of_who_failed(server):
+def test_a_failure_behind_the_server_is_reported_in_its_own_words(server):
     error = {"message": "Provider returned error", "code": 502, "metadata": {"raw": "upstream is full"}}
     server.trouble = lambda body, asked: (200, {"error": error})
     with pytest.raises(
@@ -349,7 +338,7 @@ def test_the_version_in_an_address_is_kept(server, tail, path):
     assert server.paths == [f"{path}/chat/completions"]
 
 
-def test_a_server_that_never_answers_in_json_is_told(server):
+def test_a_server_that_never_answers_in_json_raises_an_error(server):
     server.trouble = lambda body, asked: (200, b"<html>busy</html>")
     with pytest.raises(UserError, match=r"4 times in a row \(last: HTTP 200 with something that is not JSON: '<html>"):
         completed(engine_for(server), chats(1))
@@ -384,12 +373,12 @@ def test_the_parts_of_a_message_are_joined(server, content, text, reasoning):
 @pytest.mark.parametrize(
     "content", [4, {"text": "4"}, ["4"], [{"type": "image_url", "image_url": "x"}], [{"text": "4"}]]
 )
-def test_a_message_that_is_no_text_is_told(server, content):
+def test_a_message_that_is_no_text_raises_an_error(server, content):
     server.trouble = lambda body, asked: (200, said(content))
     with pytest.raises(UserError, match="not a chat completion in text"):
         completed(engine_for(server), chats(1))
 
 
-def test_a_model_in_this_process_refuses_messages():
+def test_a_model_in_this_process_takes_no_messages():
     with pytest.raises(UserError, match="holds chat messages, and a model in this process takes token ids"):
         completed(LocalEngine(tiny_model(), embedded_tokenizer()), chats(1))

@@ -72,19 +72,18 @@ def used(monkeypatch):
     return kinds
 
 
-@pytest.mark.parametrize("chunk", [4, 128])
-@pytest.mark.parametrize("sampling", [{}, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling, chunk", [({}, 4), (WARM, 128)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_texts_are_those_with_the_models_own_cache(name, sampling, chunk, used, monkeypatch):
     monkeypatch.setattr(cache_module, "CHUNK", chunk)
     model = MODELS[name]()
-    found = [complete(model, batch_size=size, **sampling) for size in (7, 3, 1)]
+    found = [complete(model, batch_size=size, **sampling) for size in (7, 3)]
     assert set(used) == {"InSlots"}
     monkeypatch.setattr(decode_module, "can_use_slots", lambda *_: False)
     used.clear()
     want = complete(model, **sampling)
     assert set(used) == {"OwnCache"}
-    assert found == [want] * 3
+    assert found == [want] * 2
     assert len({one.text for one in want}) > 2
 
 
@@ -195,7 +194,7 @@ def test_a_gemma2_caps_its_scores_as_before():
         lambda model: setattr(model.config, "is_causal", False),
     ],
 )
-def test_a_model_of_which_this_is_not_known_uses_its_own_cache(change):
+def test_a_model_that_may_need_more_uses_its_own_cache(change):
     class Changed(Qwen3ForCausalLM):
         pass
 

@@ -67,7 +67,7 @@ def test_few_steps_are_not_worth_a_graph(pretended):
     assert pretended == []
 
 
-def test_where_a_capture_fails_steps_go_on_and_the_reason_is_told_once(pretended, monkeypatch, caplog):
+def test_where_a_capture_fails_steps_continue_and_the_reason_is_logged_once(pretended, monkeypatch, caplog):
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -118,7 +118,7 @@ def test_graphs_give_the_texts_of_eager_steps(name, sampling, monkeypatch, caplo
 
 
 @pytest.mark.gpu
-def test_a_step_that_asks_the_device_goes_on_without_a_graph(monkeypatch, caplog):
+def test_a_step_that_waits_for_the_device_runs_without_a_graph(monkeypatch, caplog):
     monkeypatch.setattr(graphs, "WORTH", 4)
     monkeypatch.setattr(graphs, "given_up", [])
     model = tiny_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}).cuda()

@@ -128,7 +128,7 @@ def test_a_server_that_is_never_ready_is_stopped(fake_vllm, tmp_path):
     assert not told.exists() or not is_running(json.loads(told.read_text())[0])
 
 
-def test_a_python_without_vllm_is_told_at_once(tmp_path, monkeypatch):
+def test_a_python_without_vllm_raises_an_error_at_once(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for python, words in [
         (tmp_path / "none", "none cannot be run"),

@@ -1,17 +1,17 @@
 """The HTTP engine against a real local server that speaks vLLM's API, and the start and stop of a server process."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+import chat_server
+from chat_server import DROP
 from weakdriven.errors import UserError
 from weakdriven.eval.generate.endpoints import ids_body
 from weakdriven.eval.generate.requests import Completion, Request, Sampling, generate
@@ -19,56 +19,24 @@ from weakdriven.eval.generate.server import Retries, ServerEngine
 
 SAMPLING = Sampling(max_new_tokens=5, stop_ids=(2, 7), temperature=0.6, top_p=0.95)
 QUICK = Retries(tries=4, first=0.001, longest=0.002)
-DROP = object()
 
 
-class Server(ThreadingHTTPServer):
+class Server(chat_server.Server):
     """Says its prompt's sum, or what `trouble` gives for the n-th time this prompt is asked for."""
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.cards = [{"id": "tiny", "root": "/models/tiny", "max_model_len": 32}]
-        self.trouble = lambda body, asked: None
-        self.bodies, self.headers, self.asked, self.lock = [], [], Counter(), threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
-    def handle_error(self, request, client_address): ...  # a client that hangs up is part of the tests
+    def listing(self, path):
+        listed = {"object": "list", "data": self.cards}
+        return (200, listed) if path == "/v1/models" else (404, {"error": {"message": f"no {path}"}})
 
+    def key(self, body):
+        return tuple(body["prompt"])
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
-
-    def log_message(self, format, *args): ...
-
-    def do_GET(self):
-        self.server.headers.append(self.headers)
-        self.answer(200, {"object": "list", "data": self.server.cards}) if self.path == "/v1/models" else self.answer(
-            404, {"error": {"message": f"no {self.path}"}}
-        )
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.bodies.append(body)
-            self.server.asked[tuple(body["prompt"])] += 1
-            asked = self.server.asked[tuple(body["prompt"])]
-        found = self.server.trouble(body, asked)
-        if found is DROP:
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-        elif found is not None:
-            self.answer(*found)
-        else:
-            self.answer(200, answer_to(body))
-
-    def answer(self, status, content, headers=()):
-        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in [("Content-Length", str(len(raw))), *headers]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(raw)
+    def reply(self, body):
+        return answer_to(body)
 
 
 def answer_to(body, *, finish="stop", tokens=3, **changes):
@@ -78,10 +46,8 @@ def answer_to(body, *, finish="stop", tokens=3, **changes):
 
 @pytest.fixture
 def server():
-    with Server() as running:
-        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with chat_server.serving(Server) as running:
         yield running
-        running.shutdown()
 
 
 def engine_for(server, **options) -> ServerEngine:
@@ -253,7 +219,7 @@ def test_it_works_where_an_event_loop_is_running(server):
     assert len(asyncio.run(cell_of_a_notebook())) == 3
 
 
-def test_a_request_that_the_server_refuses_is_told_in_its_words_and_not_repeated(server):
+def test_a_request_that_the_server_rejects_is_reported_in_its_words_and_not_repeated(server):
     server.trouble = lambda body, asked: (400, {"error": {"message": "Token id 9999 is out of vocabulary"}})
     with pytest.raises(UserError, match=r"HTTP 400: Token id 9999 is out of vocabulary\. 0 of 1 completions"):
         completed(engine_for(server), requests(1))
@@ -273,13 +239,13 @@ def test_a_request_that_the_server_refuses_is_told_in_its_words_and_not_repeated
         ({"choices": []}, "not one completion"),
     ],
 )
-def test_a_completion_that_was_not_made_as_asked_is_no_completion(server, change, words):
+def test_a_completion_that_differs_from_the_request_raises_an_error(server, change, words):
     server.trouble = lambda body, asked: (200, answer_to(body, **change))
     with pytest.raises(UserError, match=words):
         completed(engine_for(server), requests(1))
 
 
-def test_an_answer_that_is_not_json_is_told(server):
+def test_a_reply_that_is_not_json_raises_an_error(server):
     server.trouble = lambda body, asked: (200, b"<html>hello</html>")
     with pytest.raises(UserError, match=r"4 times in a row .* not JSON: '<html>hello</html>'"):
         completed(engine_for(server), requests(1))
@@ -317,7 +283,7 @@ def test_of_several_models_one_must_be_named(server):
         completed(engine_for(server), requests(1))
 
 
-def test_a_context_that_is_too_short_is_told_before_anything_is_sent(server):
+def test_a_context_that_is_too_short_raises_an_error_before_anything_is_sent(server):
     asked = [Request([1] * 10), Request([1] * 28)]
     with pytest.raises(UserError) as short:
         completed(engine_for(server), asked)
@@ -328,7 +294,7 @@ def test_a_context_that_is_too_short_is_told_before_anything_is_sent(server):
     assert server.bodies == []
 
 
-def test_a_server_that_is_down_or_is_no_such_server_is_told_at_once(server):
+def test_a_server_that_is_down_or_is_no_such_server_raises_an_error_at_once(server):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"

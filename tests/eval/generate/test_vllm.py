@@ -103,7 +103,7 @@ def test_samples_repeat_with_their_seeds_in_any_company(both):
     assert alike(first, completed(both.server, others, sampling)) <= PROMPTS - ALIKE
 
 
-def test_what_the_server_cannot_take_is_told_in_words(both):
+def test_what_the_server_cannot_take_raises_an_error(both):
     with pytest.raises(UserError, match=r"takes 384\. Start it with --max-model-len 420"):
         completed(both.server, [Request([5] * 20)], Sampling(400, (2,)))
     with pytest.raises(UserError, match=r"HTTP 400: .*99999 is out of vocabulary"):
