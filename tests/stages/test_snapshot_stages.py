@@ -163,7 +163,8 @@ def test_a_recipe_with_snapshots_that_it_does_not_save_is_an_error(overrides, an
 def test_a_selection_is_explained_by_the_weak_model_in_its_manifest(tmp_path):
     put(tmp_path / "run.json", {"recipe": "r"})
     settings = {"consolidation": 0.0, "difficulty": 1.0, "repair": 0.0, "formula": "paper", "multiplier": 1.0}
-    put(tmp_path / "round-1/active/manifest.json", {"key": "k", "settings": settings | {"weak_model": "sft-at-50"}})
+    manifest = {"key": "k", "settings": settings | {"weak_model": "sft-at-50"}, "counters": {}}
+    put(tmp_path / "round-1/active/manifest.json", manifest)
     put_scores(tmp_path, "sft-at-50", ["a", "b"], [0.9, 0.1])
     put_scores(tmp_path, "sft", ["a", "b"], [0.75, 0.25])
     put_active(tmp_path, 1, ["a", "b"], [0.75, 0.25], [1, 0])

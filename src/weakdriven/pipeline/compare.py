@@ -41,8 +41,7 @@ def compare_methods(
     """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
 
     Args:
-        seeds: Number of seeds, counting up from the recipe's seed.
-        jobs: Seeds that run in parallel, each in its own process.
+        seeds: Number of seeds, counting up from the recipe's seed; `jobs` of them run in parallel.
     """
     methods = known_methods(methods)
     first = recipe_of(source, overrides, methods)

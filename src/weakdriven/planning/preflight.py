@@ -173,7 +173,7 @@ def held_by_others() -> str:
     """A sentence if other processes have much of the GPU, so that the run itself may not be at fault."""
     try:
         free, total = torch.cuda.mem_get_info()
-    except RuntimeError:  # a GPU so full that it cannot even be queried
+    except (RuntimeError, AssertionError):  # a GPU too full to be queried, or torch without CUDA
         return ""
     if (others := total - free - torch.cuda.memory_reserved()) < CROWDED:
         return ""
