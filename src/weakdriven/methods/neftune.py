@@ -75,7 +75,7 @@ class NoiseCallback(TrainerCallback):
         self.generator: torch.Generator | None = None
         self.step = self.process = 0
         self.mask_BL: Any = None
-        self.squares: list[Tensor] = []
+        self.squares: Tensor | None = None
         """Sums of squares of noise and of embeddings, and the count of each, since the last log."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -85,10 +85,10 @@ class NoiseCallback(TrainerCallback):
         self.step, self.generator = state.global_step, None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if logs is not None and "loss" in logs and self.squares:
-            noise, embedding, count = torch.stack(self.squares).sum(0).tolist()
+        if logs is not None and "loss" in logs and self.squares is not None:
+            noise, embedding, count = self.squares.tolist()
             logs |= {"noise_rms": (noise / count) ** 0.5, "embedding_rms": (embedding / count) ** 0.5}
-            self.squares = []
+            self.squares = None
 
     def read_mask(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.mask_BL = kwargs.get("attention_mask")
@@ -108,7 +108,8 @@ class NoiseCallback(TrainerCallback):
             # one by one and without padding, so that the same examples get the same noise in micro-batches of any size
             for row, length in enumerate(self.mask_BL.sum(1).tolist()):
                 noise_BLD[row, :length] = self.noise.draw(length, (length, size), self.generator)
-        real_BL1 = embedding_BLD.new_ones(*shape[:2], 1) if self.mask_BL is None else self.mask_BL.float().unsqueeze(-1)
-        squares = [(x.float().square() * real_BL1).sum() for x in (noise_BLD, embedding_BLD.detach())]
-        self.squares.append(torch.stack([*squares, real_BL1.sum() * size]))
+        real_BL = embedding_BLD.new_ones(shape[:2]) if self.mask_BL is None else self.mask_BL.float()
+        squares = [(x.float().square().sum(-1) * real_BL).sum() for x in (noise_BLD, embedding_BLD.detach())]
+        sums = torch.stack([*squares, real_BL.sum() * size])
+        self.squares = sums if self.squares is None else self.squares + sums
         return embedding_BLD + noise_BLD.to(embedding_BLD.dtype)

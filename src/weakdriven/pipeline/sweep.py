@@ -37,7 +37,6 @@ def sweep_recipe(
     """Train and evaluate what is not done yet; returns the folder with the runs and the table.
 
     Args:
-        grids: As `axes_of` takes them.
         seeds: Number of seeds, counting up from the recipe's seed.
     """
     axes = axes_of(grids)
