@@ -135,7 +135,7 @@ def test_a_damaged_part_of_scores_is_scored_again(case: Case, tmp_path):
 
 @pytest.mark.slow
 def test_damaged_completions_are_generated_again(tmp_path):
-    file = unfinished(tmp_path, "eval", 2, "completions") / "completions.jsonl"
+    file = unfinished(tmp_path, "eval", 2, "completions.jsonl") / "completions.jsonl"
     rows = file.read_bytes()
     assert rows.count(b"\n") >= 4
     place = rows.index(b'"text": "') + len(b'"text": "')  # still JSON, and only the checksum can tell
