@@ -169,5 +169,5 @@ def test_a_selection_is_explained_by_the_weak_model_in_its_manifest(tmp_path):
     put_scores(tmp_path, "sft", ["a", "b"], [0.75, 0.25])
     put_active(tmp_path, 1, ["a", "b"], [0.75, 0.25], [1, 0])
     selection = load_selection(tmp_path)
-    assert selection.models == ("sft-at-50", "sft") and selection.weak_entropy.tolist() == [0.9, 0.1]
+    assert selection.models == ("sft-at-50", "sft") and selection.entropies[0].tolist() == [0.9, 0.1]
     assert selection.note == ""
