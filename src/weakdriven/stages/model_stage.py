@@ -51,7 +51,7 @@ class TrainingSet:
         return {"match_steps": True} if self.active and recipe.selection.match_steps else {}
 
     def epoch_rows(self, recipe: Recipe) -> int | None:
-        """If set, an epoch takes as many steps as this many rows would."""
+        """Rows that set the number of steps per epoch, if not those of the training set."""
         if self.budget:
             return read_json(self.budget.path / BUDGET)["rows"]
         return len(load_tokens(self.data.path / TOKENS)) if self.matching(recipe) else None

@@ -40,7 +40,7 @@ class Phase:
     """Working folder; training resumes from what an interrupted attempt left here."""
     progress: Progress
     epoch_rows: int | None = None
-    """If set, an epoch takes as many steps as this many rows would."""
+    """Rows that set the number of steps per epoch, if not those of the training set."""
     keep: Keep | None = None
     """Writes the model into a folder; needed if the settings ask for snapshots."""
 
