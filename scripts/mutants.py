@@ -4,8 +4,8 @@
     python scripts/mutants.py --coverage .coverage --junit junit.xml --out mutants.json
     python scripts/mutants.py --compare before.json after.json
 
-The same source gives the same mutants, so two versions of the tests can be compared. Each mutant is run against the
-quickest tests that execute its line.
+The same source gives the same mutants, so two versions of the tests can be compared; `--common-with` keeps to mutants
+that another checkout's source has too. Each mutant is run against the quickest tests that execute its line.
 """
 
 import argparse
@@ -104,8 +104,8 @@ def expressions(node: ast.AST, where: str = "module") -> Iterator[tuple[str, ast
             yield from expressions(child, inside)
 
 
-def mutants_of(area: str, file: str) -> Iterator[Mutant]:
-    text = (PACKAGE / file).read_text(encoding="utf-8")
+def mutants_of(area: str, file: str, package: Path = PACKAGE) -> Iterator[Mutant]:
+    text = (package / file).read_text(encoding="utf-8")
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -125,13 +125,20 @@ def mutants_of(area: str, file: str) -> Iterator[Mutant]:
         yield Mutant(area, file, node.lineno, where, before, " ".join(after.split()), source)
 
 
-def choose(count: int) -> list[Mutant]:
-    """`count` mutants of each area, the same ones for the same source, at most three of one function."""
+def choose(count: int, other: Path | None = None) -> list[Mutant]:
+    """`count` mutants of each area, the same ones for the same source, at most three of one function.
+
+    Args:
+        other: Another checkout, whose source has to have the same mutants.
+    """
     chosen = []
     for area, files in AREAS.items():
         found = {mutant.name: mutant for file in files for mutant in mutants_of(area, file)}
+        names = set(found)
+        if other:
+            names &= {mutant.name for file in files for mutant in mutants_of(area, file, other / "src/weakdriven")}
         taken = Counter[str]()
-        for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
+        for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
             if sum(taken.values()) < count and taken[found[name].where] < 3:
                 taken[found[name].where] += 1
                 chosen.append(found[name])
@@ -208,6 +215,7 @@ def main() -> None:
     parser.add_argument("--coverage", type=Path, help="data file of coverage, with --cov-context=test")
     parser.add_argument("--junit", type=Path, help="durations of the same tests")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
+    parser.add_argument("--common-with", type=Path, metavar="CHECKOUT", help="choose mutants that it has too")
     parser.add_argument("--count", type=int, default=8, help="mutants of each of the nine areas")
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests a mutant")
     parser.add_argument("--jobs", type=int, default=2)
@@ -215,7 +223,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.compare:
         sys.exit(bool(compare(*options.compare)))
-    mutants, tests, seconds = choose(options.count), tests_by_line(options.coverage), durations(options.junit)
+    mutants = choose(options.count, options.common_with)
+    tests, seconds = tests_by_line(options.coverage), durations(options.junit)
     picked = [pick(tests[mutant.file, mutant.line], seconds, options.budget) for mutant in mutants]
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
