@@ -151,8 +151,8 @@ def count_correct(model, tokenizer, problems):
 
 def main():
     parser = argparse.ArgumentParser(description="WMSS on the demo's word problems.")
-    parser.add_argument("--train", type=int, default=640, help="training problems, at most 3200")
-    parser.add_argument("--test", type=int, default=64, help="test problems, at most 512")
+    parser.add_argument("--train", type=int, default=3200, help="training problems, at most 3200")
+    parser.add_argument("--test", type=int, default=128, help="test problems, at most 512")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(locate_model(EMBEDDED))
     base = AutoModelForCausalLM.from_pretrained(locate_model(EMBEDDED))
