@@ -80,8 +80,9 @@ class WDJTTrainer(PairCheckpoints):
         tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, config)
         vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak)
         refuse_different_heads(strong, weak, vocabulary)
-        if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
-            config.ddp_find_unused_parameters = True  # one model does not run in the first step
+        first_alone = config.strong_weight in (0, 1) and config.strong_weight_end is not None  # in the first step
+        if first_alone or config.ddp_find_unused_parameters is None:
+            config.ddp_find_unused_parameters = first_alone
         config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops training anyway
         own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn about them
         super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
