@@ -3,21 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftModel
-from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import HubStrategy
 
 from weakdriven.models.adapters import merged
-from weakdriven.models.sharded import gathered_model
-from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
+from weakdriven.runs.processes import agree
+from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints, is_checkpoint
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.gap import GapWatch
 from weakdriven.wmss.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights, save_pair, write_pair
 
 
 class PairCheckpoints(ShardedCheckpoints):
-    """TRL's `SFTTrainer` as far as it saves and loads a pair."""
+    """TRL's `SFTTrainer` as far as it saves and loads: checkpoints hold both models, all else the strong one alone."""
 
     args: WDJTConfig
     _gap: GapWatch
@@ -27,16 +25,6 @@ class PairCheckpoints(ShardedCheckpoints):
     def pair(self) -> WeakStrongPair:
         return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._in_checkpoint = True
-        try:
-            super()._save_checkpoint(model, trial)
-            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
-                folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-                write_pair(self.pair, folder, **self._kept())
-        finally:
-            self._in_checkpoint = False
-
     def _kept(self) -> dict[str, Any]:
         """What a checkpoint holds next to weights and optimizer."""
         names = ("strong_weight_end", "strong_weight_schedule")
@@ -44,31 +32,42 @@ class PairCheckpoints(ShardedCheckpoints):
         return {name: getattr(self.args, name) for name in names} | kept
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The strong model; gathered weight by weight if it is sharded."""
-        if not self.is_fsdp_enabled or _internal_call:
+        """The strong model."""
+        self._in_checkpoint = is_checkpoint(output_dir, _internal_call)
+        try:
             super().save_model(output_dir, _internal_call)
-            return
-        strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
-        if strong is not None:
-            strong.save_pretrained(folder)
-            self._save_rest(folder)
-        self.accelerator.wait_for_everyone()
+            if self._in_checkpoint and self.is_fsdp_enabled and self.args.should_save:
+                write_pair(self.pair, Path(str(output_dir)), **self._kept())
+        finally:
+            self._in_checkpoint = False
+
+    def _whole_models(self, folder: Path) -> dict[Path, Any]:
+        both = {folder: self.pair.strong, folder / WEAK_FOLDER: self.pair.weak}
+        return both if self._in_checkpoint else {folder: self.pair.strong}
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        strong: Any = self.pair.strong
         if self._in_checkpoint:
             save_pair(self.pair, folder, **self._kept())
-        elif self.args.merge_adapter and isinstance(strong, PeftModel):
-            merged(strong).save_pretrained(folder)
+        elif self._merges:
+            merged(self.pair.strong).save_pretrained(folder)  # pyright: ignore
         else:
-            strong.save_pretrained(folder)
+            self.pair.strong.save_pretrained(str(folder))
         self._save_rest(folder)
 
-    def _save_rest(self, folder: Path) -> None:
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+    @property
+    def _merges(self) -> bool:
+        return self.args.merge_adapter and isinstance(self.pair.strong, PeftModel)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """As upstream, which copies a model out of the checkpoint; where there is none to push, it is saved first."""
+        if self.args.hub_strategy != HubStrategy.END and (self._merges or self.is_fsdp_enabled):
+            push: Any = getattr(self, "push_in_progress", None)
+            if not agree(self.args.hub_always_push or push is None or push.is_done()):
+                return
+            self.save_model(_internal_call=True)
+        # next to a merged model an adapter would be loaded instead, so it is not copied: there is no such folder
+        super()._push_from_checkpoint(str(Path(checkpoint_folder, "merged")) if self._merges else checkpoint_folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -82,4 +81,4 @@ class PairCheckpoints(ShardedCheckpoints):
             super()._load_whole(branch, place)
 
     def _load_best_model(self) -> None:
-        load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
