@@ -115,7 +115,7 @@ class Estimate:
 
     def traffic(self) -> float:
         """Bytes that a device takes part in for one micro-batch, of both models in bf16."""
-        return sharded_traffic(2 * self.size.weights, 2, self.devices)
+        return sharded_traffic(2 * self.size.weights, 2, 2, self.devices)
 
     def communication(self) -> float:
         return self.traffic() / self.bandwidth()

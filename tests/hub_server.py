@@ -4,8 +4,12 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from huggingface_hub import HfApi, constants
 
 TOKEN = "hf_test_token"
 
@@ -117,3 +121,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"error": f"nothing at {path}"}, 404)
 
     do_GET = do_POST = do_PUT = _handle
+
+
+@contextmanager
+def hub_of_trainers(monkeypatch) -> Iterator[HubServer]:
+    """A server that trainers of this process push to."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with HubServer() as server:
+        monkeypatch.setattr("transformers.utils.hub._hf_api", HfApi(server.url, TOKEN))
+        yield server

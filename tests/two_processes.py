@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback
 
@@ -17,8 +18,11 @@ from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.runs.processes import leave
 
 
-def run(out, *, lora=False, **options):
-    """The trained weights and everything that was logged."""
+def run(out, *, lora=False, unsupervised=0, **options):
+    """The trained weights and everything that was logged; the first examples may have no supervised token."""
+    rows = token_rows(16).to_list()
+    for row in rows[:unsupervised]:
+        row["labels"] = [-100] * len(row["labels"])
     args = WDJTConfig(
         output_dir=str(out),
         use_cpu=True,
@@ -38,7 +42,7 @@ def run(out, *, lora=False, **options):
         tiny_model(seed=1),
         weak_model=tiny_model(seed=2),
         args=args,
-        train_dataset=token_rows(16),
+        train_dataset=Dataset.from_list(rows),
         eval_dataset=token_rows(5, seed=9),
         processing_class=embedded_tokenizer(),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
@@ -47,7 +51,8 @@ def run(out, *, lora=False, **options):
     trainer.train()
     metrics = trainer.evaluate()
     weights = {name: weight.detach() for name, weight in trainer.pair.named_parameters()}
-    return {"weights": weights, "logs": trainer.state.log_history, "metrics": metrics}
+    searches = getattr(trainer.model_wrapped, "find_unused_parameters", None)  # of DDP
+    return {"weights": weights, "logs": trainer.state.log_history, "metrics": metrics, "searches": searches}
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from launching import ALONE, launch
+from launching import ALONE, by_several
 from safetensors.torch import load_file
 from trained_shards import FSDP, run
 
 from weakdriven.errors import UserError
 from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch
 
-SCRIPT = str(Path(__file__).with_name("trained_shards.py"))
 CASES = {
     "pair": {"pair": True},
     "sft": {"pair": False},
@@ -39,14 +38,6 @@ def alone(name: str) -> dict[str, Any]:
         if CASES[name]["pair"]:
             found["saved"] = load_file(Path(folder) / "saved" / "model.safetensors")
     return found
-
-
-def by_several(processes: int, folder: Path, cases: list[dict[str, Any]], *, fsdp: bool = True) -> list[Trained]:
-    folder.mkdir(exist_ok=True)
-    done = launch(processes, SCRIPT, str(folder), json.dumps(cases), environment=FSDP if fsdp else {})
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(folder / "results.pt", weights_only=False)
-    return [(one, folder / str(at)) for at, one in enumerate(found)]
 
 
 def stopped(name: str) -> dict[str, Any]:

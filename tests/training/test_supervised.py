@@ -1,7 +1,10 @@
 """What every phase gives its trainer and leaves behind."""
 
+import errno
 import json
 import os
+from collections import defaultdict
+from threading import Event
 
 import pytest
 import torch
@@ -9,10 +12,13 @@ import torch
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.config.recipe import DataSettings, JointSettings, Recipe
 from weakdriven.config.settings import TrainSettings
+from weakdriven.errors import UserError
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
+from weakdriven.training import callbacks
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
+from weakdriven.training.checkpoints import seal, step_of, usable_checkpoint
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import save_model, train_supervised
 from weakdriven.wmss.trainer import train_joint
@@ -44,7 +50,7 @@ def test_a_phase_gives_its_trainer_the_rows_in_its_own_order(number, work):
     for step, rows in enumerate(order):
         longest_first = sorted((ROWS[int(row)] for row in rows), key=lambda row: -len(row["input_ids"]))
         assert found[4 * step : 4 * step + 4] == longest_first
-    assert given["args"].output_dir == str(work / "checkpoints")
+    assert given["args"].output_dir == str(work / "checkpoints") and given["args"].ddp_find_unused_parameters is False
     assert [type(callback) for callback in given["callbacks"]] == [PhaseCallback]
 
 
@@ -115,3 +121,68 @@ def test_a_saved_model_generates_with_a_cache_and_its_stop_ids(precision, dtype,
     assert model.dtype == torch.float32 and model.config.use_cache is False  # it may continue training
     assert all(torch.equal(value, weights(model)[name].to(dtype)) for name, value in weights(loaded).items())
     assert (out / METRICS).is_file() and (out / "tokenizer.json").is_file()
+
+
+class Steps(Progress):
+    """Announces each step that was logged; `fail` is a step at which training fails."""
+
+    def __init__(self, fail=None):
+        self.logged, self.fail = defaultdict(Event), fail
+
+    def update(self, done, total, **facts):
+        self.logged[done].set()
+        if done == self.fail:
+            raise UserError("the fault of this step")
+
+
+def saved_every_second_step(work, steps):
+    settings = TrainSettings(**SMALL, save_steps=2)
+    at = Phase("sft", 0, 4, work, steps)  # eight steps; a whole model has no checkpoint at the last one
+    return train_supervised(tiny_model(), embedded_tokenizer(), ROWS, settings, RECIPE, at)
+
+
+def marked(folder):
+    return sorted(path.parent.name for path in folder.glob("*/complete"))
+
+
+def test_checkpoints_are_sealed_while_training_goes_on_and_one_before_the_next_is_written(work, monkeypatch):
+    steps, folder, seen = Steps(), work / "checkpoints", []
+
+    def slow(checkpoint):
+        before = sorted(path.name for path in folder.glob("checkpoint-*")), marked(folder)
+        seen.append((steps.logged[step_of(checkpoint) + 1].wait(20), *before))
+        seal(checkpoint)
+
+    monkeypatch.setattr(callbacks, "seal", slow)
+    saved_every_second_step(work, steps)
+    two, four, six = (f"checkpoint-{step}" for step in (2, 4, 6))
+    assert seen == [(True, [two], []), (True, [two, four], [two]), (True, [two, four, six], [two, four])]
+    assert marked(folder) == [four, six] and not (folder / two).exists()
+
+
+@pytest.mark.parametrize("fault, sentence", [("torn", "right after it was written"), ("full", "The disk is full: sft")])
+def test_a_checkpoint_that_cannot_be_sealed_ends_training_and_keeps_the_one_before(fault, sentence, work, monkeypatch):
+    def fail(checkpoint):
+        if step_of(checkpoint) == 4 and fault == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if step_of(checkpoint) == 4:
+            os.truncate(checkpoint / "model.safetensors", 70)
+        seal(checkpoint)
+
+    monkeypatch.setattr(callbacks, "seal", fail)
+    with pytest.raises(UserError, match=sentence):
+        saved_every_second_step(work, Steps())
+    assert usable_checkpoint(work / "checkpoints", Progress()) == work / "checkpoints/checkpoint-2"
+
+
+def test_an_error_in_training_leaves_the_checkpoint_before_it_sealed(work, monkeypatch):
+    steps = Steps(fail=3)
+
+    def slow(checkpoint):
+        steps.logged[3].wait(20)
+        seal(checkpoint)
+
+    monkeypatch.setattr(callbacks, "seal", slow)
+    with pytest.raises(UserError, match="the fault of this step"):
+        saved_every_second_step(work, steps)
+    assert marked(work / "checkpoints") == ["checkpoint-2"]

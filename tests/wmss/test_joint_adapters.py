@@ -6,6 +6,7 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
+from hub_server import TOKEN, hub_of_trainers
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.errors import UserError
 
@@ -205,6 +206,22 @@ def test_a_merged_model_gives_the_logits_of_the_adapted_one_and_training_can_con
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     torch.testing.assert_close(plain(IDS).logits, trainer.pair.strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(before[name], after) for name, after in weights(trainer.pair).items())
+
+
+def test_a_merged_model_is_pushed_without_the_adapter(base, adapter, monkeypatch, tmp_path):
+    push = {"merge_adapter": True, "push_to_hub": True, "hub_model_id": "me/merged", "hub_token": TOKEN}
+    with hub_of_trainers(monkeypatch) as hub:
+        trainer = make(tmp_path, model=adapter, weak_model=base, **push)
+        trainer.train()
+        assert "model.safetensors" in hub.files and hub.messages[0] == "Training in progress, step 2"
+        trainer.push_to_hub()
+    assert not any("adapter" in name for name in hub.files)
+    for name, content in hub.files.items():
+        (tmp_path / name).write_bytes(content)
+    pushed = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(pushed(IDS).logits, trainer.pair.strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="merge_adapter is set, but this hub_strategy pushes checkpoints"):
+        make(tmp_path, model=adapter, weak_model=base, hub_strategy="checkpoint", **push)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dataclasses import fields
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -185,6 +186,7 @@ SPLIT = {
     "lora": {"lora": True},
     "free": {"padding_free": True, "max_length": None},
     "packed": {"packing": True, "max_length": 21},
+    "alone": {"unsupervised": 2, "dataset_kwargs": {"skip_prepare_dataset": True}},
 }
 
 
@@ -197,7 +199,8 @@ def test_two_processes_give_the_result_of_one(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(tmp_path / "results.pt", weights_only=False)
-    for options, two in zip(SPLIT.values(), found, strict=True):
+    for (name, options), two in zip(SPLIT.items(), found, strict=True):
+        assert two["searches"] == (name == "full"), "there the weak model does not run in the first step"
         one = run(tmp_path / "one", **options)
         torch.testing.assert_close(two["weights"], one["weights"], rtol=0, atol=1e-5)
         for mine, theirs in zip(two["logs"][:4], one["logs"][:4], strict=True):
@@ -243,7 +246,20 @@ def test_the_callers_arguments_are_not_changed(tmp_path):
         processing_class=embedded_tokenizer(),
     )
     assert {name: getattr(args, name) for name in before} == before
-    assert trainer.args.ddp_find_unused_parameters and trainer.args.model_init_kwargs == {"revision": "main"}
+    assert trainer.args.model_init_kwargs == {"revision": "main"}
+
+
+@pytest.mark.parametrize(
+    ("options", "searches"),
+    [
+        ({}, False),
+        ({"trainer": {"peft_config": LoraConfig(target_modules=["q_proj"])}}, False),
+        ({"strong_weight": 1.0, "strong_weight_end": 0.5, "ddp_find_unused_parameters": False}, True),
+        ({"ddp_find_unused_parameters": True}, True),
+    ],
+)
+def test_ddp_looks_for_unused_weights_only_where_a_model_does_not_run(options, searches, tmp_path):
+    assert make(tmp_path, **options).accelerator.ddp_handler.find_unused_parameters is searches
 
 
 def test_liger_is_applied_once_to_both_models_and_recorded(monkeypatch, tmp_path):

@@ -127,7 +127,7 @@ def frozen():
         ("weak_model", frozen, {}, "No weight of the"),
         ("weak_model", lambda: experts(1), {}, "mixture of experts"),
         ("model", lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        ("model", lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set for a single process"),
+        ("model", lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and no launcher"),
     ],
     ids=["frozen", "frozen weak", "experts", "heads", "fsdp"],
 )

@@ -122,13 +122,13 @@ def update_seconds(step: Step, machine: Machine) -> float:
     return moved / (STREAM * machine.device.bandwidth * 1e12)
 
 
-def sharded_traffic(weights: float, size: int, devices: int) -> float:
+def sharded_traffic(weights: float, size: int, gradient: int, devices: int) -> float:
     """Bytes that FSDP2 moves for a device and micro-batch: each weight there twice, its gradient back once.
 
-    >>> sharded_traffic(10, 2, devices=1), sharded_traffic(10, 2, devices=4)
-    (0.0, 45.0)
+    >>> sharded_traffic(10, 2, 2, devices=1), sharded_traffic(10, 2, 4, devices=4)
+    (0.0, 60.0)
     """
-    return 3 * size * weights * (devices - 1) / devices
+    return (2 * size + gradient) * weights * (devices - 1) / devices
 
 
 def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
@@ -137,7 +137,8 @@ def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> 
         return 0.0
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
     if machine.split > 1 and not whole_step:
-        return sharded_traffic(weights, step.compute_bytes, machine.count) / (machine.link * 1e9)
+        sent = sharded_traffic(weights, step.compute_bytes, step.trained_bytes, machine.count)
+        return sent / (machine.link * 1e9)
     if machine.sharding == "ddp" and whole_step:
         gradients = step.trained * step.shape.trained * step.trained_bytes
         return 2 * gradients * (machine.count - 1) / machine.count / (machine.link * 1e9)

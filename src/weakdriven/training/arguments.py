@@ -89,6 +89,7 @@ def training_arguments(
         report_to=list(recipe.report_to),
         run_name=f"{recipe.name}-{stage.replace('/', '-')}",
         ddp_timeout=int(PATIENCE.total_seconds()),
+        ddp_find_unused_parameters=False,  # each step trains all weights; looking for others takes time
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),

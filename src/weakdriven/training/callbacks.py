@@ -1,7 +1,11 @@
 """The callback of every training phase: metrics, progress, verified checkpoints, a stop on NaN or a signal."""
 
 import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -29,6 +33,25 @@ class PhaseCallback(TrainerCallback):
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
+        self._sealing: Future[None] | None = None
+
+    @contextmanager
+    def sealing(self) -> Iterator[None]:
+        """Checkpoints are sealed while training goes on in this block; it ends when the last one is."""
+        try:
+            yield
+        except KeyboardInterrupt:  # ends at once
+            raise
+        except BaseException:
+            wait([self._sealing] if self._sealing else [])
+            raise
+        self.wait_for_seal()
+
+    def wait_for_seal(self) -> None:
+        """Wait until the checkpoint before is sealed; an error in that is raised here."""
+        pending, self._sealing = self._sealing, None
+        if pending:
+            pending.result()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -57,6 +80,8 @@ class PhaseCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
         if last and size() == 1 and not has_adapter(kwargs["model"]):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
+        if control.should_save or (self._sealing and self._sealing.done()):
+            self.wait_for_seal()  # before another checkpoint needs room, or as soon as there is an error
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(kwargs["model"], state.global_step)
@@ -65,7 +90,22 @@ class PhaseCallback(TrainerCallback):
         refuse_broken_weights(kwargs["model"], state.global_step)
         gathered([None])  # waits for all: each may have written a part
         if state.is_world_process_zero:
-            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            self.wait_for_seal()
+            self._sealing = in_background(seal, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+
+def in_background(work: Callable[[Path], None], folder: Path) -> Future[None]:
+    """Work on a folder in a thread, which ends with the process."""
+    done = Future[None]()
+
+    def run() -> None:
+        try:
+            done.set_result(work(folder))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done
 
 
 def signalled() -> str | None:

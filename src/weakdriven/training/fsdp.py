@@ -1,10 +1,11 @@
-"""FSDP2 as accelerate sets it up: what is not supported, and checkpoints that resume on any number of processes.
+"""FSDP2 as accelerate sets it up: what is not supported, whole models, and checkpoints for any number of processes.
 
 A sharded checkpoint is torch.distributed.checkpoint's: one process reads all of it, several read what they need. An
 ordinary one, written by one process or under DDP, is sharded when it is read.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch.distributed as dist
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict, state_dict_loader
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.errors import UserError
-from weakdriven.models.sharded import checkpoint_weights
+from weakdriven.models.sharded import checkpoint_weights, gathered_model
 from weakdriven.runs.launcher import refuse_deepspeed
+from weakdriven.runs.processes import is_main
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
 """Folders inside a checkpoint that accelerate writes."""
@@ -76,15 +79,57 @@ def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
 
 
 class ShardedCheckpoints(SFTTrainer):
-    """TRL's SFTTrainer that resumes from sharded and ordinary checkpoints alike, under FSDP2 or not."""
+    """TRL's SFTTrainer that saves whole models and resumes from all checkpoints alike, under FSDP2 or not."""
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As upstream; on CPUs accelerate would silently use DDP where FSDP is asked for."""
+        """As upstream, under FSDP2 on CPUs too, where accelerate would silently use DDP, and with losses in float32."""
+        only_model = self.args.save_only_model
+        self.args.save_only_model = False  # upstream has no whole model to save, and raises an error
         super().create_accelerator_and_postprocess()
-        state = self.accelerator.state
+        self.args.save_only_model = only_model
+        state: Any = self.accelerator.state
         if fsdp_is_asked_for() and state.distributed_type == DistributedType.MULTI_CPU:
-            state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, FullyShardedDataParallelPlugin()
+            plugin = FullyShardedDataParallelPlugin(**(getattr(self.args, "fsdp_plugin_args", None) or {}))
+            state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+            if state.mixed_precision != "no":
+                plugin.set_mixed_precision(state.mixed_precision)
             self.is_fsdp_enabled = True
+        policy = state.fsdp_plugin.mixed_precision_policy if self.is_fsdp_enabled else None
+        if isinstance(policy, MixedPrecisionPolicy):  # accelerate's rounds averaged gradients, and losses, to bfloat16
+            policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
+            state.fsdp_plugin.mixed_precision_policy = policy
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Whole models, gathered weight by weight if they are sharded. A checkpoint has shards instead, if anything."""
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)  # by each process, because each asks for the best one here
+        if self.args.save_only_model or not is_checkpoint(output_dir, _internal_call):
+            for place, model in self._whole_models(folder).items():
+                if (gathered := gathered_model(model)) is not None:
+                    gathered.save_pretrained(place)
+            if is_main():
+                self._save_rest(folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _whole_models(self, folder: Path) -> dict[Path, Any]:
+        """Where each model is saved."""
+        return {folder: self.accelerator.unwrap_model(self.model)}
+
+    def _save_rest(self, folder: Path) -> None:
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder, model = Path(resume_from_checkpoint), model or self.model
@@ -106,7 +151,9 @@ class ShardedCheckpoints(SFTTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         folder = Path(checkpoint or "")
-        if checkpoint is None or (folder / OPTIMIZER_SHARDS).is_dir() == self.is_fsdp_enabled:
+        sharded = (folder / OPTIMIZER_SHARDS).is_dir()
+        saved = sharded or (folder / OPTIMIZER_NAME).is_file()
+        if checkpoint is None or not saved or sharded == self.is_fsdp_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         if self.is_fsdp_enabled:
@@ -119,6 +166,11 @@ class ShardedCheckpoints(SFTTrainer):
             state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
             state_dict.set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))  # pyright: ignore
+
+
+def is_checkpoint(output_dir: str | None, internal_call: bool) -> bool:
+    """Whether `Trainer.save_model` is called for a checkpoint; a push to the Hub calls it without a folder."""
+    return internal_call and output_dir is not None
 
 
 def sharded_state(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:

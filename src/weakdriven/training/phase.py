@@ -78,7 +78,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = checkpoints.tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:
-        with trained_attention(trainer.model):  # pyright: ignore
+        with phase.sealing(), trained_attention(trainer.model):  # pyright: ignore
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception as error:
         if not is_disk_full(error):
@@ -86,8 +86,8 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
         good = checkpoints.usable_checkpoint(folder, phase.progress)  # removes the one that could not be written
         start = f"step {checkpoints.step_of(good)}" if good else "its start"
         raise UserError(
-            f"The disk is full: {phase.stage} could not save at step {trainer.state.global_step}. Free some space and "
-            f"run the same command again; it resumes from {start}."
+            f"The disk is full: {phase.stage}, at step {trainer.state.global_step}, could not save a checkpoint. Free "
+            f"some space and run the same command again; it resumes from {start}."
         ) from error
     if phase.stopped:
         raise Stopped(phase.stopped, trainer.state.global_step)

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.training_args import ParallelMode
 from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
@@ -32,8 +33,8 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     if args.deepspeed:
         refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
-    if args.fsdp and args.world_size == 1:
-        raise UserError("fsdp is set for a single process; use `accelerate launch`, or leave fsdp out.")
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:  # one process of a launcher is enough
+        raise UserError("fsdp is set, and no launcher started this process; use `accelerate launch` or leave fsdp out.")
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():
@@ -166,6 +167,11 @@ def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> N
         raise UserError(
             "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
             "save the adapter, and merge it into the base in full precision."
+        )
+    if args.merge_adapter and adapter is not None and args.push_to_hub and "checkpoint" in args.hub_strategy:
+        raise UserError(
+            "merge_adapter is set, but this hub_strategy pushes checkpoints too, whose adapter would be next to the "
+            "merged model and be loaded instead of it; set hub_strategy to 'every_save' or 'end'."
         )
     fresh = {"strong": peft_config is not None, "weak": adapter is not None and not isinstance(weak, PeftModel)}
     learns = {"strong": args.strong_runs, "weak": args.weak_learns}

@@ -15,41 +15,32 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
-from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
+from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy
 from trl.models.activation_offloading import OffloadActivations
 from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
+from weakdriven.models.adapters import adapter_config, add_adapter, share_frozen
 from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
-from weakdriven.models.sharded import gathered_model, gradient_norm
+from weakdriven.models.sharded import gradient_norm
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.fsdp import MODEL_SHARDS, ShardedCheckpoints
 from weakdriven.training.phase import Phase, fit
 from weakdriven.wmss import checks
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
-from weakdriven.wmss.pair import (
-    WEAK_FOLDER,
-    WeakStrongPair,
-    load_pair_weights,
-    read_pair,
-    save_pair,
-    targets,
-    write_pair,
-)
+from weakdriven.wmss.pair import WeakStrongPair, read_pair, targets
+from weakdriven.wmss.pair_checkpoints import PairCheckpoints
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
 LENGTHS = "row_lengths"
 
 
-class WDJTTrainer(ShardedCheckpoints):
+class WDJTTrainer(PairCheckpoints):
     """TRL's `SFTTrainer` on the mixed logits of two models; checkpoints hold both, `save_model` the strong one.
 
     Args:
@@ -89,8 +80,9 @@ class WDJTTrainer(ShardedCheckpoints):
         tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, config)
         vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak)
         refuse_different_heads(strong, weak, vocabulary)
-        if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
-            config.ddp_find_unused_parameters = True  # one model does not run in the first step
+        first_alone = config.strong_weight in (0, 1) and config.strong_weight_end is not None  # in the first step
+        if first_alone or config.ddp_find_unused_parameters is None:
+            config.ddp_find_unused_parameters = first_alone
         config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops training anyway
         own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn about them
         super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
@@ -110,7 +102,6 @@ class WDJTTrainer(ShardedCheckpoints):
         self._norms: dict[str, Tensor] = {}
         self._liger = config.use_liger_kernel
         self._forget()
-        self._in_checkpoint = False
 
     def _pair_up(self, strong: Any, weak: Any, vocabulary: int | None) -> WeakStrongPair:
         args = self.args
@@ -144,10 +135,6 @@ class WDJTTrainer(ShardedCheckpoints):
         for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
             refuse_other_logits(model, f"{name} model")
         return pair
-
-    @property
-    def pair(self) -> WeakStrongPair:
-        return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream, in our attention; NEFTune, if set, adds noise to both models' embeddings."""
@@ -300,63 +287,6 @@ class WDJTTrainer(ShardedCheckpoints):
                 group["params"] = [weight for weight in group["params"] if id(weight) not in weak]
                 optimizer.add_param_group({**group, "params": moved, "lr": rate})
         return optimizer
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._in_checkpoint = True
-        try:
-            super()._save_checkpoint(model, trial)
-            if self.is_fsdp_enabled and self.args.should_save:  # upstream has written shards of both models
-                folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-                write_pair(self.pair, folder, **self._kept())
-        finally:
-            self._in_checkpoint = False
-
-    def _kept(self) -> dict[str, Any]:
-        """What a checkpoint holds next to weights and optimizer."""
-        names = ("strong_weight_end", "strong_weight_schedule")
-        kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
-        return {name: getattr(self.args, name) for name in names} | kept
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The strong model; gathered weight by weight if it is sharded."""
-        if not self.is_fsdp_enabled or _internal_call:
-            super().save_model(output_dir, _internal_call)
-            return
-        strong, folder = gathered_model(self.pair.strong), Path(output_dir or str(self.args.output_dir))
-        if strong is not None:
-            strong.save_pretrained(folder)
-            self._save_rest(folder)
-        self.accelerator.wait_for_everyone()
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        folder = Path(output_dir or str(self.args.output_dir))
-        strong: Any = self.pair.strong
-        if self._in_checkpoint:
-            save_pair(self.pair, folder, **self._kept())
-        elif self.args.merge_adapter and isinstance(strong, PeftModel):
-            merged(strong).save_pretrained(folder)
-        else:
-            strong.save_pretrained(folder)
-        self._save_rest(folder)
-
-    def _save_rest(self, folder: Path) -> None:
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled or (folder / MODEL_SHARDS).is_dir():
-            super()._load_from_checkpoint(resume_from_checkpoint, self.pair)
-        else:
-            load_pair_weights(self.pair, folder)
-
-    def _load_whole(self, model: Any, folder: Path) -> None:
-        for branch, place in ((self.pair.strong, folder), (self.pair.weak, folder / WEAK_FOLDER)):
-            super()._load_whole(branch, place)
-
-    def _load_best_model(self) -> None:
-        load_pair_weights(self.pair, Path(str(self.state.best_model_checkpoint)))
 
 
 def with_lengths(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
