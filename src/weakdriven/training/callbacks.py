@@ -18,7 +18,10 @@ from weakdriven.runs.processes import gathered, size
 from weakdriven.runs.signals import stop_requested
 from weakdriven.training.checkpoints import seal
 
-REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
+REMEDY = (
+    "Lower learning_rate, or try float32 and eager attention: precision=fp32 and attention=eager in a recipe; in a "
+    "script bf16=False, and models loaded with dtype=torch.float32 and attn_implementation='eager'."
+)
 
 
 class PhaseCallback(TrainerCallback):
