@@ -30,6 +30,8 @@ class PhaseCallback(TrainerCallback):
     def __init__(self, folder: Path, progress: Progress, stage: str, settings: TrainSettings, recipe: Recipe):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
+        self.trainer: Any = None
+        """Set by `fit`: of a pair, events are given the strong model alone."""
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
 
@@ -58,14 +60,14 @@ class PhaseCallback(TrainerCallback):
         if (name := signalled()) and not last:
             self.stopped = name
             control.should_save = control.should_training_stop = True
-        if last and size() == 1 and not has_adapter(kwargs["model"]):
+        if last and size() == 1 and not has_adapter(self.trainer.model):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        refuse_broken_weights(kwargs["model"], state.global_step)
+        refuse_broken_weights(self.trainer.model, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        refuse_broken_weights(kwargs["model"], state.global_step)
+        refuse_broken_weights(self.trainer.model, state.global_step)
         gathered([None])  # waits for all: each may have written a part
         if state.is_world_process_zero:
             seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
