@@ -257,6 +257,18 @@ def test_an_adapter_is_its_own_reference_and_stays_the_only_one(work):
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6) and losses[-1] < losses[0]
 
 
+def test_a_reference_that_is_not_the_adapter_before_training_is_refused(work, monkeypatch):
+    model = add_adapter(demo_model(), lora_config(LoraSettings(rank=2)), seed=0)
+    # a release that copies the adapter in another way, such as from its state_dict
+    own = type(model).get_parameter
+    monkeypatch.setattr(type(model), "get_parameter", lambda self, name: own(self, name).detach().clone())
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05)
+    with pytest.raises(UserError, match="the reference of DPO is not the adapter before training"):
+        trainer_of(model, demo_rows(2), work)
+
+
 def test_spins_own_optimizer_is_torchs_rmsprop_and_resumes(work, monkeypatch):
     fit, made = preference.fit, []
     monkeypatch.setattr(preference, "fit", lambda trainer, rows: (made.append(trainer), fit(trainer, rows))[1])

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch.nn import functional as F
+from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.config.recipe import DataSettings, Recipe
 from weakdriven.config.settings import TrainSettings
+from weakdriven.errors import UserError
 from weakdriven.methods import token_loss
 from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
 from weakdriven.methods.undial.loss import AdjustedLogits
@@ -56,6 +58,20 @@ def test_a_loss_that_is_cross_entropy_trains_as_sft_does(train, loss):
     for ours, theirs in zip(columns(own, "loss", "grad_norm"), columns(plain, "loss", "grad_norm"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     assert columns(own, "num_tokens") == columns(plain, "num_tokens")
+
+
+def test_a_loss_is_scaled_once_whatever_trl_declares(train, monkeypatch):
+    _, plain = train()
+    monkeypatch.setattr(SFTTrainer, "loss_is_scaled_for_ga", False, raising=False)
+    _, own = train(ScaledLogits(1.0))
+    assert columns(own, "loss") == [pytest.approx(row, rel=1e-4) for row in columns(plain, "loss")]
+
+
+def test_a_step_whose_tokens_were_not_counted_raises(train, monkeypatch):
+    uncounted = lambda self, *args: (SFTTrainer.get_batch_samples(self, *args)[0], None)  # noqa: E731
+    monkeypatch.setattr(token_loss.TokenLossTrainer, "get_batch_samples", uncounted)
+    with pytest.raises(UserError, match=r"did not call Trainer.get_batch_samples"):
+        train(ScaledLogits(1.0))
 
 
 def test_a_model_that_is_its_own_teacher_with_strength_zero_does_not_move(train):

@@ -139,7 +139,7 @@ def test_ddp_over_two_processes_trains_as_one_process(tmp_path):
         ({"FSDP_VERSION": "1"}, "FSDP version 1"),
         ({"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "FULL_STATE_DICT"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "gradient_checkpointing of the recipe"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "because gradient_checkpointing decides that"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "the recipe's precision decides"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_rotary_embedding_that_depends_on_earlier_batches_is_an_error_beyond_i
     network = tiny_model("llama", max_position_embeddings=longest, rope_parameters=DYNAMIC)
     assert len(score_dataset(network, rows)) == 9
     network = tiny_model("llama", max_position_embeddings=longest - 1, rope_parameters=DYNAMIC)
-    with pytest.raises(UserError, match=f"has {longest} tokens.* set data.max_length to {longest - 1}"):
+    with pytest.raises(UserError, match=f"has {longest} tokens.* cut rows to {longest - 1} tokens"):
         score_dataset(network, rows)
 
 

@@ -79,7 +79,11 @@ def joint(folder, *, options=None, shape=None, **mixing):
     strong, weak = (tiny_model(seed=seed, **(shape or {})) for seed in (1, 2))
     made = common(folder, **(options or {}))
     made["args"] = WDJTConfig.of(made["args"], **{"strong_weight": 0.42, **mixing})
-    return WDJTTrainer(strong, weak_model=weak, **made)
+    trainer = WDJTTrainer(strong, weak_model=weak, **made)
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, Poison):
+            callback.pair = trainer.pair
+    return trainer
 
 
 def trained(folder, **options):
@@ -267,7 +271,9 @@ def test_a_loss_that_is_nan_names_its_model_before_the_optimizer_moves(branch, o
     with torch.no_grad():
         next(getattr(trainer.model, branch).parameters())[5] = math.nan
     before = both(trainer)
-    message = rf"at step 1: the {branch} model's cross-entropy is nan \({other}: \d\.\d+\).* Lower learning_rate"
+    message = (
+        rf"at step 1: the {branch} model's cross-entropy is nan \({other}: \d\.\d+\).* Lower learning_rate.* bf16=False"
+    )
     with pytest.raises(UserError, match=message):
         fit(trainer)
     assert all(torch.equal(before[name].nan_to_num(7), after.nan_to_num(7)) for name, after in both(trainer).items())
@@ -296,14 +302,14 @@ class Watch(TrainerCallback):
 
 
 class Poison(TrainerCallback):
-    """Overwrites one weight of a model at the end of a step."""
+    """Overwrites one weight of a model at the end of a step; `joint` gives it the pair."""
 
     def __init__(self, step, branch="strong", value=math.nan):
         self.step, self.branch, self.value = step, branch, value
 
-    def on_step_end(self, args, state, control, model, **kwargs):
+    def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
-            next(getattr(model, self.branch).parameters()).data[5] = self.value
+            next(getattr(self.pair, self.branch).parameters()).data[5] = self.value
 
 
 def test_a_later_divergence_names_its_step(tmp_path):
@@ -365,7 +371,7 @@ def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
 
 
 def test_a_growing_gap_is_warned_of_on_the_main_process_only(monkeypatch, tmp_path):
-    monkeypatch.setattr("weakdriven.wmss.trainer.GapWatch.grows", lambda self, gap: gap != 0)
+    monkeypatch.setattr("weakdriven.wmss.gap.GapWatch.grows", lambda self, gap: gap != 0)
     with pytest.warns(UserWarning, match=r"falls behind the mixture.*strong_weight_end=1.0"):
         trained(tmp_path / "run", options={"callbacks": [StopAt(1)]})
     monkeypatch.setattr(WDJTTrainer, "is_world_process_zero", lambda self: False)

@@ -18,6 +18,7 @@ from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statisti
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.sft import Variant
+from weakdriven.training.upstream import require_call
 from weakdriven.wmss.pair import targets
 
 
@@ -46,10 +47,12 @@ TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
 class TokenLossTrainer(SFTTrainer):
     """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and perhaps a frozen teacher."""
 
+    loss_is_scaled_for_ga = True  # it is divided by num_items_in_batch, the tokens of the whole step
+
     def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.token_loss, self.teacher = token_loss, teacher
-        self.model_accepts_loss_kwargs = True  # the loss is divided by num_items_in_batch
+        self.model_accepts_loss_kwargs = True  # else num_items_in_batch is not counted
         refuse_other_logits(self.model, "model")  # pyright: ignore
         if teacher is not None:
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
@@ -74,6 +77,7 @@ class TokenLossTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        require_call("Trainer.get_batch_samples", num_items_in_batch is not None or not model.training)
         with self.accelerator.autocast():  # else only a call of the whole model would get it
             tokens = self._tokens(self.accelerator.unwrap_model(model), inputs, num_items_in_batch)
             loss, sums = self.token_loss(tokens)

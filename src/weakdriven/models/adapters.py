@@ -139,11 +139,11 @@ def _same(own: Any, other: Any) -> bool:
     )
 
 
-def merged(model: PeftModel) -> PreTrainedModel:
+def merged(model: PeftModel, *args: Any, **kwargs: Any) -> PreTrainedModel:
     """An ordinary model with the adapter added to a copy of its base in main memory: the base may be shared."""
     memo = {id(w): nn.Parameter(w.detach().to("cpu", copy=True), w.requires_grad) for w in model.parameters()}
     alone: Any = copy.deepcopy(model, memo).to("cpu")
-    return _merge(alone)
+    return _merge(alone, *args, **kwargs)
 
 
 def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -160,8 +160,8 @@ def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: 
     return merged_model.to(DTYPES[precision])
 
 
-def _merge(model: Any) -> PreTrainedModel:
-    model = model.merge_and_unload()
+def _merge(model: Any, *args: Any, **kwargs: Any) -> PreTrainedModel:
+    model = model.merge_and_unload(*args, **kwargs)
     # PEFT notes in the configuration that a head it trained is no longer tied, and not here
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
     return model

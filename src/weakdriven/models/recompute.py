@@ -34,12 +34,12 @@ def keep(model: PreTrainedModel | PeftModel, kept: Kept | bool) -> None:
     """
     inner: Any = causal_lm(model)
     if isinstance(kept, str):
-        inner._kept_in_checkpoints = kept
+        inner.kept_in_checkpoints = kept
         inner.gradient_checkpointing_enable = MethodType(_enable, inner)
 
 
 def _enable(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-    contexts = partial(create_selective_checkpoint_contexts, policy(model, model._kept_in_checkpoints))
+    contexts = partial(create_selective_checkpoint_contexts, policy(model, model.kept_in_checkpoints))
     options = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False, "context_fn": contexts}
     type(model).gradient_checkpointing_enable(model, gradient_checkpointing_kwargs=options, **kwargs)
 

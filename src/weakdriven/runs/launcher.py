@@ -49,7 +49,10 @@ def find_config(name: str) -> Path:
 
 
 def refuse_deepspeed() -> None:
-    raise UserError("DeepSpeed is not supported; use FSDP2, which shards as ZeRO-3 does (--launch fsdp2-8gpu).")
+    raise UserError(
+        "DeepSpeed is not supported; use FSDP2, which shards as ZeRO-3 does (--launch fsdp2-8gpu, or in a script "
+        "`accelerate launch` with fsdp_version: 2)."
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -22,7 +22,10 @@ from weakdriven.runs.processes import gathered, size
 from weakdriven.runs.signals import stop_requested
 from weakdriven.training.checkpoints import seal
 
-REMEDY = "Lower learning_rate, or try precision=fp32 or attention=eager."
+REMEDY = (
+    "Lower learning_rate, or try float32 and eager attention: precision=fp32 and attention=eager in a recipe; in a "
+    "script bf16=False, and models loaded with dtype=torch.float32 and attn_implementation='eager'."
+)
 
 
 class PhaseCallback(TrainerCallback):
@@ -31,6 +34,8 @@ class PhaseCallback(TrainerCallback):
     def __init__(self, folder: Path, progress: Progress, stage: str, settings: TrainSettings, recipe: Recipe):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
+        self.trainer: Any = None
+        """Set by `fit`: of a pair, events are given the strong model alone."""
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
         self._sealing: Future[None] | None = None
@@ -78,16 +83,16 @@ class PhaseCallback(TrainerCallback):
         if (name := signalled()) and not last:
             self.stopped = name
             control.should_save = control.should_training_stop = True
-        if last and size() == 1 and not has_adapter(kwargs["model"]):
+        if last and size() == 1 and not has_adapter(self.trainer.model):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
         if control.should_save or (self._sealing and self._sealing.done()):
             self.wait_for_seal()  # before another checkpoint needs room, or as soon as there is an error
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        refuse_broken_weights(kwargs["model"], state.global_step)
+        refuse_broken_weights(self.trainer.model, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        refuse_broken_weights(kwargs["model"], state.global_step)
+        refuse_broken_weights(self.trainer.model, state.global_step)
         gathered([None])  # waits for all: each may have written a part
         if state.is_world_process_zero:
             self.wait_for_seal()

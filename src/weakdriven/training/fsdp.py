@@ -30,7 +30,7 @@ SUPPORTED = {
     "fsdp_version": (2, "FSDP version 1 flattens the heads that the losses read"),
     "fsdp_state_dict_type": ("SHARDED_STATE_DICT", "a checkpoint must not gather all weights"),
     "fsdp_cpu_ram_efficient_loading": (False, "all processes read the models, not only the first"),
-    "fsdp_activation_checkpointing": (False, "gradient_checkpointing of the recipe decides that"),
+    "fsdp_activation_checkpointing": (False, "gradient_checkpointing decides that"),
 }
 """What a launch configuration may ask of FSDP, and why."""
 
@@ -74,7 +74,8 @@ def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
     if sharded and adapted:
         raise UserError(
             "FSDP2 with LoRA is not supported: both adapters use one copy of a frozen base, which cannot be sharded "
-            "twice. Adapters need little memory: launch without sharding (--launch ddp-8gpu)."
+            "twice. Adapters need little memory: launch without sharding (--launch ddp-8gpu, or "
+            "`accelerate launch` without FSDP)."
         )
 
 

@@ -26,6 +26,7 @@ from weakdriven.training.attention import trained_attention
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.optimizer import optimizer_class, state_bytes
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
+from weakdriven.training.upstream import require_hooks
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,13 @@ class Phase:
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     """Train to the end, from the last intact checkpoint if there is one; returns counters (of `rows`, if given)."""
+    require_hooks(type(trainer))
     trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
     folder = Path(str(trainer.args.output_dir))
     phase = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback))
     checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress)))
     check_disk(trainer, phase)
+    phase.trainer = trainer
     if checkpoint and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = checkpoints.tokens_so_far(checkpoint)  # pyright: ignore  # TRL starts again at 0
     try:

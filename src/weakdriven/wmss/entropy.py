@@ -181,7 +181,7 @@ def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
         if tokens > limit:
             raise UserError(
                 f"Row {name!r} has {tokens} tokens, and the model's dynamic rotary embedding gives scores that depend "
-                f"on other rows beyond {limit}; set data.max_length to {limit}."
+                f"on other rows beyond {limit}; cut rows to {limit} tokens (data.max_length in a recipe)."
             )
 
 
@@ -210,8 +210,8 @@ def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
         named = ", ".join(repr(ids[i]) for i in bad[:5])
         raise UserError(
             f"The model's entropy or likelihood is not a finite number for {len(bad)} of {len(count_B)} examples in a "
-            f"batch (first: {named}); its weights are damaged or overflow: try precision: fp32 or another checkpoint, "
-            "or take those examples out."
+            f"batch (first: {named}); its weights are damaged or overflow: try float32 (precision: fp32 in a "
+            "recipe) or another checkpoint, or take those examples out."
         )
     columns = [numbers, ids, count_B.astype(np.int32)]
     columns += [pa.array(mean_B, mask=~some_B) for mean_B in means.values()]

@@ -15,9 +15,9 @@ from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
 from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation
-from weakdriven.models.adapters import load_adapter_weights
+from weakdriven.models.adapters import load_adapter_weights, merged
 from weakdriven.models.head import causal_lm, head, hidden_states, refuse_different_heads
-from weakdriven.models.sharded import checkpoint_weights, whole
+from weakdriven.models.sharded import checkpoint_weights, gathered_model, is_sharded, whole
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
@@ -34,6 +34,10 @@ class PairOutput(NamedTuple):
     mean_logits: tuple[Tensor, Tensor]
     """Of the strong and of the weak model: mean over the vocabulary, summed over supervised tokens. NaN if it was not
     requested, the model did not run, or its logits are capped."""
+
+
+def _of_strong(name: str) -> Any:
+    return property(lambda pair: getattr(pair.strong, name))
 
 
 class WeakStrongPair(nn.Module):
@@ -144,13 +148,38 @@ class WeakStrongPair(nn.Module):
         )
         return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
 
-    @property
-    def config(self) -> Any:
-        return self.strong.config
+    # What a user or a callback asks of a trained model. Not what Trainer and accelerate look for to decide how to train
+    # one (get_input_embeddings, tie_weights, quantization, device maps): for those the pair is no ordinary model.
+    config = _of_strong("config")
+    generation_config = _of_strong("generation_config")
+    device = _of_strong("device")
+    dtype = _of_strong("dtype")
+    name_or_path = _of_strong("name_or_path")
+    model_tags = _of_strong("model_tags")
+    add_model_tags = _of_strong("add_model_tags")
+    num_parameters = _of_strong("num_parameters")
+    print_trainable_parameters = _of_strong("print_trainable_parameters")
 
-    @property
-    def generation_config(self) -> Any:
-        return self.strong.generation_config
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """With the strong model alone. A method, because Trainer wraps it under FSDP2 to gather weights for it."""
+        return self.strong.generate(*args, **kwargs)  # pyright: ignore
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Write the strong model; if it is sharded, all processes call this."""
+        if (strong := self._whole_strong()) is not None:
+            strong.save_pretrained(*args, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the strong model; if it is sharded, all processes call this."""
+        return None if (strong := self._whole_strong()) is None else strong.push_to_hub(*args, **kwargs)
+
+    def merge_and_unload(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
+        """A copy of the strong model with its adapter merged; both models may share the base, which stays as it is."""
+        return merged(self.strong, *args, **kwargs)  # pyright: ignore
+
+    def _whole_strong(self) -> Any:
+        """The strong model; of a sharded one a copy in main memory on the main process, None on the others."""
+        return gathered_model(self.strong) if is_sharded(self.strong) else self.strong
 
     @property
     def _no_split_modules(self) -> list[str]:
@@ -165,6 +194,10 @@ class WeakStrongPair(nn.Module):
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         for model in (self.strong, self.weak):
             model.gradient_checkpointing_enable(**kwargs)  # pyright: ignore
+
+    def gradient_checkpointing_disable(self) -> None:
+        for model in (self.strong, self.weak):
+            model.gradient_checkpointing_disable()  # pyright: ignore
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ class PairCheckpoints(ShardedCheckpoints):
 
     args: WDJTConfig
     _gap: GapWatch
+    """Set by `PairMetrics`."""
     _in_checkpoint = False
 
     @property

@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
-from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy
+from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 from trl.models.activation_offloading import OffloadActivations
 from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
@@ -26,14 +26,15 @@ from weakdriven.models.adapters import adapter_config, add_adapter, share_frozen
 from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
-from weakdriven.models.sharded import gradient_norm
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.phase import Phase, fit
+from weakdriven.training.upstream import require_call, require_hooks
 from weakdriven.wmss import checks
 from weakdriven.wmss.config import WDJTConfig
-from weakdriven.wmss.gap import SUMS, GapWatch, mean_logits, means, refuse_divergence
-from weakdriven.wmss.pair import WeakStrongPair, read_pair, targets
+from weakdriven.wmss.gap import SUMS, means
+from weakdriven.wmss.pair import WeakStrongPair, targets
 from weakdriven.wmss.pair_checkpoints import PairCheckpoints
+from weakdriven.wmss.pair_metrics import PairMetrics
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class WDJTTrainer(PairCheckpoints):
         "title": "Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger",
         "id": "2602.08222",
     }
+    loss_is_scaled_for_ga = True  # compute_loss divides by the tokens of the whole step
     args: WDJTConfig
 
     def __init__(
@@ -68,10 +70,11 @@ class WDJTTrainer(PairCheckpoints):
         weak_model: str | PreTrainedModel | PeftModel,
         **kwargs: Any,
     ):
+        require_hooks(type(self))
         options = inspect.signature(SFTTrainer).bind(model, args, *more, **kwargs).arguments
         if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = WDJTConfig(f"{Path(name).name}-WDJT")
+            name = model if isinstance(model, str) else model.config.name_or_path
+            args = WDJTConfig(f"{Path(str(name)).name}-WDJT")
         config = copy.copy(WDJTConfig.of(args))
         checks.refuse_options(config, options)
         load = {"quantization_config": options.pop("quantization_config", None)}
@@ -90,18 +93,17 @@ class WDJTTrainer(PairCheckpoints):
         checks.refuse_sharding(self)
         checks.refuse_no_targets(self.train_dataset)
         if config.chat_template_path is not None:  # TRL may have added tokens
-            vocabulary = checks.common_vocabulary(self._tokenizer, weak_model, weak)
+            vocabulary = checks.common_vocabulary(self.processing_class, weak_model, weak)  # pyright: ignore
         pair = self._pair_up(self.model, weak, vocabulary)
-        self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
+        self.model = self.model_wrapped = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
             self.maybe_activation_offload_context.update_model_params(pair)  # weights are not offloaded
         checks.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
-        # Trainer looked at the strong model alone; the pair divides by num_items_in_batch itself
-        self.model_accepts_loss_kwargs = True
         self.neftune_noise_alpha = None  # see train
-        self._norms: dict[str, Tensor] = {}
+        self.model_accepts_loss_kwargs = True  # the same as loss_is_scaled_for_ga, for transformers before 5.19
         self._liger = config.use_liger_kernel
-        self._forget()
+        self.pair_metrics = PairMetrics(self)
+        self.callback_handler.callbacks.insert(0, self.pair_metrics)
 
     def _pair_up(self, strong: Any, weak: Any, vocabulary: int | None) -> WeakStrongPair:
         args = self.args
@@ -130,146 +132,106 @@ class WDJTTrainer(PairCheckpoints):
         pair.strong_weight = args.strong_weight
         if not args.strong_runs:
             strong.requires_grad_(False)
-        if self.place_model_on_device and getattr(weak, "quantization_method", None) is None:
-            self._move_model_to_device(weak, args.device)
+        placed = getattr(weak, "quantization_method", None) or getattr(weak, "hf_device_map", None)
+        if self.place_model_on_device and not placed:
+            weak.to(args.device)
         for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
             refuse_other_logits(model, f"{name} model")
         return pair
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As upstream, in our attention; NEFTune, if set, adds noise to both models' embeddings."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir)) or True
+        self.pair_metrics.resumed = resume_from_checkpoint
         self.args.use_liger_kernel = False  # both models have its layers; Trainer would look for them in the pair
         models = (self.pair.strong, self.pair.weak) if self.args.neftune_noise_alpha is not None else ()
         hooks = [(model, activate_neftune(model, self.args.neftune_noise_alpha)) for model in models]
         try:
             with trained_attention(self.pair):
-                return super().train(*args, **kwargs)
+                return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             for model, hook in hooks:
                 deactivate_neftune(model, hook)
 
-    def _forget(self) -> None:
-        self._pending: Tensor | None = None
-        self._logged: list[tuple[list[float], dict[str, float]]] = []
-        self._gap, self._total_train_tokens = GapWatch(), 0
-        self._measured = 0
-
-    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """Training starts, restarts with a smaller batch, or resumes from a checkpoint here."""
-        self._forget()
-        kept = read_pair(Path(resume_from_checkpoint)) if resume_from_checkpoint else {}
-        if "gap" in kept:
-            self._total_train_tokens = kept["num_tokens"]
-            self._gap.restore(kept["gap"])
-        self.args.use_liger_kernel = self._liger  # what trackers and checkpoints record
-        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
-        """Counts the tokens of the pair's loss."""
-        counted = [
-            {**batch, "shift_labels": targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask"))}
-            for batch in batch_samples
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Counts the tokens of the pair's loss; upstream would not see where packed sequences meet."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counts = [
+            (targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask")) != IGNORE).sum()
+            for batch in batches
             if "labels" in batch
         ]
-        return super()._get_num_items_in_batch(counted, device)
+        if not counts:
+            return batches, None
+        tokens: Any = torch.stack(counts).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            tokens = self.accelerator.gather(tokens).sum()  # pyright: ignore
+        return batches, tokens
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        self.pair.strong_weight = self.args.strong_weight_at(self.state.global_step / self.state.max_steps)
-        step, strategy = self.state.global_step + 1, self.args.logging_strategy
-        if step != self._measured:  # mean logits are measured in steps that will be logged
-            at_interval = strategy == IntervalStrategy.STEPS and step % self.state.logging_steps == 0
-            first = step == 1 and self.args.logging_first_step
-            self.pair.measure_mean_logits(at_interval or first or strategy == IntervalStrategy.EPOCH)
-            self._measured = step
-        return super().training_step(*args, **kwargs)
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        require_call("Trainer.get_batch_samples", num_items_in_batch is not None or "labels" not in inputs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self.pair_metrics.measure_norms()
+        return loss
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        lengths, state = inputs.pop(LENGTHS, None), self.accelerator.gradient_state
+        if lengths is not None and state.end_of_dataloader and state.remainder > 0:
+            ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
         output = model(**inputs, num_items_in_batch=items)
         loss = output.loss
         if self.args.average_tokens_across_devices and items is not None:
             # the count is over all ranks, and DDP averages gradients
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
-        mask = inputs.get("attention_mask")
-        num_tokens = torch.tensor(inputs["input_ids"].numel(), device=loss.device) if mask is None else mask.sum()
-        # summed on the device, so that nothing waits for it before the optimizer step
-        sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
-        self._pending = sums if self._pending is None else self._pending + sums
+        self.pair_metrics.add(inputs, output)
         return (loss, output) if return_outputs else loss
 
-    def _read_sums(self, norms: dict[str, Tensor]) -> tuple[list[float], dict[str, float]]:
-        """Sums over all ranks, and gradient norms, with one wait for the device."""
-        assert self._pending is not None
-        sums: Any = self.accelerator.reduce(self._pending)
-        values = torch.cat([sums, *(norm.float().reshape(1).to(sums.device) for norm in norms.values())]).tolist()
-        self._pending = None
-        return values[: len(sums)], dict(zip(norms, values[len(sums) :], strict=True))
-
-    def _branch_norms(self) -> dict[str, Tensor]:
-        scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler else 1
-        norms = {name: gradient_norm(getattr(self.pair, name).parameters()) for name in ("strong", "weak")}
-        return {name: norm / scale for name, norm in norms.items() if norm is not None}
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        self._norms = self._branch_norms()
-        return super()._clip_grad_norm(model)
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """The last hook that upstream calls before the optimizer step, with or without clipping."""
-        if grad_norm is None:
-            self._norms = self._branch_norms()
-        sums, norms = self._read_sums(self._norms)
-        self._total_train_tokens += int(sums[0])
-        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        _, tokens, *losses = sums[:5]
-        weight, anchor = self.pair.strong_weight, self.pair.strong_anchor
-        ran = {"mixed": True, "strong": weight > 0 or anchor > 0, "weak": weight < 1}
-        losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
-        # a gradient scaler (fp16) finds infinite gradients while it searches its scale, and skips those steps
-        refuse_divergence(self.state.global_step + 1, losses, {} if self.accelerator.scaler else norms)
-        if self.args.logging_strategy != "no":  # else it would never be emptied
-            self._logged.append((sums, norms))
-        gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
-        if gap is not None and self._gap.grows(gap) and self.is_world_process_zero():
-            warnings.warn(GapWatch.WARNING.format(gap=gap), stacklevel=2)
-        return super()._get_grad_norm(model, grad_norm)
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Upstream's six per weight and token of a model that learns, two of one that only runs forward."""
+        pair, args = self.pair, self.args
+        branches = ((pair.strong, pair.strong_runs, args.strong_runs), (pair.weak, pair.weak_runs, args.weak_learns))
+        weights = sum(
+            (6 if learns else 2) * model.num_parameters(exclude_embeddings=True)
+            for model, runs, learns in branches
+            if runs
+        )
+        return weights * inputs["input_ids"].numel()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._logged:
-            columns = zip(*(sums[: len(SUMS)] for sums, _ in self._logged), strict=True)
-            logs |= means([sum(column) for column in columns]) | mean_logits(self._logged[-1][0])
-            for name in ("strong", "weak"):
-                if norms := [found[name] for _, found in self._logged if name in found]:
-                    logs[f"{name}_grad_norm"] = sum(norms) / len(norms)
-            logs["strong_weight"] = self.pair.strong_weight
-            self._logged = []
+        logs |= self.pair_metrics.logged(logs)
         super().log(logs, start_time)
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> Any:
-        inputs = self._prepare_inputs(inputs)
-        lengths: Any = inputs.pop(LENGTHS, None)
-        state = self.accelerator.gradient_state
-        if lengths is not None and state.end_of_dataloader and state.remainder > 0:
-            ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs), None, None
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """The losses and statistics of a test set as metrics, without predictions."""
+        warnings.warn(
+            "predictions and label_ids are None, because WDJTTrainer never builds mixed logits; the losses are in "
+            "metrics. Generate or score with trainer.pair.strong, or with the mixture (weakdriven export mix).",
+            stacklevel=2,
+        )
+        return super().predict(*args, **kwargs)
 
     def evaluation_loop(
-        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Means over the tokens of the whole set; upstream averages the batches' means."""
-        self._pending = None
+        self.pair_metrics.pending = None
         if self.accelerator.num_processes > 1:
             inner = getattr(dataloader, "base_dataloader", dataloader)
             if getattr(inner.collate_fn, "func", None) is not with_lengths:
                 inner.collate_fn = partial(with_lengths, inner.collate_fn)
-        output: Any = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        if self._pending is not None:
-            found = means(self._read_sums({})[0][: len(SUMS)])
+        output: Any = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
+        if self.pair_metrics.pending is not None:
+            found = means(self.pair_metrics.read()[0][: len(SUMS)])
             found["strong_weight"] = self.pair.strong_weight
             found["loss"] = found["mixed_loss"]
             if self.pair.strong_anchor:
@@ -278,6 +240,7 @@ class WDJTTrainer(PairCheckpoints):
         return output
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        self.args.use_liger_kernel = self._liger  # what trackers and checkpoints record, from here on
         fresh, rate = self.optimizer is None, self.args.weak_learning_rate
         optimizer = super().create_optimizer(model)
         if fresh and rate is not None:

@@ -19,6 +19,7 @@ from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.phase import Phase, fit
+from weakdriven.training.upstream import refuse_release
 
 SIDES = ("chosen", "rejected")
 COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
@@ -61,6 +62,7 @@ class PreferenceTrainer(DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """Each pair once, however often it is trained on, in micro-batches of the same size as training."""
+        refuse_other_reference(self.model)
         keys = [digest([row[column] for column in COLUMNS]) for row in dataset]
         known = {row["key"]: row for row in salvage_jsonl(self.reference)}
         places: dict[str, int] = {}
@@ -80,6 +82,18 @@ class PreferenceTrainer(DPOTrainer):
                 append_jsonl(self.reference, new, sealed=True)
         self.accelerator.wait_for_everyone()
         return Referenced(dataset, {f"ref_{side}_logps": [known[key][side] for key in keys] for side in SIDES})
+
+
+def refuse_other_reference(model: Any) -> None:
+    """Raise an error unless upstream's copy of an adapter, its reference, equals the adapter before training.
+
+    `state_dict` is empty while upstream makes that copy, so a release must not make it from there.
+    """
+    weights = dict(model.named_parameters()) if isinstance(model, PeftModel) else {}
+    for name in (name for name in weights if ".default." in name):
+        reference = weights.get(name.replace(".default.", ".ref."))
+        if reference is None or not torch.equal(reference, weights[name]):
+            refuse_release(f"the reference of DPO is not the adapter before training (first: {name})")
 
 
 def train_preference(
