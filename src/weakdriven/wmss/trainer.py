@@ -24,7 +24,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, add_adapter, merged, share_frozen
-from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
+from weakdriven.models.head import causal_lm, refuse_different_heads
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model, gradient_norm
@@ -58,6 +58,7 @@ class WDJTTrainer(ShardedCheckpoints):
         args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
         peft_config: Gives both models an adapter of this kind. If the strong model already has one, a weak model
             without gets the same kind. Frozen tensors that are equal in both are held once.
+        weak_processing_class: The weak model's tokenizer, if it is not the one next to that model.
         more, kwargs: As for SFTTrainer, in its order.
     """
 
@@ -75,6 +76,7 @@ class WDJTTrainer(ShardedCheckpoints):
         args: TrainingArguments | None = None,
         *more: Any,
         weak_model: str | PreTrainedModel | PeftModel,
+        weak_processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ):
         options = inspect.signature(SFTTrainer).bind(model, args, *more, **kwargs).arguments
@@ -82,12 +84,13 @@ class WDJTTrainer(ShardedCheckpoints):
             name = model if isinstance(model, str) else model.config._name_or_path
             args = WDJTConfig(f"{Path(name).name}-WDJT")
         config = copy.copy(WDJTConfig.of(args))
-        checks.refuse_options(config, options)
-        load = {"quantization_config": options.pop("quantization_config", None)}
-        strong, weak = checks.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
-        checks.refuse_pair(strong, weak, config, options.get("peft_config"))
-        tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, config)
-        vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak)
+        checks.refuse_options(config, options | {"weak_processing_class": weak_processing_class})
+        load, weak_load = checks.init_options(model, config, options.pop("quantization_config", None))
+        lora = options.get("peft_config")
+        strong, weak = checks.load_branches(model, weak_model, config, load, weak_load, peft_config=lora)
+        checks.refuse_pair(strong, weak, config, lora)
+        tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, load)
+        vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak, weak_load, weak_processing_class)
         refuse_different_heads(strong, weak, vocabulary)
         if config.strong_weight in (0, 1) and config.strong_weight_end is not None:
             config.ddp_find_unused_parameters = True  # one model does not run in the first step
@@ -97,8 +100,8 @@ class WDJTTrainer(ShardedCheckpoints):
         config.model_init_kwargs = own
         checks.refuse_sharding(self)
         checks.refuse_no_targets(self.train_dataset)
-        if config.chat_template_path is not None:  # TRL may have added tokens
-            vocabulary = checks.common_vocabulary(self._tokenizer, weak_model, weak)
+        if config.chat_template_path is not None:  # TRL may have added tokens to the strong model
+            vocabulary = checks.resize_as_strong(self.model, weak, self._tokenizer)
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = self.callback_handler.model = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
@@ -141,8 +144,7 @@ class WDJTTrainer(ShardedCheckpoints):
             strong.requires_grad_(False)
         if self.place_model_on_device and getattr(weak, "quantization_method", None) is None:
             self._move_model_to_device(weak, args.device)
-        for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
-            refuse_other_logits(model, f"{name} model")
+        checks.refuse_logits(strong, weak, args)  # on the device, where layers of Liger can run
         return pair
 
     @property
