@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
 from conftest import run_small, small_recipe
+from helpers import embedded_tokenizer
 from run_files import put
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import hub_models
@@ -155,3 +156,28 @@ def test_all_weight_on_the_strong_logits_is_sft_on_the_active_set(tmp_path, smal
         run_small(tmp_path / name, *FEW, override, siblings=[small_run])
     one, off = strong_weights(tmp_path / "one"), strong_weights(tmp_path / "off")
     assert all(torch.equal(one[name], off[name]) for name in one)
+
+
+@pytest.fixture
+def experts(tmp_path) -> str:
+    """A folder with a mixture of experts that asks for a load-balancing loss."""
+    sizes = {"vocab_size": 448, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "moe_intermediate_size": 8, "num_experts": 4}
+    options = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes, **options))
+    model.save_pretrained(tmp_path / "experts")
+    embedded_tokenizer().save_pretrained(tmp_path / "experts")
+    return str(tmp_path / "experts")
+
+
+def test_a_mixture_of_experts_trains_without_its_load_balancing_loss_in_every_phase(experts, caplog, tmp_path):
+    short = ["data.limit=8", "baselines=[sft_restart]", "eval.benchmarks=[]"]
+    recorder = run_small(tmp_path / "run", f"model={experts}", *short)
+    assert {"sft", "round-1/strong", "baselines/sft_restart"} < recorder.ran.keys()
+    assert "No phase trains with its load-balancing loss" in caplog.text
+    for stage in ("sft", "round-1/strong", "baselines/sft_restart"):
+        logged = read_jsonl(tmp_path / "run" / stage / "metrics.jsonl")
+        assert logged and not any("aux_loss" in line for line in logged)
+        assert json.loads((tmp_path / "run" / stage / "config.json").read_text())["router_aux_loss_coef"] == 0
+        assert manifest(tmp_path / "run", stage)["settings"]["router_aux_loss_coef"] == 0

@@ -166,6 +166,15 @@ def test_the_weights_of_a_given_m1_touch_what_comes_from_it(model):
     assert changed(before, keys(f"sft.model={model}")) == later
 
 
+def test_a_given_m1_that_is_the_base_gives_a_warning(model, caplog):
+    keys(f"sft.model={model}")
+    assert "mixes a model with itself" in caplog.text
+    caplog.clear()
+    change_a_weight(model)
+    keys(f"sft.model={model}")
+    assert "mixes a model with itself" not in caplog.text
+
+
 def test_other_files_in_a_model_folder_change_no_key(model):
     before = keys(f"sft.model={model}")
     (model / "README.md").write_text("A model.")

@@ -9,6 +9,7 @@ from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from hub_server import TOKEN, hub_of_trainers
 from weakdriven import WDJTConfig, WDJTTrainer
 from weakdriven.errors import UserError
+from weakdriven.models.head import head, hidden_states
 
 IDS = torch.arange(12)[None]
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -284,3 +285,35 @@ def test_a_base_in_four_bits_is_held_once(given, tmp_path):
     assert states[0] is states[1]
     with pytest.raises(UserError, match="merge_adapter is set, but the base is quantized"):
         make(tmp_path, model=load(), weak_model=load(), trainer={"peft_config": LoraConfig(**LORA)}, merge_adapter=True)
+
+
+@pytest.fixture
+def two_bases(tmp_path):
+    """Folders of two models with different weights, as strong and weak one."""
+    folders = {"model": str(tmp_path / "strong"), "weak_model": str(tmp_path / "weak")}
+    for seed, folder in enumerate(folders.values(), 1):
+        tiny_model(seed=seed).save_pretrained(folder)
+    return folders
+
+
+def test_adapters_over_two_bases_give_no_warning_of_a_renamed_one(two_bases, recwarn, tmp_path):
+    make(tmp_path, **two_bases, trainer={"peft_config": LoraConfig(**LORA)})
+    assert not [warning for warning in recwarn if "base_model_name_or_path" in str(warning.message)]
+
+
+def test_trained_rows_of_tied_embeddings_are_those_of_the_head(two_bases, tmp_path):
+    rows = [3, 5]
+    lora = LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=rows)
+    options = two_bases | {"weight_decay": 0.1, "merge_adapter": True}
+    trainer = make(tmp_path, trainer={"peft_config": lora}, **options)
+    trainer.train()
+    strong = trainer.pair.strong
+    moved = (head(strong).weight_VD - tiny_model(seed=1).lm_head.weight).abs().sum(1).nonzero()[:, 0].tolist()
+    assert moved == rows
+    torch.testing.assert_close(head(strong).logits(hidden_states(strong, {"input_ids": IDS})), strong(IDS).logits)
+    resumed = make(tmp_path, trainer={"peft_config": lora}, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    same(trainer, resumed)
+    trainer.save_model(str(tmp_path / "final"))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    torch.testing.assert_close(plain(IDS).logits, strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)

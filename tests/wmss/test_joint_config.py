@@ -29,6 +29,7 @@ def config(**options):
         ({"weak_learning_rate": 0.0}, "weak_learning_rate is 0.0"),
         ({"weak_learning_rate": 1e-5, "weak_trainable": False}, "weak_trainable is False"),
         ({"strong_weight": 0, "weak_trainable": False}, "no weight learns"),
+        ({"weak_model_init_kwargs": "v1"}, "weak_model_init_kwargs is 'v1'; it must be a dictionary"),
         ({"loss_implementation": "liger"}, "one of auto, reference, chunked, triton"),
         ({"loss_type": "dft"}, "loss_type is 'dft'"),
         ({"metric_for_best_model": "eval_mean_token_accuracy"}, "use strong_loss"),
@@ -86,6 +87,8 @@ def test_the_mixture_moves_from_its_start_towards_its_end():
 def test_every_option_can_be_given_on_a_command_line():
     words = "--output_dir out --use_cpu --strong_weight 0.4 --strong_weight_end 1 --strong_weight_schedule cosine"
     words += " --strong_anchor 0.5 --weak_learning_rate 1e-6 --merge_adapter --loss_implementation chunked"
-    (parsed,) = HfArgumentParser(WDJTConfig).parse_args_into_dataclasses(words.split())
+    options = ["--weak_model_init_kwargs", '{"revision": "v1"}']
+    (parsed,) = HfArgumentParser(WDJTConfig).parse_args_into_dataclasses(words.split() + options)
     assert (parsed.strong_weight, parsed.strong_weight_end, parsed.strong_anchor) == (0.4, 1.0, 0.5)
     assert parsed.weak_trainable and parsed.merge_adapter and parsed.loss_implementation == "chunked"
+    assert parsed.weak_model_init_kwargs == {"revision": "v1"}

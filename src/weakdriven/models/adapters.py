@@ -75,6 +75,7 @@ def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> Pef
     """A fresh adapter like another model's; it needs its own seed, or two fresh ones would stay equal."""
     config = copy.deepcopy(config)
     config.inference_mode = False
+    config.base_model_name_or_path = None  # else PEFT warns if the other model names its base differently
     devices = list(range(torch.cuda.device_count()))  # a seed is set on all of them
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -90,7 +91,6 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """The model with the adapter of a folder, ready to train; an incomplete folder raises an error."""
     refuse_damaged_model(folder)
     config = PeftConfig.from_pretrained(str(folder))
-    config.base_model_name_or_path = None  # else PEFT warns if the folder names the same base differently
     adapted = add_adapter(model, config, seed=0)
     load_adapter_weights(adapted, folder)
     return adapted

@@ -25,6 +25,9 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
     layer: Any = inner.get_output_embeddings()
     if hasattr(layer, "modules_to_save"):  # PEFT trains a copy of the whole layer
         layer = layer.modules_to_save[layer.active_adapters[0]]
+    weight = getattr(layer, "weight", None)
+    if hasattr(layer, "token_adapter"):  # PEFT trains some rows (trainable_token_indices), which `weight` has
+        layer = layer.original_module
     plain = isinstance(layer, nn.Linear) and not isinstance(layer, BaseTunerLayer)
     if not plain or not layer.weight.is_floating_point():
         raise UserError(
@@ -37,7 +40,7 @@ def head(model: PreTrainedModel | PeftModel) -> Head:
     if divisor := getattr(config, "logits_scaling", None):
         scale = divisor if config.model_type.startswith("hyperclovax") else 1 / divisor
     caps = (getattr(config, name, None) for name in ("final_logit_softcapping", "logits_soft_cap"))
-    return Head(layer.weight, layer.bias, scale, next((cap for cap in caps if cap), None))
+    return Head(weight, layer.bias, scale, next((cap for cap in caps if cap), None))  # pyright: ignore
 
 
 def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) -> Tensor:
@@ -55,8 +58,11 @@ def hidden_states(model: PreTrainedModel | PeftModel, inputs: dict[str, Any]) ->
 
 
 @torch.no_grad()
-def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
-    """Raise an error if a model's logits are not its head applied to causal hidden states: the losses assume that."""
+def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> Tensor:
+    """Raise an error if a model's logits are not its head applied to causal hidden states: the losses assume that.
+
+    Returns its logits of eight tokens.
+    """
     inner = causal_lm(model)
     was_training = model.training
     model.eval()
@@ -85,6 +91,7 @@ def refuse_other_logits(model: PreTrainedModel | PeftModel, name: str) -> None:
             f"{name}: {type(inner).__name__} sees tokens that come later (bidirectional attention), so it cannot be "
             "trained or scored token by token; use a causal LM."
         )
+    return theirs
 
 
 def refuse_different_heads(strong: Any, weak: Any, vocabulary: int | None) -> None:

@@ -159,6 +159,19 @@ def is_mixture(folder: Path) -> bool:
     return read_json(folder / "config.json").get("model_type") == MIXTURE
 
 
+def router_loss(config: Any) -> float:
+    """Weight of the load-balancing loss in the configuration of a mixture of experts; 0 for other models."""
+    text = config.get_text_config()
+    return getattr(text, "router_aux_loss_coef", None) or 0.0 if hasattr(text, "output_router_logits") else 0.0
+
+
+def drop_router_loss(config: Any) -> None:
+    """Train a mixture of experts without its load-balancing loss, which the mixed loss does not have."""
+    if router_loss(config):
+        text = config.get_text_config()
+        text.router_aux_loss_coef, text.output_router_logits = 0.0, False
+
+
 def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
     """Largest number of tokens that the configuration allows, if it names one."""
     config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)

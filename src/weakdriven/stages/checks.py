@@ -1,5 +1,6 @@
 """A recipe tied to a run directory, after all that can be checked has been checked."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from weakdriven.models.load import (
 )
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import digest
-from weakdriven.runs.processes import launched, refuse_uneven
+from weakdriven.runs.processes import is_main, launched, refuse_uneven
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
 from weakdriven.training.fsdp import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
@@ -30,6 +31,7 @@ from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.wmss.score_files import refuse_other_tokens
 
+logger = logging.getLogger(__name__)
 ALONE = {"scaled_ce", "undial", "ssb"}
 """Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
 UNSHARDED = ("dpo", "spin")
@@ -65,6 +67,8 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
     renderer.check()
     context = Context(recipe, run, base, strong, renderer)
+    if is_main():
+        _warn(context)
     if reuse := recipe.selection.reuse:
         refuse_other_tokens(reuse, tokenizer=context.tokenizer_key, max_length=recipe.data.max_length)
     if not evaluates:
@@ -80,6 +84,20 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     for benchmark in recipe.eval.benchmarks:
         check_task(context.task(benchmark), positions(folder, trust_remote_code=trust))
     return context
+
+
+def _warn(context: Context) -> None:
+    """What a run does all the same, and its user may not expect."""
+    recipe, strong = context.recipe, context.given_strong
+    if recipe.method == "wmss" and strong and strong.key == context.base.key:
+        logger.warning("sft.model and model are the same checkpoint: round 1 mixes a model with itself.")
+    if context.router_loss:
+        logger.warning(
+            "%s is a mixture of experts. No phase trains with its load-balancing loss (router_aux_loss_coef %s in its "
+            "configuration), because joint training has none.",
+            recipe.model,
+            context.router_loss,
+        )
 
 
 def checked_model(source: str, recipe: Recipe) -> Path:

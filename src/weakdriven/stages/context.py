@@ -21,8 +21,9 @@ from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.engines import Engines, local_engine, served_engine
 from weakdriven.eval.generate import Engine
 from weakdriven.eval.run import Task, prepare_task
+from weakdriven.models.gemma3.multimodal import text_config
 from weakdriven.models.liger import fast_layers, model_type
-from weakdriven.models.load import tokenizer_fingerprint
+from weakdriven.models.load import router_loss, tokenizer_fingerprint
 from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
@@ -84,6 +85,11 @@ class Context:
         """Of a model that is evaluated and not trained."""
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or ("fp32" if recipe.precision == "fp32" else "bf16")
+
+    @cached_property
+    def router_loss(self) -> float:
+        """Weight of the load-balancing loss that the base model asks for, and that no phase trains with."""
+        return router_loss(text_config(self.base.folder, trust_remote_code=self.recipe.trust_remote_code))
 
     def inference_settings(self) -> dict[str, Any]:
         """What decides a model's outputs besides its weights."""

@@ -14,7 +14,7 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.models.adapters import ADAPTER, add_adapter, load_adapter, twin
 from weakdriven.models.head import causal_lm
 from weakdriven.models.liger import fast_layers, use_liger
-from weakdriven.models.load import load_model
+from weakdriven.models.load import drop_router_loss, load_model
 from weakdriven.runs.directory import SNAPSHOTS
 from weakdriven.runs.files import digest
 from weakdriven.runs.stage import called
@@ -97,6 +97,7 @@ class Loader:
         if fast and fast_layers(self.recipe.fast_layers, inner.config.model_type):
             use_liger(inner)
         if train:
+            drop_router_loss(inner.config)
             return network
         on_device = not torch.cuda.is_available() or getattr(inner, "quantization_method", None) is not None
         return inner if on_device else inner.cuda()  # its adapter is in its layers

@@ -159,6 +159,8 @@ def model_stage(
     if not kept:  # then older runs stay valid
         del decisive["snapshots"]
     decisive |= context.inference_settings() | {"seed": recipe.seed}
+    if context.router_loss:  # older runs trained M1 with it
+        decisive["router_aux_loss_coef"] = 0.0
 
     def execution() -> dict[str, Any]:
         # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing

@@ -17,8 +17,8 @@ from trl.trainer.utils import create_model_from_path
 from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapter, twin
-from weakdriven.models.head import causal_lm, head
-from weakdriven.models.load import SAFE, refuse_pickles, vocabulary_size, warn_of_code
+from weakdriven.models.head import causal_lm, head, refuse_other_logits
+from weakdriven.models.load import SAFE, refuse_pickles, router_loss, vocabulary_size, warn_of_code
 from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.training.fsdp import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.wmss.config import WDJTConfig
@@ -42,9 +42,10 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
     for name in NEEDS_LOGITS:
         if options.get(name) is not None:
             raise UserError(f"{name} is set, but WDJTTrainer never builds the logits that it reads; leave it out.")
-    processor = options.get("processing_class")
-    if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
-        raise UserError(f"processing_class is {type(processor).__name__}; text-only models need a tokenizer.")
+    for name in ("processing_class", "weak_processing_class"):
+        processor = options.get(name)
+        if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
+            raise UserError(f"{name} is {type(processor).__name__}; text-only models need a tokenizer.")
 
 
 def refuse_sharding(trainer: Any) -> None:
@@ -68,54 +69,76 @@ def _refuse_several_gpus(found: str) -> None:
     )
 
 
+def init_options(
+    model: Any, args: WDJTConfig, quantization_config: Any = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a strong and a weak model are loaded with from paths.
+
+    `model_init_kwargs` are for both, except the revision: it is that of the strong model, if that is loaded.
+    """
+    strong: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
+    if quantization_config is not None:
+        strong["quantization_config"] = quantization_config
+    weak = {name: value for name, value in strong.items() if name != "revision" or not isinstance(model, str)}
+    weak |= args.weak_model_init_kwargs or {}  # pyright: ignore
+    if args.distributed_state and args.distributed_state.distributed_type == "MULTI_GPU":
+        strong["device_map"] = weak["device_map"] = None
+    return strong, weak
+
+
 def load_branches(
-    model: Any, weak_model: Any, args: WDJTConfig, *, peft_config: Any = None, quantization_config: Any = None
+    model: Any,
+    weak_model: Any,
+    args: WDJTConfig,
+    options: dict[str, Any],
+    weak_options: dict[str, Any],
+    *,
+    peft_config: Any = None,
 ) -> tuple[Any, Any]:
-    """Strong and weak model, loaded if a path was given.
+    """Strong and weak model, loaded with their options if a path was given.
 
     Two paths to one base give two trees of modules over one copy of it, if the base is frozen.
     """
     if peft_config is not None:
         refuse_adapter(peft_config, "strong")
-    options: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
-    if quantization_config is not None:
-        options["quantization_config"] = quantization_config
-    if args.distributed_state and args.distributed_state.distributed_type == "MULTI_GPU":
-        options["device_map"] = None
     strong, weak, shared_base = model, weak_model, None
-    (strong_base, strong_adapter), (weak_base, weak_adapter) = _base_of(model), _base_of(weak_model)
+    if not isinstance(weak_model, str):
+        if not isinstance(model, str) and (args.model_init_kwargs or "quantization_config" in options):
+            logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
+        if args.weak_model_init_kwargs:
+            logger.warning("weak_model_init_kwargs is ignored: the weak model is already loaded.")
+    strong_base, strong_adapter, base_options = _base_of(model, options)
+    weak_base, weak_adapter, weak_base_options = _base_of(weak_model, weak_options)
     if isinstance(model, str):
-        base, lora = _load(strong_base, options, "strong"), peft_config or strong_adapter
-        if isinstance(weak_model, str) and _same(strong_base, weak_base) and lora and keeps_base(lora):
-            shared_base = twin(base)
-        strong = PeftModel.from_pretrained(base, model, is_trainable=True) if strong_adapter else base
-    elif not isinstance(weak_model, str) and (args.model_init_kwargs or quantization_config is not None):
-        logger.warning("model_init_kwargs and quantization_config are ignored: both models are already loaded.")
+        base, lora = _load(strong_base, base_options, "strong"), peft_config or strong_adapter
+        if isinstance(weak_model, str) and _same(strong_base, weak_base) and lora:
+            if "revision" in base_options:  # the base of the adapters, not what its repository holds by now
+                weak_base_options.setdefault("revision", base_options["revision"])
+            if keeps_base(lora) and weak_base_options == base_options:
+                shared_base = twin(base)
+        strong = _adapted(base, model, options, is_trainable=True) if strong_adapter else base
     _refuse_model(strong, "strong")
     if isinstance(weak_model, str):
         inner: Any = causal_lm(strong)
-        options.setdefault("dtype", inner.dtype)
-        options.setdefault("attn_implementation", inner.config._attn_implementation)
+        weak_base_options.setdefault("dtype", inner.dtype)
+        weak_base_options.setdefault("attn_implementation", inner.config._attn_implementation)
         if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
-            options.setdefault("quantization_config", quantized)
-        if "quantization_config" not in options:
-            options.setdefault("device_map", None)  # to main memory first, so that no second base fills the device
-        weak = shared_base or _load(weak_base, options, "weak")
+            weak_base_options.setdefault("quantization_config", quantized)
+        if "quantization_config" not in weak_base_options:
+            weak_base_options.setdefault("device_map", None)  # to main memory first, so no second base fills the device
+        weak = shared_base or _load(weak_base, weak_base_options, "weak")
         if weak_adapter:
-            weak = PeftModel.from_pretrained(weak, weak_model, is_trainable=args.weak_trainable)
+            weak = _adapted(weak, weak_model, weak_options, is_trainable=args.weak_trainable)
     _refuse_model(weak, "weak")
     refuse_shared_layers(strong, weak)
     return strong, weak
 
 
-def load_tokenizer_of(model: Any, strong: Any, args: WDJTConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer_of(model: Any, strong: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; an adapter may have one of its own, or its base's."""
-    base = causal_lm(strong).config._name_or_path
-    source = model if isinstance(model, str) else base
-    revision = (args.model_init_kwargs or {}).get("revision") if isinstance(model, str) else None  # pyright: ignore
-    for place in (source, base):
-        if (found := _tokenizer(place, revision=revision, trust_remote_code=args.trust_remote_code)) is not None:
-            return found
+    if (found := _tokenizer_of(model, strong, options)) is not None:
+        return found
+    source = model if isinstance(model, str) else causal_lm(strong).config._name_or_path
     raise UserError(f"There is no tokenizer next to {source or 'the strong model'}; give one as processing_class.")
 
 
@@ -129,17 +152,28 @@ def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
         raise UserError(f"The {name} model {source} cannot be loaded ({error}).") from error
 
 
-def _base_of(source: Any) -> tuple[Any, PeftConfig | None]:
-    """The base of an adapter's folder or Hub id, and the adapter's configuration; any other model and None."""
+def _base_of(source: Any, options: dict[str, Any]) -> tuple[Any, PeftConfig | None, dict[str, Any]]:
+    """The base of an adapter's folder or Hub id, the adapter's configuration, and what the base is loaded with.
+
+    Any other model, None and the options themselves.
+    """
+    revision = options.get("revision")
     try:
-        is_adapter = isinstance(source, str) and find_adapter_config_file(source)
+        is_adapter = isinstance(source, str) and find_adapter_config_file(source, revision=revision)
     except OSError:  # neither here nor on the Hub: loading it reports that
-        return source, None
+        return source, None, options
     if not is_adapter:
-        return source, None
+        return source, None, options
     refuse_pickles(Path(source))
-    adapter = PeftConfig.from_pretrained(source)
-    return adapter.base_model_name_or_path, adapter
+    adapter = PeftConfig.from_pretrained(source, revision=revision)
+    base_options = {name: value for name, value in options.items() if name != "revision"}
+    if adapter.revision:
+        base_options["revision"] = adapter.revision
+    return adapter.base_model_name_or_path, adapter, base_options
+
+
+def _adapted(base: Any, source: str, options: dict[str, Any], *, is_trainable: bool) -> PeftModel:
+    return PeftModel.from_pretrained(base, source, is_trainable=is_trainable, revision=options.get("revision"))
 
 
 def _same(one: str, other: str) -> bool:
@@ -173,6 +207,14 @@ def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> N
             "merge_adapter is set, but this hub_strategy pushes checkpoints too, whose adapter would be next to the "
             "merged model and be loaded instead of it; set hub_strategy to 'every_save' or 'end'."
         )
+    template = args.chat_template_path
+    adds_tokens = template is not None and not template.endswith((".jinja", ".j2"))
+    if peft_config is not None and adds_tokens and causal_lm(strong).config.get_text_config().tie_word_embeddings:
+        raise UserError(
+            f"chat_template_path is {template}, whose tokens TRL adds to the model and trains next to the adapter; "
+            "PEFT cannot do that for tied embeddings. Give a .jinja file, or first add the tokens to both models "
+            "(trl.clone_chat_template)."
+        )
     fresh = {"strong": peft_config is not None, "weak": adapter is not None and not isinstance(weak, PeftModel)}
     learns = {"strong": args.strong_runs, "weak": args.weak_learns}
     for model, name in ((strong, "strong"), (weak, "weak")):
@@ -192,7 +234,7 @@ def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
     config = causal_lm(model).config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         return
-    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
+    weight = router_loss(config) if weight is None else weight
     if weight:
         raise UserError(
             f"The {name} model is a mixture of experts with a load-balancing loss of weight {weight}, which the mixed "
@@ -228,37 +270,79 @@ def refuse_no_targets(dataset: Any) -> None:
         )
 
 
-def common_vocabulary(tokenizer: PreTrainedTokenizerBase, weak_model: Any, weak: Any) -> int | None:
+def common_vocabulary(
+    tokenizer: PreTrainedTokenizerBase,
+    weak_model: Any,
+    weak: Any,
+    options: dict[str, Any],
+    weak_tokenizer: PreTrainedTokenizerBase | None = None,
+) -> int | None:
     """Size of the vocabulary of both models, or None if the weak model's tokenizer cannot be found.
 
     Mixing logits only makes sense if token k is the same text for both. A padding token that only the strong model's
     tokenizer has is never predicted.
+
+    Args:
+        options: What the weak model was loaded with, if `weak_model` is a path.
+        weak_tokenizer: If unset, the one next to the weak model.
     """
-    base = causal_lm(weak).config._name_or_path
     by_path = isinstance(weak_model, str)  # then the Hub may be used, as for the model
-    places = [weak_model, base] if by_path else [base]
-    found = (_tokenizer(place, local_files_only=not by_path) for place in places)
-    other = next((tokenizer for tokenizer in found if tokenizer is not None), None)
+    other = weak_tokenizer or _tokenizer_of(weak_model, weak, options, local_files_only=not by_path)
     if other is None:
         return None
     strong, theirs = tokenizer.get_vocab(), other.get_vocab()
     if tokenizer.pad_token not in theirs:
         strong.pop(str(tokenizer.pad_token), None)
-    if strong != theirs:
+    # a model in memory may have been resized for tokens that the tokenizer on the disk does not have
+    extended = weak_tokenizer is None and not by_path and strong.items() >= theirs.items()
+    if strong != theirs and not extended:
         different = len(set(strong.items()) ^ set(theirs.items()))
         raise UserError(
             f"Cannot mix logits: the tokenizers of the weak model ({len(theirs)} tokens) and of the strong one "
-            f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run."
+            f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run; if the weak model "
+            "has another tokenizer than the one next to it, give it as weak_processing_class."
         )
     return vocabulary_size(tokenizer)
 
 
-def _tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer next to a model; AutoTokenizer alone would make an empty one from the model's configuration."""
-    where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+def resize_as_strong(strong: Any, weak: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Give the weak model rows for the tokens that TRL added to the strong one; returns the size of the vocabulary."""
+    size = vocabulary_size(tokenizer)
+    if len(head(weak).weight_VD) < size:
+        causal_lm(weak).resize_token_embeddings(len(head(strong).weight_VD))
+    return size
+
+
+def refuse_logits(strong: Any, weak: Any, args: WDJTConfig) -> None:
+    """Raise an error for logits that the loss would not compute; warn if both models have the same."""
+    strong_TV, weak_TV = refuse_other_logits(strong, "strong model"), refuse_other_logits(weak, "weak model")
+    if args.weak_runs and args.process_index == 0 and torch.equal(strong_TV, weak_TV):
+        logger.warning(
+            "The weak and the strong model give the same logits, so mixing them changes nothing at first. Expected: "
+            "two checkpoints of one run. Check their paths and revisions."
+        )
+
+
+def _tokenizer_of(
+    source: Any, model: Any, options: dict[str, Any], *, local_files_only: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer next to a model, or else next to the base of its adapter."""
+    base, adapter = causal_lm(model).config._name_or_path, adapter_config(model, "")
+    places = [(source, options.get("revision"))] if isinstance(source, str) else []
+    if base != source:
+        places.append((base, adapter and adapter.revision))
+    for place, revision in places:
+        more = {"revision": revision, "local_files_only": local_files_only}
+        if (found := _tokenizer(place, trust_remote_code=options["trust_remote_code"], **more)) is not None:
+            return found
+    return None
+
+
+def _tokenizer(place: str, *, trust_remote_code: bool, **options: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a place; AutoTokenizer alone would make an empty one from the model's configuration."""
     try:
-        if not place or cached_file(place, "tokenizer_config.json", **where) is None:
+        if not place or cached_file(place, "tokenizer_config.json", **options) is None:
             return None
-        return AutoTokenizer.from_pretrained(place, **options)
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError):
         return None

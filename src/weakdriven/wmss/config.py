@@ -1,5 +1,6 @@
 """WDJTConfig: TRL's SFTConfig, and how the weak and the strong model are mixed."""
 
+import json
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -31,12 +32,18 @@ class WDJTConfig(SFTConfig):
     strong_anchor: float = _option(0.0, "Weight of the strong model's own cross-entropy, added to the mixed one.")
     weak_trainable: bool = _option(True, "Train the weak model too; if not, it only runs forward and stays as it is.")
     weak_learning_rate: float | None = _option(None, "Peak learning rate of the weak model; unset: learning_rate.")
+    weak_model_init_kwargs: dict[str, Any] | str | None = _option(  # noqa: RUF009
+        None, "Options of from_pretrained for the weak model; unset: model_init_kwargs without their revision."
+    )
     merge_adapter: bool = _option(False, "save_model writes the strong model with its adapter merged into it.")
     loss_implementation: Implementation = _option("auto", "auto, triton, chunked or reference.")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         metric_given = self.metric_for_best_model is not None
         super().__post_init__()
+        given = self.weak_model_init_kwargs
+        if isinstance(given, str) and given.startswith("{"):  # from a command line
+            given = self.weak_model_init_kwargs = json.loads(given)
         rate, end, known = self.weak_learning_rate, self.strong_weight_end, get_args(Implementation)
         for name, good, wanted in (
             ("strong_weight", _within(self.strong_weight, 0, 1), "a number from 0 to 1"),
@@ -44,6 +51,7 @@ class WDJTConfig(SFTConfig):
             ("strong_weight_schedule", self.strong_weight_schedule in get_args(Schedule), "linear or cosine"),
             ("strong_anchor", _within(self.strong_anchor, 0, math.inf), "0 (off) or a positive number"),
             ("weak_learning_rate", rate is None or (_within(rate, 0, math.inf) and rate > 0), "positive, or None"),
+            ("weak_model_init_kwargs", given is None or isinstance(given, dict), "a dictionary, as JSON too, or None"),
             ("loss_implementation", self.loss_implementation in known, f"one of {', '.join(known)}"),
             ("loss_type", self.loss_type == "nll", "'nll': the loss of WDJTTrainer is the mixed cross-entropy"),
             ("label_smoothing_factor", not self.label_smoothing_factor, "0: the mixed loss takes no smoothed labels"),

@@ -23,7 +23,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, add_adapter, share_frozen
-from weakdriven.models.head import causal_lm, refuse_different_heads, refuse_other_logits
+from weakdriven.models.head import causal_lm, refuse_different_heads
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
 from weakdriven.training.attention import trained_attention
@@ -50,6 +50,7 @@ class WDJTTrainer(PairCheckpoints):
         args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
         peft_config: Gives both models an adapter of this kind. If the strong model already has one, a weak model
             without gets the same kind. Frozen tensors that are equal in both are held once.
+        weak_processing_class: The weak model's tokenizer, if it is not the one next to that model.
         more, kwargs: As for SFTTrainer, in its order.
     """
 
@@ -68,6 +69,7 @@ class WDJTTrainer(PairCheckpoints):
         args: TrainingArguments | None = None,
         *more: Any,
         weak_model: str | PreTrainedModel | PeftModel,
+        weak_processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ):
         require_hooks(type(self))
@@ -76,12 +78,13 @@ class WDJTTrainer(PairCheckpoints):
             name = model if isinstance(model, str) else model.config.name_or_path
             args = WDJTConfig(f"{Path(str(name)).name}-WDJT")
         config = copy.copy(WDJTConfig.of(args))
-        checks.refuse_options(config, options)
-        load = {"quantization_config": options.pop("quantization_config", None)}
-        strong, weak = checks.load_branches(model, weak_model, config, peft_config=options.get("peft_config"), **load)
-        checks.refuse_pair(strong, weak, config, options.get("peft_config"))
-        tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, config)
-        vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak)
+        checks.refuse_options(config, options | {"weak_processing_class": weak_processing_class})
+        load, weak_load = checks.init_options(model, config, options.pop("quantization_config", None))
+        lora = options.get("peft_config")
+        strong, weak = checks.load_branches(model, weak_model, config, load, weak_load, peft_config=lora)
+        checks.refuse_pair(strong, weak, config, lora)
+        tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, load)
+        vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak, weak_load, weak_processing_class)
         refuse_different_heads(strong, weak, vocabulary)
         first_alone = config.strong_weight in (0, 1) and config.strong_weight_end is not None  # in the first step
         if first_alone or config.ddp_find_unused_parameters is None:
@@ -92,8 +95,8 @@ class WDJTTrainer(PairCheckpoints):
         config.model_init_kwargs = own
         checks.refuse_sharding(self)
         checks.refuse_no_targets(self.train_dataset)
-        if config.chat_template_path is not None:  # TRL may have added tokens
-            vocabulary = checks.common_vocabulary(self.processing_class, weak_model, weak)  # pyright: ignore
+        if config.chat_template_path is not None:  # TRL may have added tokens to the strong model
+            vocabulary = checks.resize_as_strong(self.model, weak, self.processing_class)
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
@@ -135,8 +138,7 @@ class WDJTTrainer(PairCheckpoints):
         placed = getattr(weak, "quantization_method", None) or getattr(weak, "hf_device_map", None)
         if self.place_model_on_device and not placed:
             weak.to(args.device)
-        for model, name in ((strong, "strong"), (weak, "weak")):  # on the device, where layers of Liger can run
-            refuse_other_logits(model, f"{name} model")
+        checks.refuse_logits(strong, weak, args)  # on the device, where layers of Liger can run
         return pair
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
