@@ -97,6 +97,7 @@ class WDJTTrainer(ShardedCheckpoints):
         config.model_init_kwargs = own
         checks.refuse_sharding(self)
         checks.refuse_no_targets(self.train_dataset)
+        checks.refuse_long_rows(self, weak)
         if config.chat_template_path is not None:  # TRL may have added tokens
             vocabulary = checks.common_vocabulary(self._tokenizer, weak_model, weak)
         pair = self._pair_up(self.model, weak, vocabulary)
