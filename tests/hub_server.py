@@ -1,4 +1,4 @@
-"""A small server that speaks as much of the Hub's API as a push needs, and keeps what it is given."""
+"""A small server that speaks as much of the Hub's API as a push and a dataset need, and keeps what it is given."""
 
 import base64
 import hashlib
@@ -26,6 +26,10 @@ class HubServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.cards: list[str] = []
         self.messages: list[str] = []
+        self.datasets: dict[str, dict[str, dict[str, bytes]]] = {}
+        """Of each dataset the files of each commit, the newest last."""
+        self.down = 0
+        """Status of every answer about datasets, if the Hub is down."""
 
     @property
     def url(self) -> str:
@@ -46,13 +50,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None: ...
 
-    def _answer(self, value: Any, status: int = 200) -> None:
-        content = json.dumps(value).encode()
+    def _answer(self, value: Any, status: int = 200, **headers: str) -> None:
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name.replace("_", "-"), text)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -67,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         hub, path, body = self.server, self.path.partition("?")[0], self._body()
         hub.requests.append(f"{self.command} {path}")
+        if path.removeprefix("/api").startswith("/datasets/"):
+            return self._dataset(path.removeprefix("/api").split("/")[2:], body)
         stored = path.startswith("/objects/")  # like S3, where the address itself is the permission
         if not stored and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._answer({"error": "Invalid credentials"}, 401)
@@ -120,7 +129,29 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(facts)
         self._answer({"error": f"nothing at {path}"}, 404)
 
-    do_GET = do_POST = do_PUT = _handle
+    def _dataset(self, words: list[str], body: bytes) -> None:
+        """`words` are owner, name, and then what is asked of which revision and file."""
+        hub, name, what = self.server, "/".join(words[:2]), "".join(words[2:3])
+        if hub.down:
+            return self._answer({"error": "The Hub is down"}, hub.down)
+        if not (commits := hub.datasets.get(name)):
+            return self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+        commit = words[3] if len(words) > 3 and words[3] in commits else list(commits)[-1]
+        files, file = commits[commit], "/".join(words[4:])
+        listed = [{"type": "file", "path": one, "size": len(content), "oid": one} for one, content in files.items()]
+        if what == "tree":
+            return self._answer(listed)
+        if what == "paths-info":
+            asked = json.loads(body)["paths"]
+            return self._answer([entry for entry in listed if entry["path"] in asked])
+        if what == "resolve" and file in files:
+            oid = hashlib.sha1(files[file]).hexdigest()
+            return self._answer(files[file], X_Repo_Commit=commit, ETag=f'"{oid}"')
+        if what == "resolve":
+            return self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
+        self._answer({"id": name, "sha": commit, "siblings": [{"rfilename": one} for one in files]})
+
+    do_GET = do_HEAD = do_POST = do_PUT = _handle
 
 
 @contextmanager

@@ -106,7 +106,8 @@ class Problem(NamedTuple):
             scaled = scale * raw[-1]
             z.append(scaled if cap is None else cap * (scaled / cap).tanh())
         strong, weak = z
-        mixed = self.strong_weight * strong + (1 - self.strong_weight) * weak
+        shares = (self.strong_weight, strong), (1 - self.strong_weight, weak)
+        mixed = torch.stack([share * z for share, z in shares if share]).sum(0)  # 0 times minus infinity is NaN
         loss = F.cross_entropy(mixed, target, reduction="sum")
         loss = loss + self.strong_anchor * F.cross_entropy(strong, target, reduction="sum")
         asked = [i for i, x in enumerate(self.tensors) if x is not None and x.requires_grad and self.runs[i // 3]]
@@ -121,7 +122,7 @@ class Problem(NamedTuple):
                 scale = (by_logit_TV @ head, by_logit_TV.T @ hidden, by_logit_TV.sum(0))[i % 3]
                 scales[i] = F.pad(scale, (0, 0) * (scale.dim() - 1) + (0, len(gradients[i]) - len(scale)))  # pyright: ignore
         with torch.no_grad():
-            largest = max(z.abs().max().item() if z.numel() else 0.0 for z in (strong, weak))
+            largest = max(z[z.isfinite()].abs().max().item() if z.numel() else 0.0 for z in (strong, weak))
             return Exact(loss.detach(), *self._statistics(strong, weak, mixed), gradients, scales, largest)
 
     def _statistics(self, strong: Tensor, weak: Tensor, mixed: Tensor) -> tuple[MixStatistics, Tensor]:
@@ -130,14 +131,14 @@ class Problem(NamedTuple):
         def numbers(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             log_p = z.log_softmax(-1)
             chosen = log_p.gather(1, place)
-            return -chosen.sum(), chosen.exp().sum(), -(log_p.exp() * log_p).sum()
+            return -chosen.sum(), chosen.exp().sum(), -torch.xlogy(log_p.exp(), log_p.exp()).sum()
 
         nothing = (torch.tensor(torch.nan, dtype=torch.float64),) * 3
         of_mixed = numbers(mixed)
         of_strong, of_weak = (
             numbers(z) if runs else nothing for z, runs in zip((strong, weak), self.runs, strict=True)
         )
-        difference = weak - strong
+        difference = (weak - strong).nan_to_num(torch.inf, torch.inf, -torch.inf)  # what both forbid does not count
         slack_T = (difference - difference.gather(1, place)).amin(-1)
         holds = (slack_T >= 0).double().sum() if all(self.runs) else nothing[0]
         first, probability, entropy = zip(of_mixed, of_strong, of_weak, strict=True)

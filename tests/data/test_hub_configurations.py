@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import write_rows
+from weakdriven.data.rows import hub
 from weakdriven.data.rows.files import count_rows, data_key, hub_rows, read_each, read_rows
 from weakdriven.data.rows.sources import load_examples
 from weakdriven.errors import UserError
@@ -23,17 +24,19 @@ ROW = {"question": "1+1?", "solution": "2"}
     ],
 )
 def test_a_configuration_after_a_colon_is_asked_for_by_all_readers(path, asked, monkeypatch):
-    calls = []
+    calls, commit = [], "a" * 40
+    monkeypatch.setattr(hub, "_COMMITS", {path: commit})
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or [ROW])
     assert list(read_rows(path, "test")) == list(read_each(path, "test")) == [ROW]
     assert count_rows(path, "test") == 1
-    assert calls == [(asked, {"split": "test"})] * 3
-    assert load_examples(path)[0].completion == "2" and calls[-1] == (asked, {"split": "train"})
+    assert calls == [(asked, {"split": "test", "revision": commit})] * 3
+    assert load_examples(path)[0].completion == "2" and calls[-1][1]["split"] == "train"
 
 
 def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch):
     commits = {"owner/name": "abc"}
-    api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=commits[name]))
+    api = SimpleNamespace(dataset_info=lambda name, **_: SimpleNamespace(sha=commits[name]))
+    monkeypatch.setattr(hub, "_COMMITS", {})
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     assert data_key("owner/name:one", "train") == "owner/name:one@abc/train"
     assert data_key("owner/name", "train") == "owner/name@abc/train"
@@ -49,6 +52,7 @@ def test_a_file_whose_name_holds_a_colon_is_a_file(tmp_path, monkeypatch):
 def dataset(tmp_path, monkeypatch):
     """A folder as a dataset's repository is, with two configurations and no default."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(hub, "commit_of", lambda path: "of a folder")
 
     def make(default=""):
         for name in ("am_0.5M", "am_0.9M"):
@@ -86,5 +90,5 @@ def test_an_unknown_split_is_not_reported_as_a_missing_configuration(dataset, en
 
 
 def test_a_dataset_that_cannot_be_reached_is_reported_by_its_full_name():
-    with pytest.raises(UserError, match=r"^nobody/nothing:main is neither a readable data file nor a dataset"):
+    with pytest.raises(UserError, match=r"^nobody/nothing:main is no data file here, and the Hub"):
         hub_rows("nobody/nothing:main", "train")

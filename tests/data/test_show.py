@@ -61,6 +61,13 @@ def test_what_would_be_cut_or_left_out_is_said_with_its_reason(show):
     assert "{{" in out
 
 
+def test_a_row_longer_than_the_models_positions_is_not_counted_as_learned(show):
+    rows = [GOOD, GOOD | {"solution": "2 " * 600}]
+    code, out, _ = show(rows)
+    assert code == 0 and "1 learned whole" in out and "1 longer than the model's 512 positions: an error" in out
+    assert "positions" not in show(rows, "--max-length", 512)[1]
+
+
 def test_a_row_that_would_stop_training_is_reported_after_the_rows_before_it(show):
     code, out, _ = show([*[GOOD] * 30, {"messages": []}])
     assert code == 2 and "row 1:" in out and "Of the first 30 rows" in out

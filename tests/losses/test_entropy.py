@@ -121,9 +121,15 @@ def test_scores_carry_no_gradient():
     assert not token_entropy(hidden.requires_grad_(), head.requires_grad_()).requires_grad
 
 
-def test_a_missing_probability_counts_nothing():
-    logits = torch.tensor([[0.0, 0.0, -math.inf]])
+@every_way
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_missing_probability_counts_nothing(way):
+    logits = torch.tensor([[0.0, 0.0, -math.inf]], device=DEVICE)
     assert token_entropy_reference(logits).tolist() == pytest.approx([math.log(2)])
+    hidden, head, target = random_case(5, 16, 40)
+    bias = torch.zeros(40, device=DEVICE).index_fill_(0, torch.arange(20, 40, device=DEVICE), -math.inf)
+    scores = token_scores(hidden, Head(head, bias), target % 20, implementation=way)
+    assert_exact(scores, hidden.double() @ head[:20].double().T, target % 20)
 
 
 def test_the_largest_tensor_is_a_tile():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from loss_cases import CUDA, Problem, Way, every_way, given_tensors, problem
+from loss_cases import CUDA, Problem, Way, assert_solves, every_way, given_tensors, problem
 from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy, mixed_cross_entropy_with_statistics
@@ -76,6 +76,35 @@ def test_a_forbidden_token_has_probability_zero_and_no_gradient(way):
     cut = Problem(tuple(x[kept] if i % 3 else x for i, x in enumerate(case.tensors)), places)
     torch.testing.assert_close(loss.cpu().double(), cut.exact().loss, rtol=1e-5, atol=1e-5)
     assert not gradients[4][7].any() and gradients[4].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scales": (0.5, 2.0), "caps": (None, 3.0)},
+        {"strong_weight": 0.0},
+        {"strong_weight": 1.0},
+        {"strong_weight": 0.25, "strong_anchor": 0.5},
+        {"strong_weight": 0.0, "strong_anchor": 0.5},
+    ],
+)
+@every_way
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_tokens_that_either_model_or_both_forbid_leave_statistics_and_gradients_exact(way, options):
+    case = problem(4, 5, 5, 23, biases=(True, True), **options)
+    case = case._replace(target_T=torch.tensor([3, 11, 5, 3]))
+    strong_TD, _, strong_bias_V, weak_TE, _, weak_bias_V = case.tensors
+    with torch.no_grad():
+        strong_TD[0] = weak_TE[0] = 0  # so that the margins are those of the biases
+        weak_bias_V[3] = -4
+        strong_bias_V[[7, 9]] = weak_bias_V[9] = -torch.inf
+    assert not all(case.runs) or case.exact().statistics.margin_tokens > 0
+    assert_solves(way, case)
+    with torch.no_grad():
+        weak_bias_V[12] = -torch.inf
+    assert not all(case.runs) or case.exact().statistics.margin_tokens == 0
+    assert_solves(way, case)
 
 
 @pytest.mark.parametrize("target", [23, -1])

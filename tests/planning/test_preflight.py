@@ -11,12 +11,14 @@ import torch
 
 from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED, locate_model
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.planning import preflight
 from weakdriven.planning.costs import Cost, Planner, disk_bytes
 from weakdriven.planning.devices import DEVICES, GIB, MEASURED, Machine
 from weakdriven.planning.memory import Memory
 from weakdriven.runs.directory import WORK, work_folder
+from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.workload import Workload
@@ -69,6 +71,17 @@ def test_force_turns_the_error_into_a_note_and_a_run_that_fits_has_none(tmp_path
 def test_the_real_length_of_rows_counts_and_not_the_longest_allowed(tmp_path, no_gpu, monkeypatch):
     with_memory(monkeypatch, 1.0)
     checked(tmp_path / "run", "data.max_length=100000")
+
+
+def test_an_example_longer_than_the_models_positions_is_an_error_before_training(tmp_path, no_gpu):
+    shutil.copytree(locate_model(EMBEDDED), tmp_path / "model")
+    config = read_json(tmp_path / "model/config.json")
+    write_json(tmp_path / "model/config.json", config | {"max_position_embeddings": 40})
+    short, recorder = ("data.long_prompts=drop", f"model={tmp_path / 'model'}"), Recorder()
+    with pytest.raises(UserError, match=r"longest example has \d+ tokens, .* has 40 positions .*data.max_length=40"):
+        carry_out(small_recipe(*SHORT, *short), tmp_path / "run", recorder, all_stages)
+    assert list(recorder.ran) == ["data"]
+    checked(tmp_path / "run", "data.max_length=40", *short)
 
 
 def test_finished_and_reused_stages_are_not_checked():

@@ -148,6 +148,19 @@ def test_a_finished_result_that_was_killed_before_its_rename_is_renamed_without_
         assert len(work.found) == calls and stage(tmp_path, work, **change).ran == {} and not home.exists()
 
 
+def test_a_setting_that_looks_like_a_secret_is_compared_like_any_other(tmp_path):
+    secret = "hf_" + "aB3" * 11
+    settings = {**SETTINGS, "model": secret}
+    stage(tmp_path, Work(), settings=settings)
+    assert stage(tmp_path, Work(), settings=settings).skipped == ["part/one"]
+    file = tmp_path / "part/one/manifest.json"
+    file.write_text(file.read_text().replace(secret, "hf_…"))  # as earlier versions wrote it
+    assert stage(tmp_path, Work(), settings=settings).skipped == ["part/one"]
+    changed = stage(tmp_path, Work(), settings={**settings, "a": {"b": 2}})
+    assert changed.ran["part/one"].startswith("a.b 1 -> 2")
+    assert stage(tmp_path, Work(), settings=settings).ran == {"part/one": "a.b 2 -> 1"}
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"[]", b"\xff", b'{"key": "k"}', b'{"key": 1, "settings": []}'])
 def test_a_damaged_manifest_raises_an_error_and_nothing_is_computed_again(tmp_path, text):
     stage(tmp_path, Work())

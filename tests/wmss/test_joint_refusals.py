@@ -53,6 +53,32 @@ def test_rows_without_a_supervised_token_are_an_error(tmp_path):
         make(tmp_path, data=masked, max_length=16)
 
 
+LONG = Dataset.from_list([{"input_ids": [3] * 70, "labels": [3] * 70}, *token_rows(7)])
+
+
+@pytest.mark.parametrize(
+    "rows, options",
+    [
+        ({"train_dataset": LONG}, {"max_length": None}),
+        ({"train_dataset": LONG}, {"max_length": 65}),
+        ({"train_dataset": LONG}, {"max_length": 32, "dataset_kwargs": {"skip_prepare_dataset": True}}),
+        ({"train_dataset": LONG}, {"max_length": 128, "packing": True}),
+        ({"eval_dataset": {"one": token_rows(4), "two": LONG}}, {"max_length": None}),
+        ({}, {"max_length": None, "weak_positions": 8}),
+    ],
+)
+def test_rows_longer_than_the_models_positions_are_an_error(rows, options, tmp_path):
+    positions = options.pop("weak_positions", 64)
+    weak = tiny_model(seed=2, max_position_embeddings=positions)
+    with pytest.raises(UserError, match=rf"A row has .* share {positions} positions .*set max_length={positions} in"):
+        make(tmp_path, weak_model=weak, trainer=rows, **options)
+
+
+@pytest.mark.parametrize("rows, options", [(LONG, {"max_length": 64}), (None, {"max_length": 128, "packing": True})])
+def test_rows_that_are_cut_or_packed_to_fit_the_positions_train(rows, options, tmp_path):
+    make(tmp_path, data=rows, **options)
+
+
 def seq2seq():
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
     return AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, decoder_start_token_id=0))

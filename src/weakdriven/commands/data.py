@@ -35,15 +35,17 @@ def data_show(
     from weakdriven.data.rows.files import cheap_count
     from weakdriven.data.rows.sources import open_source
     from weakdriven.data.show import print_source
-    from weakdriven.models.load import load_tokenizer, locate_model
+    from weakdriven.models.load import load_tokenizer, locate_model, positions
 
     opened = open_source(source, split, domain=domain, empty_completions="drop")
-    tokenizer = load_tokenizer(locate_model(model), trust_remote_code=trust_remote_code)
+    folder = locate_model(model)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     give_chat_template(tokenizer, chat_template, model, setting="--chat-template")
     renderer = Renderer(tokenizer, domain, style)
     renderer.check()
-    count = cheap_count(source, split)
-    if not print_source(opened, renderer, Console(), rows=rows, max_length=max_length, count=count):
+    looked = {"rows": rows, "max_length": max_length, "count": cheap_count(source, split)}
+    room = positions(folder, trust_remote_code=trust_remote_code)
+    if not print_source(opened, renderer, Console(), positions=room, **looked):
         raise typer.Exit(2)
 
 

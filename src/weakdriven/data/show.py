@@ -36,8 +36,8 @@ class Look:
     """What happens to the row; empty if all of its replies are learned."""
 
 
-def look(example: Example, renderer: Renderer, max_length: int) -> Look:
-    """Tokenise one example whole and mark what fits."""
+def look(example: Example, renderer: Renderer, max_length: int, positions: int | None = None) -> Look:
+    """Tokenise one example whole and mark what fits; `positions` are those of the model, if it limits them."""
     row = tokenize(example, renderer)
     kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
     unsupervised = kinds.count("prompt")
@@ -51,6 +51,8 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
         fate = "no completion: an error, or left out with data.empty_completions=drop"
     elif not learned:
         fate = f"the prompt fills max_length={max_length}: an error, or left out with data.long_prompts=drop"
+    elif positions is not None and min(len(kinds), max_length) > positions:
+        fate = f"longer than the model's {positions:,} positions: an error; lower max_length to cut it"
     elif len(kinds) > max_length:
         fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
     elif row["unlearned"]:
@@ -61,7 +63,14 @@ def look(example: Example, renderer: Renderer, max_length: int) -> Look:
 
 
 def print_source(
-    source: Source, renderer: Renderer, console: Console, *, rows: int, max_length: int, count: int | None
+    source: Source,
+    renderer: Renderer,
+    console: Console,
+    *,
+    rows: int,
+    max_length: int,
+    count: int | None,
+    positions: int | None = None,
 ) -> bool:
     """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut.
 
@@ -72,7 +81,7 @@ def print_source(
     longest, fates, stopped = 0, Counter[str](), ""
     try:
         for number, example in enumerate(islice(source, LOOKED_AT)):
-            one = look(example, renderer, max_length)
+            one = look(example, renderer, max_length, positions)
             longest = max(longest, one.tokens)
             fates[one.fate] += 1
             if number < rows:

@@ -46,12 +46,16 @@ def mix_rows(
             result_R9[:, 2] = weak_lse_R - weak.gather(1, place_R1)[:, 0]
             # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
             difference = weak - strong
-            result_R9[:, 5] = difference.gather(1, place_R1)[:, 0] <= difference.amin(-1)
+            at_target_R1 = difference.gather(1, place_R1)
+            # a token that both models forbid gives NaN, which is not smaller than anything
+            result_R9[:, 5] = ~((difference < at_target_R1).any(-1) | at_target_R1[:, 0].isnan())
             del difference
             result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
             result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
     if weak is None:
         mixed = strong
+    elif strong_weight == 0:  # with an anchor; a logit of minus infinity, times 0, is not a number
+        mixed = weak.clone()
     else:  # over the strong logits where nobody reads them again
         mixed = strong.mul_(strong_weight) if gradients == SHARED else strong * strong_weight
         # not torch.lerp, which subtracts: a logit of minus infinity would make it not a number
@@ -89,7 +93,7 @@ def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
     """Expected logit under its own softmax; entropy is log-sum-exp minus this."""
     p_RV = (z_RV - lse_R[:, None]).exp_()
     total_R = p_RV.sum(-1)  # not quite 1: large logits have a rounded log-sum-exp, and would magnify what is missing
-    return p_RV.mul_(z_RV).sum(-1) / total_R
+    return p_RV.mul_(z_RV).nansum(-1) / total_R  # 0 log 0 is 0; any other NaN is in the total
 
 
 def capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:

@@ -43,6 +43,10 @@ class MixStatistics(NamedTuple):
 
 def mixed_cross_entropy_reference(strong_TV: Tensor, weak_TV: Tensor, target_T: Tensor, *, strong_weight: float):
     wide = torch.promote_types(strong_TV.dtype, torch.float32)
+    # a logit of minus infinity, times 0, is not a number
+    strong_TV, weak_TV = (
+        z if share else z.nan_to_num() for z, share in ((strong_TV, strong_weight), (weak_TV, 1 - strong_weight))
+    )
     mixed_TV = strong_weight * strong_TV.to(wide) + (1 - strong_weight) * weak_TV.to(wide)
     return F.cross_entropy(mixed_TV, target_T, ignore_index=IGNORE, reduction="sum")
 

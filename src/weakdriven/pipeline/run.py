@@ -31,7 +31,7 @@ from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.checks import check_recipe
 from weakdriven.stages.context import Context
-from weakdriven.stages.data import data_stage
+from weakdriven.stages.data import data_stage, settle_rows
 from weakdriven.stages.evaluation import evaluation_stage
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import merged
@@ -158,6 +158,7 @@ def checked(
 ) -> tuple[Context, list[Planned], dict[str, str]]:
     """A dry run: what will run, and the plan of the whole recipe."""
     with failing_together():
+        settle_rows(recipe.data, run.root)
         context = check_recipe(recipe, run, processes=size(), evaluates=evaluates)
         work(context)
         if reads_only:

@@ -13,6 +13,7 @@ import torch
 
 from weakdriven.errors import UserError, explain, is_out_of_memory
 from weakdriven.models.liger import fast_layers, model_type
+from weakdriven.models.load import positions
 from weakdriven.planning.advice import Advice, Change, advise
 from weakdriven.planning.costs import Cost, Planner, batch_is_known, disk_bytes
 from weakdriven.planning.devices import GIB
@@ -47,6 +48,7 @@ def check_room(
     costs: list[Cost] = []
     if workloads:
         planner = planner_here(context, data)
+        refuse_long_rows(context, planner.rows.longest)
         try:
             costs = [planner.cost(workload) for workload in workloads]
         except UserError as error:  # an architecture that a plan does not know trains all the same
@@ -56,6 +58,20 @@ def check_room(
     saved = [cost for cost in costs if cost.workload.kind != "scan"]
     ahead = [entry for entry in planned if entry.name != data.name]  # the rows are there by now
     on_main(lambda: check_disk(saved, ahead, context.run.root, progress, force=force))
+
+
+def refuse_long_rows(context: Context, longest: int) -> None:
+    """Some models fail at a token past their last position; others train it, on positions they have never seen."""
+    recipe = context.recipe
+    for model in filter(None, (context.base, context.given_strong)):
+        folder = context.base.folder if recipe.lora else model.folder
+        room = positions(folder, trust_remote_code=recipe.trust_remote_code)
+        if room is not None and longest > room:
+            raise UserError(
+                f"The longest example has {longest:,} tokens, and the model in {folder} has {room:,} positions "
+                f"(max_position_embeddings); set data.max_length={room}, which cuts longer examples on the right, or "
+                "leave those examples out."
+            )
 
 
 def planner_here(context: Context, data: Stage) -> Planner:

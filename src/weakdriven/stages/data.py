@@ -5,15 +5,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from weakdriven.config.recipe import DataSettings
 from weakdriven.data.example import Example
 from weakdriven.data.overlap.held_out import Hit, keep_out
-from weakdriven.data.rows.files import data_key
+from weakdriven.data.rows.files import data_key, settle_commit
+from weakdriven.data.rows.hub import use_commit
 from weakdriven.data.rows.sources import open_source
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
-from weakdriven.runs.manifest import MANIFEST, refuse_damage
-from weakdriven.runs.processes import is_main
+from weakdriven.runs.manifest import MANIFEST, is_stage, refuse_damage
+from weakdriven.runs.processes import agree, is_main, on_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.workload import Workload
@@ -69,6 +71,18 @@ def data_stage(context: Context) -> Stage:
     if context.run.computes:
         compare_again(context, stage)
     return stage
+
+
+def settle_rows(settings: DataSettings, root: Path) -> None:
+    """Look up the commit of a Hub dataset once for a run and all of its processes, before a key needs it."""
+    manifest = root / "data" / MANIFEST
+
+    def settled() -> str | None:
+        inputs = read_json(manifest).get("inputs") if is_stage(manifest.parent) else None
+        return settle_commit(settings.path, settings.split, inputs.get("rows") if isinstance(inputs, dict) else None)
+
+    if commit := agree(on_main(settled)):
+        use_commit(settings.path, commit)
 
 
 def compare_again(context: Context, data: Stage) -> None:

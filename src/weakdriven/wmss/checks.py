@@ -1,6 +1,7 @@
 """From the arguments of `WDJTTrainer` to two models that can be mixed; what is not supported raises an error here."""
 
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
 
+from weakdriven.data.tokenize import row_lengths
 from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import IGNORE
 from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapter, twin
@@ -268,6 +270,28 @@ def refuse_no_targets(dataset: Any) -> None:
             "supervised tokens are dropped first). Check why the labels leave all tokens out (completion_only_loss, "
             "assistant_only_loss, max_length)."
         )
+
+
+def refuse_long_rows(trainer: Any, weak: Any) -> None:
+    """Some models fail at a token past their last position; others train it, on positions they have never seen."""
+    configs = [causal_lm(model).config.get_text_config() for model in (trainer.model, weak)]
+    limit = min(getattr(config, "max_position_embeddings", None) or math.inf for config in configs)
+    args, evaluated = trainer.args, trainer.eval_dataset
+    prepared = not (args.dataset_kwargs or {}).get("skip_prepare_dataset")
+    if limit == math.inf or (prepared and (args.max_length or math.inf) <= limit):  # upstream cuts rows to max_length
+        return
+    for rows in (trainer.train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])):
+        if not isinstance(rows, Dataset) or not len(rows) or "input_ids" not in rows.column_names:
+            continue
+        if "seq_lengths" in rows.column_names:  # packed
+            longest = max(max(lengths) for lengths in rows.with_format(None)["seq_lengths"])
+        else:
+            longest = int(row_lengths(rows).max())
+        if longest > limit:
+            raise UserError(
+                f"A row has {longest:,} tokens, and the models share {limit:,} positions (max_position_embeddings); "
+                f"set max_length={limit} in the arguments, which cuts longer rows, or leave those rows out."
+            )
 
 
 def common_vocabulary(

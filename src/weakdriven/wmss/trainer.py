@@ -95,6 +95,7 @@ class WDJTTrainer(PairCheckpoints):
         config.model_init_kwargs = own
         checks.refuse_sharding(self)
         checks.refuse_no_targets(self.train_dataset)
+        checks.refuse_long_rows(self, weak)
         if config.chat_template_path is not None:  # TRL may have added tokens to the strong model
             vocabulary = checks.resize_as_strong(self.model, weak, self.processing_class)
         pair = self._pair_up(self.model, weak, vocabulary)

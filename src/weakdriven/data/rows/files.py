@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from weakdriven.data.demo import VERSION as PROBLEMS_VERSION
 from weakdriven.data.demo import demo_rows
+from weakdriven.data.rows.hub import commit_of, find_commit, hub_rows
 from weakdriven.data.rows.remote import fetch, is_remote
 from weakdriven.errors import UserError
 from weakdriven.runs.files import file_digest
@@ -105,27 +107,15 @@ def data_key(path: str, split: str) -> str:
             return file_digest(file)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    from huggingface_hub import HfApi
-
-    try:
-        commit = HfApi().dataset_info(path.partition(":")[0]).sha
-    except Exception:  # offline: the cached copy is used; a wrong name fails when it is loaded
-        commit = "cached"
-    return f"{path}@{commit}/{split}"
+    return f"{path}@{commit_of(path)}/{split}"
 
 
-def hub_rows(path: str, split: str) -> Any:
-    """A split of a Hub dataset (`name`, or `name:configuration`), mapped from disk."""
-    from datasets import load_dataset
-
-    name, _, config = path.partition(":")
-    try:
-        return load_dataset(name, config or None, split=split)
-    except Exception as error:
-        raise UserError(
-            f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A dataset's configuration is "
-            f"written after a colon: {name}:configuration."
-        ) from error
+def settle_commit(path: str, split: str, key: Any) -> str | None:
+    """The commit of a Hub dataset for a run, whose earlier `key` of these rows may name one; None for other sources."""
+    if path == EMBEDDED or is_remote(path) or find_file(path):
+        return None
+    earlier = re.fullmatch(rf"{re.escape(path)}@(\w+)/{re.escape(split)}", str(key))
+    return find_commit(path, earlier and earlier[1])
 
 
 def _inner_ending(file: Path) -> str:

@@ -33,13 +33,23 @@ def _slope(z, scale, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def _mixed(strong, weak, strong_weight, STRONG: tl.constexpr):
+    """Without STRONG the weight is 0, and a logit of minus infinity, times 0, is not a number."""
+    if STRONG:
+        return strong_weight * strong + (1 - strong_weight) * weak
+    else:
+        return (1 - strong_weight) * weak
+
+
+@triton.jit
 def _add(z, largest, total, weighted):
     """Fold a block, lane by lane, into a running max, sum of exp(z - max) and sum of z exp(z - max): one exp each."""
     rise = z - largest
     e = tl.exp(-tl.abs(rise))
     higher = rise > 0
     total = tl.where(higher, total * e + 1, total + e)
-    weighted = tl.where(higher, weighted * e + z, weighted + e * z)
+    # 0 times a logit of minus infinity is not a number; where z is none, e is not either
+    weighted = tl.where(higher, weighted * e + z, weighted + e * tl.maximum(z, -1e30))
     return tl.where(higher, z, largest), total, weighted
 
 
@@ -68,6 +78,7 @@ def _rows(
     strong_cap,
     weak_scale,
     weak_cap,
+    STRONG: tl.constexpr,
     WEAK: tl.constexpr,
     STRONG_CAPPED: tl.constexpr,
     WEAK_CAPPED: tl.constexpr,
@@ -102,9 +113,10 @@ def _rows(
         if WEAK:
             weak = tl.load(weak_ptr + place, mask=inside, other=0.0).to(tl.float32)
             weak = _capped(weak, weak_scale, weak_cap, WEAK_CAPPED)
-            mixed = strong_weight * strong + (1 - strong_weight) * weak
+            mixed = _mixed(strong, weak, strong_weight, STRONG)
             if STATISTICS:
-                smallest = tl.minimum(smallest, tl.where(inside, weak - strong, smallest))
+                lower = tl.maximum(weak, -1e30) - strong  # infinite for a token that both models forbid
+                smallest = tl.minimum(smallest, tl.where(inside, lower, smallest))
                 weak = tl.where(inside, weak, low)
                 weak_max, weak_sum, weak_dot = _add(weak, weak_max, weak_sum, weak_dot)
                 strong = tl.where(inside, strong, low)
@@ -117,7 +129,7 @@ def _rows(
     mixed_y = strong_y
     result_ptr += row * COLUMNS
     if WEAK:
-        mixed_y = strong_weight * strong_y + (1 - strong_weight) * weak_y
+        mixed_y = _mixed(strong_y, weak_y, strong_weight, STRONG)
         if STATISTICS:
             strong_lse, strong_entropy = _finish(strong_max, strong_sum, strong_dot)
             weak_lse, weak_entropy = _finish(weak_max, weak_sum, weak_dot)
@@ -144,7 +156,7 @@ def _rows(
             if WEAK:
                 weak = tl.load(weak_ptr + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 weak = _capped(weak, weak_scale, weak_cap, WEAK_CAPPED)
-                mixed = strong_weight * strong + (1 - strong_weight) * weak
+                mixed = _mixed(strong, weak, strong_weight, STRONG)
             hit = tl.where(place == target, 1.0, 0.0)
             gradient = tl.exp(mixed - mixed_lse) - hit
             if GRADIENTS == 2:
@@ -171,6 +183,7 @@ def mix_rows(
         _rows[(rows,)](
             *tensors,
             *mixing,
+            STRONG=mixing.strong_weight > 0,
             WEAK=weak_RV is not None,
             STRONG_CAPPED=mixing.strong_cap > 0,
             WEAK_CAPPED=mixing.weak_cap > 0,

@@ -1,0 +1,91 @@
+"""Datasets on the Hub, each read at one commit in a whole run, so that the rows are those of their key."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from weakdriven.errors import UserError
+
+logger = logging.getLogger(__name__)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+UNKNOWN = "cached"
+"""What earlier versions wrote into a key in place of a commit, where the Hub did not answer."""
+PATIENCE = 60
+"""Seconds in which the Hub has to name a commit."""
+_COMMITS: dict[str, str] = {}
+"""The commit of each dataset that this process has a key of."""
+
+
+def commit_of(path: str) -> str:
+    """The commit at which this process reads a dataset (`name`, or `name:configuration`), looked up once."""
+    if path not in _COMMITS:
+        _COMMITS[path] = find_commit(path)
+    return _COMMITS[path]
+
+
+def use_commit(path: str, commit: str) -> None:
+    _COMMITS[path] = commit
+
+
+def find_commit(path: str, known: str | None = None) -> str:
+    """The newest commit of a dataset; if the Hub does not answer, the `known` one, else that of the local cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    name, _, config = path.partition(":")
+    if known == UNKNOWN:  # whatever the newest commit is, it says nothing about those rows
+        return known
+    try:
+        return str(HfApi().dataset_info(name, timeout=PATIENCE).sha)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if commit := known or _cached_commit(name, config):
+            where = "of the earlier run" if known else "in the local cache"
+            logger.warning(
+                "The Hub does not name the newest commit of %s (%s); %s %s is used.", name, reason, commit, where
+            )
+            return commit
+        if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
+            raise _no_rows(path, error) from error
+        raise UserError(
+            f"{path} is no data file here, and the Hub does not name the newest commit of that dataset ({reason}); the "
+            "local cache holds none. Run the same command again when the Hub answers, or give a data file."
+        ) from error
+
+
+def hub_rows(path: str, split: str) -> Any:
+    """A split of a Hub dataset (`name`, or `name:configuration`) at the commit of its key, mapped from disk."""
+    from datasets import load_dataset
+
+    name, _, config = path.partition(":")
+    commit = commit_of(path)
+    revision = commit if COMMIT.fullmatch(commit) else None
+    try:
+        rows: Any = load_dataset(name, config or None, split=split, revision=revision)
+    except Exception as error:
+        raise _no_rows(path, error) from error
+    # where the Hub does not answer, `datasets` reads the newest commit in its cache
+    found = {Path(file["filename"]).parent.name for file in getattr(rows, "cache_files", [])}
+    if revision and (others := [one for one in found - {commit} if COMMIT.fullmatch(one)]):
+        raise UserError(
+            f"{path} cannot be read at commit {commit}, because the Hub does not answer and the local cache holds "
+            f"{others[0]}; run the same command again when the Hub answers."
+        )
+    return rows
+
+
+def _cached_commit(name: str, config: str) -> str | None:
+    from datasets import load_dataset_builder
+
+    try:
+        return load_dataset_builder(name, config or None).hash
+    except Exception:
+        return None
+
+
+def _no_rows(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A dataset's configuration is "
+        f"written after a colon: {path.partition(':')[0]}:configuration."
+    )
