@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
@@ -205,18 +205,6 @@ def test_a_merged_model_gives_the_logits_of_the_adapted_one_and_training_can_con
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     torch.testing.assert_close(plain(IDS).logits, trainer.pair.strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(before[name], after) for name, after in weights(trainer.pair).items())
-
-
-@pytest.mark.parametrize(
-    "config, message",
-    [
-        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts where"),
-        (LoraConfig(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts where"),
-    ],
-)
-def test_adapters_that_the_loss_would_not_see_are_an_error(config, message, base, tmp_path):
-    with pytest.raises(UserError, match=message):
-        make(tmp_path, model=base, weak_model=base, trainer={"peft_config": config})
 
 
 @pytest.mark.parametrize("place", ["model", "weak_model"])
