@@ -23,10 +23,10 @@ from transformers import PreTrainedTokenizerFast
 MODEL = re.compile(r"[\w-]+/tiny-(\w+ForCausalLM)[\w.-]*")
 TEMPLATES = {"GPTNeoXForCausalLM": None, "MistralForCausalLM": None, "Qwen3ForCausalLM": "qwen3"}
 """Chat templates of TRL by model class; None: neither a template nor a padding token. Others: qwen2_5."""
-VOCABULARY = 512
+VOCABULARY = 768
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
     "num_experts": 2, "num_local_experts": 2, "n_routed_experts": 2, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 16, "state_size": 4,
@@ -159,7 +159,7 @@ def make_tokenizer(chat: str | None) -> PreTrainedTokenizerFast:
     bpe: Any = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     options: dict[str, Any] = {"special_tokens": special, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
-    bpe.train_from_iterator(proverbs(), trainers.BpeTrainer(vocab_size=450, show_progress=False, **options))
+    bpe.train_from_iterator(proverbs(), trainers.BpeTrainer(vocab_size=700, show_progress=False, **options))
     names = {"eos_token": special[-1]} | ({"pad_token": special[0]} if chat else {})
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
     if chat:
