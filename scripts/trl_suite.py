@@ -144,19 +144,17 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
     return report
 
 
-def difference(one: Outcome, other: Outcome) -> tuple[float, float, str] | None:
-    """Largest differences of losses and of weights, and a note if other steps ran; None if nothing was trained."""
+def difference(one: Outcome, other: Outcome) -> tuple[float, float] | str | None:
+    """Largest differences of losses and of weights, why they were not compared, or None if nothing was trained."""
     pairs = [pair for pair in zip(one.trainings, other.trainings, strict=False) if pair[0].losses]
-    losses, weights, note = 0.0, 0.0, ""
+    losses, weights = 0.0, 0.0
     for mine, theirs in pairs:
-        gaps = [abs(a - b) for a, b in zip(mine.losses, theirs.losses, strict=False) if a == a or b == b]
-        losses = max([losses, *gaps])
-        if len(mine.losses) == len(theirs.losses):
-            moved = [(value - theirs.weights[name]).abs().max().item() for name, value in mine.weights.items()]
-            weights = max([weights, *moved])
-        else:
-            note = f" in {len(theirs.losses)} of {len(mine.losses)} steps"
-    return (losses, weights, note) if pairs else None
+        if len(mine.losses) != len(theirs.losses):
+            return f"{len(theirs.losses)} of {len(mine.losses)} steps"
+        losses = max([losses, *(abs(a - b) for a, b in zip(mine.losses, theirs.losses, strict=True))])
+        moved = [(value - theirs.weights[name]).abs().max().item() for name, value in mine.weights.items()]
+        weights = max([weights, *moved])
+    return (losses, weights) if pairs else None
 
 
 def print_report() -> None:
@@ -166,8 +164,8 @@ def print_report() -> None:
     compared = []
     for name, modes in passed.items():
         gap = difference(modes["sft"], modes.get("alone", nothing))
-        compared += [gap[:2]] if gap else []
-        shown = f"{gap[0]:.0e}, {gap[1]:.0e}{gap[2]}" if gap else ""
+        compared += [gap] if isinstance(gap, tuple) else []
+        shown = f"{gap[0]:.0e}, {gap[1]:.0e}" if isinstance(gap, tuple) else gap or ""
         print(f"| {name} | {modes['joint'].outcome} | {modes.get('strong', nothing).outcome} | {shown} |")
     print("\nNot supported, or failed:")
     for name, modes in passed.items():

@@ -177,7 +177,13 @@ def fresh_evaluation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prediction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, rows = make(folder), token_rows(5, seed=9)
-    assert trainer.predict(rows).metrics["test_loss"] == pytest.approx(trainer.evaluate(rows)["eval_loss"])
+    found = trainer.predict(rows)
+    assert found.metrics["test_loss"] == pytest.approx(trainer.evaluate(rows)["eval_loss"])
+
+
+def predicted_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="never builds"):
+        assert make(folder).predict(token_rows(2)).predictions is None
 
 
 def checkpointed(**how: Any) -> Check:
@@ -418,7 +424,7 @@ WORKS: dict[str, Check] = {
     "mixtures of experts": same(model=experts, router_aux_loss_coef=0.0),
     # loss and metrics
     '`loss_type="nll"`': same(loss_type="nll"),
-    "`predict`": prediction,
+    "`predict`: metrics": prediction,
     # memory and speed
     "`gradient_checkpointing`": checkpointed(),
     '`gradient_checkpointing_kwargs={"use_reentrant": ...}`': checkpointed(use_reentrant=True),
@@ -486,6 +492,10 @@ NOT_SUPPORTED: dict[str, Check] = {
     ),
     "`mean_token_accuracy` and `entropy`": refused(
         "which is not measured here", metric_for_best_model="eval_mean_token_accuracy"
+    ),
+    "`predict`: logits": predicted_logits,
+    "a loss that is NaN": elsewhere(
+        "wmss/test_joint.py", "test_a_loss_that_is_nan_names_its_model_before_the_optimizer_moves"
     ),
     "FSDP2 with adapters": elsewhere("scale/test_sharded_training.py", "test_adapters_under_fsdp_are_not_supported"),
     "FSDP 1, DeepSpeed": elsewhere(
