@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import AutoModelForCausalLM, MixtralConfig, PrinterCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven import WDJTConfig, WDJTTrainer
@@ -59,6 +59,13 @@ def trained(folder, **options):
 
 def logs(trainer):
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def experts(seed):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return AutoModelForCausalLM.from_config(MixtralConfig(**sizes, **heads), dtype=torch.float32)
 
 
 def close(one, other, atol=1e-5):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
@@ -223,18 +223,6 @@ def test_a_merged_model_is_pushed_without_the_adapter(base, adapter, monkeypatch
     torch.testing.assert_close(pushed(IDS).logits, trainer.pair.strong.eval()(IDS).logits, rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match="merge_adapter is set, but this hub_strategy pushes checkpoints"):
         make(tmp_path, model=adapter, weak_model=base, hub_strategy="checkpoint", **push)
-
-
-@pytest.mark.parametrize(
-    "config, message",
-    [
-        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), "PROMPT_TUNING, which acts where"),
-        (LoraConfig(target_modules=["q_proj", "lm_head"]), "LORA on lm_head, which acts where"),
-    ],
-)
-def test_adapters_that_the_loss_would_not_see_are_an_error(config, message, base, tmp_path):
-    with pytest.raises(UserError, match=message):
-        make(tmp_path, model=base, weak_model=base, trainer={"peft_config": config})
 
 
 @pytest.mark.parametrize("place", ["model", "weak_model"])

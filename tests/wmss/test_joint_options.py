@@ -18,12 +18,11 @@ from transformers import (
     PrinterCallback,
     TrainerCallback,
 )
-from trl import SFTConfig
 
 from helpers import embedded_tokenizer, tiny_model, token_rows
-from joint_cases import CHAT, EMBEDDED_MODEL, HERE, MARKED, arguments, close, logs, make, trained
+from joint_cases import CHAT, EMBEDDED_MODEL, HERE, arguments, close, logs, make, trained
 from two_processes import run
-from weakdriven import WDJTConfig, WDJTTrainer
+from weakdriven import WDJTTrainer
 from weakdriven.errors import UserError
 
 
@@ -98,55 +97,6 @@ def test_a_schedule_compiles_no_more_graphs_than_a_constant_mixture(tmp_path):
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
     assert graphs(strong_weight_end=0.9) == graphs() > 0
-
-
-@pytest.mark.parametrize(
-    "rows, streamed",
-    [
-        ([{"text": f"{i} + 1 = {i + 1}"} for i in range(4)], False),
-        ([{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(4)], True),
-        (
-            [
-                {
-                    "prompt": [{"role": "user", "content": f"{i}+1?"}],
-                    "completion": [{"role": "assistant", "content": f"{i + 1}"}],
-                }
-                for i in range(4)
-            ],
-            False,
-        ),
-        (CHAT.to_list(), True),
-    ],
-    ids=["text", "prompt-completion-stream", "conversational-completion", "chat-stream"],
-)
-def test_every_kind_of_dataset_trains_from_paths_alone(rows, streamed, tmp_path):
-    data = Dataset.from_list(rows)
-    data = data.to_iterable_dataset() if streamed else data
-    options = arguments(tmp_path, max_steps=1)
-    trainer = WDJTTrainer(EMBEDDED_MODEL, weak_model=EMBEDDED_MODEL, args=options, train_dataset=data)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    assert logs(trainer)[0]["loss"] > 0 and logs(trainer)[0]["tokens"] > 0
-
-
-def test_assistant_only_loss_counts_the_replies_alone(tmp_path):
-    tokenizer = embedded_tokenizer()
-    tokenizer.chat_template = MARKED
-    options = {"model": EMBEDDED_MODEL, "weak_model": EMBEDDED_MODEL, "data": CHAT, "max_steps": 1}
-    trainer = trained(tmp_path, **options, trainer={"processing_class": tokenizer}, assistant_only_loss=True)
-    replies = [tokenizer(row["messages"][1]["content"] + tokenizer.eos_token)["input_ids"] for row in CHAT]
-    assert logs(trainer)[0]["tokens"] == sum(map(len, replies))
-
-
-def test_trls_own_arguments_are_enough(tmp_path):
-    trainer = WDJTTrainer(
-        tiny_model(seed=1),
-        weak_model=tiny_model(seed=2),
-        args=arguments(tmp_path, SFTConfig),
-        train_dataset=token_rows(8),
-        processing_class=embedded_tokenizer(),
-    )
-    assert isinstance(trainer.args, WDJTConfig) and trainer.pair.strong_weight == 0.5
 
 
 def test_evaluation_gives_means_over_the_tokens_of_the_whole_set(plain):
