@@ -24,13 +24,13 @@ BATCH = 8
 
 
 class Watch(TrainerCallback):
-    """Keeps the weights after each step; `stop` ends training after one."""
+    """Keeps the weights of the trainer's model after each step; `stop` ends training after one."""
 
-    def __init__(self, stop: int | None):
-        self.stop, self.weights = stop, dict[int, dict[str, torch.Tensor]]()
+    def __init__(self, trainer: Any, stop: int | None):
+        self.trainer, self.stop, self.weights = trainer, stop, dict[int, dict[str, torch.Tensor]]()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.weights[state.global_step] = gathered_weights(kwargs["model"])
+        self.weights[state.global_step] = gathered_weights(self.trainer.model)
         control.should_training_stop |= state.global_step == self.stop
 
 
@@ -92,7 +92,7 @@ def run(
     else:
         trainer = ShardedCheckpoints(model=tiny_model(seed=1, tied=tied), **common)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(watch := Watch(stop))
+    trainer.add_callback(watch := Watch(trainer, stop))
     trainer.watched_layer = "strong.model.layers.0" if pair else "model.layers.0"
     precision = watch_precision(trainer)
     trainer.train(resume_from_checkpoint=resume)

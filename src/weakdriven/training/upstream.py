@@ -29,10 +29,14 @@ ATTENTION = "its results are kept, not recomputed; torch has no public name for 
 CHECKPOINT = "checkpoints hold two models, and there is no callback in place of writing and reading one"
 CARD = "what TRL writes into the model card"
 PRIVATE = (
-    Private(TRAINER, "_save_checkpoint(model, trial)", "wmss.trainer", CHECKPOINT),
-    Private(TRAINER, "_save(output_dir, state_dict)", "wmss.trainer", CHECKPOINT),
-    Private(TRAINER, "_load_best_model()", "wmss.trainer", CHECKPOINT),
-    Private(TRAINER, "_get_output_dir(trial)", "wmss.trainer", "where FSDP2's shards of a checkpoint are"),
+    Private(TRAINER, "_save(output_dir, state_dict)", "wmss.pair_checkpoints", CHECKPOINT),
+    Private(TRAINER, "_load_best_model()", "training.fsdp", CHECKPOINT),
+    Private(
+        TRAINER,
+        "_push_from_checkpoint(checkpoint_folder)",
+        "wmss.pair_checkpoints",
+        "it copies a model out of the checkpoint, where a sharded or merged one is not",
+    ),
     Private(TRAINER, "_load_from_checkpoint(resume_from_checkpoint, model)", "training.fsdp", CHECKPOINT),
     Private(TRAINER, "_load_optimizer_and_scheduler(checkpoint)", "training.fsdp", "sharded and whole states alike"),
     Private(SFT, "_tag_names", "wmss.trainer", CARD),
