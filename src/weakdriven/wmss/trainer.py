@@ -97,7 +97,8 @@ class WDJTTrainer(PairCheckpoints):
         checks.refuse_no_targets(self.train_dataset)
         checks.refuse_long_rows(self, weak)
         if config.chat_template_path is not None:  # TRL may have added tokens to the strong model
-            vocabulary = checks.resize_as_strong(self.model, weak, self.processing_class)
+            tokenizer: Any = self.processing_class
+            vocabulary = checks.resize_as_strong(self.model, weak, tokenizer)
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
