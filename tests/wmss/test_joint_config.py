@@ -41,6 +41,11 @@ def test_a_bad_value_is_an_error(options, message):
         config(**options)
 
 
+def test_a_script_can_catch_our_errors_as_value_errors():
+    with pytest.raises(ValueError, match="strong_weight"):
+        config(strong_weight=2)
+
+
 def test_any_arguments_are_accepted_with_our_defaults():
     theirs = SFTConfig(
         output_dir="unused",
