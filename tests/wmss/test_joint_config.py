@@ -52,6 +52,7 @@ def test_any_arguments_are_accepted_with_our_defaults():
         use_cpu=True,
         bf16=False,
         learning_rate=3e-4,
+        loss_type="nll",  # the default has another name before TRL 1.15
         packing=True,
         accelerator_config={"split_batches": True},
     )

@@ -18,7 +18,6 @@ from transformers.integrations.neftune import activate_neftune, deactivate_neftu
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, IntervalStrategy
 from trl.models.activation_offloading import OffloadActivations
-from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.config.recipe import JointSettings, Recipe
@@ -125,7 +124,9 @@ class WDJTTrainer(ShardedCheckpoints):
         if isinstance(weak, PeftModel) and args.gradient_checkpointing:
             weak.enable_input_require_grads()
         recompute: Any = args.gradient_checkpointing_kwargs or {}
-        if recompute.get("selective"):
+        if recompute.get("selective"):  # an option that TRL has from 1.15 on
+            from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
+
             enable_selective_activation_checkpointing(weak)
         pair = WeakStrongPair(
             strong=strong,
