@@ -24,7 +24,7 @@ class MixtureConfig(Config):
     """Two models and the share of the strong one's logits, in [0, 1]. Paper: lambda."""
 
     model_type = MIXTURE
-    sub_configs: ClassVar[dict[str, Any]] = {"strong_config": AutoConfig, "weak_config": AutoConfig}
+    sub_configs: ClassVar[dict[str, Any]] = dict.fromkeys(("strong_config", "weak_config"), AutoConfig)  # pyright: ignore
 
     strong_config: dict | Config | None = None
     weak_config: dict | Config | None = None
