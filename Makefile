@@ -1,11 +1,12 @@
-# Needs python3 (3.11 or 3.12, with venv) and nothing else. Offline once `make setup` has run.
+# Needs python3 (3.11 to 3.13, with venv) and nothing else. Offline once `make setup` has run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+OLDEST := .venv-oldest
 VLLM := .venv-vllm
 
-.PHONY: setup demo test test-all test-vllm coverage lint types clean
+.PHONY: setup demo test test-all test-oldest test-vllm coverage lint types clean
 
 setup: $(READY)
 
@@ -27,6 +28,16 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) -m slow
+
+# the quick tests with the oldest versions that pyproject.toml allows; of torch, the version of development
+$(OLDEST)/ready: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e ".[dev]"
+	touch $@
+
+test-oldest: $(OLDEST)/ready
+	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST))
 
 # lines and branches that the tests reach, and changed operators that they notice
 coverage: $(READY)
@@ -51,4 +62,4 @@ types: $(READY)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) $(VLLM) runs dist
+	rm -rf $(VENV) $(OLDEST) $(VLLM) runs dist

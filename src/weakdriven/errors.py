@@ -9,7 +9,7 @@ NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "can
 """How torch reports it, on a GPU and on a CPU."""
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Says what was found, what was expected and what to do next."""
 
 

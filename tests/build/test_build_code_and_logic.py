@@ -132,8 +132,9 @@ def test_the_form_of_a_test_is_found(test, entry_point, style, ending):
     ],
 )
 def test_a_test_that_would_accept_everything_raises_an_error(test, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         program_tests("7", test, "f")
+    assert str(error.value).count("the test") == 1
 
 
 def test_what_is_nested_too_deeply_raises_an_error_wherever_that_shows():

@@ -69,7 +69,7 @@ def test_a_paper_recipe_changes_only_backbone_domain_and_machine():
 
 def test_the_shipped_schema_is_generated_from_the_settings():
     schema = next(iter(SHIPPED.values())).parent / "schema.json"
-    assert schema.read_text(encoding="utf-8") == recipe_schema()
+    assert json.loads(schema.read_text(encoding="utf-8")) == json.loads(recipe_schema())  # pydantic may write 0.0 as 0
 
 
 def test_the_schema_explains_settings_and_allows_no_others():

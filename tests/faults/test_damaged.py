@@ -160,6 +160,9 @@ def test_a_damaged_snapshot_of_an_adapter_is_named_by_whatever_reads_it(harm, tm
     with pytest.raises(UserError, match=wrong):
         load_merged(stage / "snapshots/50", base, precision="fp32")
     load_adapter(tiny_model(), stage)  # the model beside it is whole
+    (base / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"^\S*base holds no \.safetensors weights"):
+        load_merged(stage, base, precision="fp32")
 
 
 def test_verify_finds_every_file_whole_and_names_what_it_does_not_know(tmp_path):

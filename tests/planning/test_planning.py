@@ -50,6 +50,11 @@ def test_parameters_of_backbones_are_the_published_ones_and_peft_counts_those_of
     assert shape.adapter and shape.adapter.parameters == 36 * a_layer
 
 
+def test_a_missing_configuration_is_an_error_that_names_it_once(tmp_path):
+    with pytest.raises(UserError, match=r"^\S*config\.json cannot be read"):
+        read_config(tmp_path)
+
+
 QUICK = {"demo", "gemma-3-4b-code"}
 
 

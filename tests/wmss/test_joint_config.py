@@ -42,12 +42,18 @@ def test_a_bad_value_is_an_error(options, message):
         config(**options)
 
 
+def test_a_script_can_catch_our_errors_as_value_errors():
+    with pytest.raises(ValueError, match="strong_weight"):
+        config(strong_weight=2)
+
+
 def test_any_arguments_are_accepted_with_our_defaults():
     theirs = SFTConfig(
         output_dir="unused",
         use_cpu=True,
         bf16=False,
         learning_rate=3e-4,
+        loss_type="nll",  # the default has another name before TRL 1.15
         packing=True,
         accelerator_config={"split_batches": True},
     )

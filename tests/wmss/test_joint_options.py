@@ -62,6 +62,8 @@ def test_packed_rows_train_as_padded_ones_with_eager_attention(tmp_path):
     ids=["checkpointing", "selective", "reentrant", "reference"],
 )
 def test_options_that_only_change_speed_or_memory_change_no_result(options, plain, tmp_path):
+    if options.get("gradient_checkpointing_kwargs", {}).get("selective"):
+        pytest.importorskip("trl.models.selective_activation_checkpointing", reason="TRL has it from 1.15 on")
     trainer = trained(tmp_path, **options)
     close(trainer, plain)
     for model in (trainer.pair.strong, trainer.pair.weak):

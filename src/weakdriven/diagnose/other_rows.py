@@ -51,7 +51,7 @@ class OtherRows:
                     on_kept=lambda kept: append_jsonl(out / EXAMPLES, (one.as_row() for one in kept)),
                 )
                 sample = draw_sample(load_tokens(Path(folder) / TOKENS), count, seed)  # stays mapped
-        except (UserError, OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--rows {self.path}: {error}") from error
         long, empty = counters["dropped_long_prompts"], counters["dropped_empty_completions"]
         note = (

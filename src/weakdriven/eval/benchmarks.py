@@ -137,6 +137,8 @@ def load_items(name: str, data_dir: str | None) -> list[Item]:
         where = f"{source}, row {number}"
         try:
             item = as_item(name, our_fields(name, row, number), where)
+        except UserError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
             raise UserError(f"{where} is not in a layout that {name} is published in: {error}.") from error
         if item.id in items:

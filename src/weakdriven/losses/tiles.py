@@ -14,6 +14,7 @@ from torch import Tensor
 from weakdriven.errors import UserError
 from weakdriven.losses.mix_rows import SEPARATE, mix_rows
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 Implementation = Literal["auto", "reference", "chunked", "triton"]
 TILE_BYTES = int(0.73 * 2**30)
 """Memory for logits on an accelerator."""
@@ -25,13 +26,12 @@ def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool
     if implementation not in get_args(Implementation):
         raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(get_args(Implementation))}.")
     on_cuda = hidden_TD is not None and hidden_TD.is_cuda
-    has_triton = importlib.util.find_spec("triton") is not None
-    if implementation == "triton" and not (has_triton and (on_cuda or os.environ.get("TRITON_INTERPRET") == "1")):
+    if implementation == "triton" and not (HAS_TRITON and (on_cuda or os.environ.get("TRITON_INTERPRET") == "1")):
         raise UserError(
             "implementation='triton' needs tensors on a CUDA device and the package triton; use 'auto' or 'chunked'."
         )
     narrow = hidden_TD is not None and hidden_TD.dtype != torch.float64  # the kernel computes in float32
-    return implementation == "triton" or (implementation == "auto" and on_cuda and narrow and has_triton)
+    return implementation == "triton" or (implementation == "auto" and on_cuda and narrow and HAS_TRITON)
 
 
 def row_function(triton: bool) -> Callable[..., Tensor]:

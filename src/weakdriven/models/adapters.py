@@ -150,8 +150,8 @@ def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: 
     """An ordinary model from an adapter's folder and its base; summed in float32, so that it is rounded once."""
     refuse_pickles(folder)
     refuse_damaged_model(folder)
+    model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
     try:
-        model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
         merged_model: Any = _merge(PeftModel.from_pretrained(model, str(folder)))
     except (ValueError, RuntimeError, OSError) as error:
         raise UserError(f"The adapter in {folder} does not fit {base} ({error}).") from error

@@ -1,6 +1,5 @@
 """The numbers of a decoder that decide its cost, counted on torch's meta device: no weight is read or made."""
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +120,9 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
         if is_multimodal(folder):
             return text_config(folder)
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"The configuration of {folder} cannot be read ({error}).") from error
 
 

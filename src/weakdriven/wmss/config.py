@@ -39,6 +39,8 @@ class WDJTConfig(SFTConfig):
     loss_implementation: Implementation = _option("auto", "auto, triton, chunked or reference.")  # noqa: RUF009
 
     def __post_init__(self) -> None:
+        if self.loss_type in (None, "chunked_nll"):  # the same loss, as TRL before 1.15 calls its default
+            self.loss_type = "nll"
         metric_given = self.metric_for_best_model is not None
         super().__post_init__()
         given = self.weak_model_init_kwargs

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin
 from transformers import PreTrainedConfig as Config
 from transformers.cache_utils import Cache
-from transformers.configuration_utils import SubConfigSpec
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
@@ -25,10 +24,7 @@ class MixtureConfig(Config):
     """Two models and the share of the strong one's logits, in [0, 1]. Paper: lambda."""
 
     model_type = MIXTURE
-    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
-        "strong_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen3"),
-        "weak_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen3"),
-    }
+    sub_configs: ClassVar[dict[str, Any]] = dict.fromkeys(("strong_config", "weak_config"), AutoConfig)  # pyright: ignore
 
     strong_config: dict | Config | None = None
     weak_config: dict | Config | None = None
@@ -38,6 +34,9 @@ class MixtureConfig(Config):
     def __post_init__(self, **kwargs: Any) -> None:
         if not 0 <= self.strong_weight <= 1:
             raise UserError(f"strong_weight is {self.strong_weight}; it must be between 0 and 1.")
+        for name in self.sub_configs:
+            given: Any = getattr(self, name) or {"model_type": "qwen3"}  # transformers makes one without arguments
+            setattr(self, name, given if isinstance(given, Config) else AutoConfig.for_model(**given))
         super().__post_init__(**kwargs)
 
     def _smaller(self, name: str) -> int:

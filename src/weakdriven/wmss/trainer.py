@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 from trl.models.activation_offloading import OffloadActivations
-from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.config.recipe import JointSettings, Recipe
@@ -123,7 +122,9 @@ class WDJTTrainer(PairCheckpoints):
         if isinstance(weak, PeftModel) and args.gradient_checkpointing:
             weak.enable_input_require_grads()
         recompute: Any = args.gradient_checkpointing_kwargs or {}
-        if recompute.get("selective"):
+        if recompute.get("selective"):  # an option that TRL has from 1.15 on
+            from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
+
             enable_selective_activation_checkpointing(weak)
         pair = WeakStrongPair(
             strong=strong,

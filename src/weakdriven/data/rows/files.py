@@ -150,13 +150,14 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _json_line(line: bytes, file: Path, number: int) -> Row:
     try:
-        return _object(json.loads(line.decode()), file, number)
+        row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         expected = f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
         unknown = "" if file.suffix in ENDINGS else expected
         raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
+    return _object(row, file, number)
 
 
 def _json_list(file: Path) -> Iterator[Row]:

@@ -52,6 +52,8 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    get_max_cache_shape = get_max_length  # its name in transformers before 5.13
+
     def batch_select_indices(self, indices: Tensor) -> None:
         self.keys, self.values = self.keys[indices], self.values[indices]
 

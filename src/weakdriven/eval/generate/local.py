@@ -29,7 +29,7 @@ LOOK_EVERY = 16
 """Steps on a GPU between two looks at which rows have ended: each look waits for the device."""
 DROP_SHARE = 0.25
 """Share of rows that must have ended before the cache is copied without them."""
-CPU_PAGES, CPU_BATCH_TOKENS = 64, 512
+CPU_PAGES, CPU_BATCH_TOKENS = 16, 512
 """Of continuous batching without a device whose memory can be measured: it would take most of the machine's."""
 TOP = 1024
 """Most probable tokens that nearly always hold `top_p` of the probability, so that few vocabularies are sorted."""
@@ -110,8 +110,8 @@ def complete_continuously(
     settings = ContinuousBatchingConfig()
     if not on_gpu:
         longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
-        pages, tokens = max(CPU_PAGES, 4 * -(-longest // 32)), max(CPU_BATCH_TOKENS, longest)
-        settings = ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=tokens)
+        pages, tokens = max(CPU_PAGES, 4 * -(-longest // 256)), max(CPU_BATCH_TOKENS, longest)
+        settings = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=tokens)
     settings.auto_switch_to_flash = False  # keep the attention that was asked for
     budget = sampling.max_new_tokens
     greedy = GenerationConfig(do_sample=False, max_new_tokens=budget, eos_token_id=[*sampling.stop_ids], pad_token_id=0)

@@ -65,7 +65,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         if domain == "logic":
             row = logic_fields(row, number, path)
         example = as_example(row, number, path, needs_completion=False, domain=domain)
-    except (UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         return Fault("malformed row", str(error))
     if example.domain != domain:
         return Fault("another domain", example.domain)
@@ -168,6 +168,8 @@ def refuse_unreadable() -> Iterator[None]:
     """Python's parser gives up on thousands of brackets, signs or terms, each in a way of its own."""
     try:
         yield
+    except UserError:
+        raise
     except (RecursionError, MemoryError):
         raise UserError("the test is nested too deeply to read") from None
     except (SyntaxError, ValueError, TypeError, KeyError, AttributeError) as error:
