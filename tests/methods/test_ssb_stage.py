@@ -217,8 +217,8 @@ def test_all_logits_stored_are_the_whole_divergence_and_its_gradient(tmp_path, m
     settings = SsbSettings(kd_weight=1.0, ce_weight=0.0, top_k=64, batch_size=2, micro_batch_size=2)
     trainer = trainer_of(model, rows, settings, tmp_path, monkeypatch)
     batch = Collator(0)([{name: np.asarray(value) for name, value in row.items()} for row in rows])
-    loss = trainer.compute_loss(trainer.model, batch)
     learned = batch["labels"][:, 1:] != -100
+    loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=learned.sum())
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     own = causal_lm(trainer.model)(**inputs).logits[:, :-1][learned]
     theirs = torch.full_like(own, 0.0).scatter(1, batch["teacher_ids"], batch["teacher_logits"].float())

@@ -219,6 +219,7 @@ def test_a_frozen_weak_model_stays_as_it_was_also_in_a_resumed_run(tmp_path):
 
 
 def test_eight_bit_optimizer_state_with_a_weak_rate_and_a_schedule_resumes_bit_for_bit(monkeypatch, tmp_path):
+    pytest.importorskip("torchao")
     monkeypatch.setattr("torch.compile", lambda function, **options: function)  # compiling torchao's step is slow
 
     def run(folder, **options):

@@ -1,4 +1,4 @@
-"""WDJTTrainer: TRL's SFTTrainer with a weak model next to the strong one, and everything that it overrides."""
+"""WDJTTrainer: TRL's SFTTrainer with a weak model next to the strong one; `pair_checkpoints` saves and loads."""
 
 import copy
 import inspect
