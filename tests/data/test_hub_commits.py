@@ -10,9 +10,10 @@ from hub_server import HubServer
 from weakdriven.data.rows import hub as home
 from weakdriven.data.rows.files import count_rows, data_key, read_rows
 from weakdriven.errors import UserError
-from weakdriven.pipeline.run import all_stages, carry_out
+from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.runs.files import digest, read_json, read_jsonl, write_json
 from weakdriven.stages.data import data_stage
+from weakdriven.stages.remote_copy import RemoteCopy
 
 OLD, NEW = "a" * 40, "b" * 40
 RECIPE = ("data.path=lab/rows", "eval.benchmarks=[]", "method=sft", "baselines=[]", "data.limit=8")
@@ -55,9 +56,10 @@ def fail(server, patch, fault):
         patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
 
 
-def run(root, *overrides, work=data_stage, recorder=None):
+def run(root, *overrides, work=data_stage, recorder=None, remote=None):
     recorder = recorder or Recorder()
-    carry_out(small_recipe(*RECIPE, *overrides), root, recorder, work)
+    options = RunOptions(remote=remote and RemoteCopy(remote, root))
+    carry_out(small_recipe(*RECIPE, *overrides), root, recorder, work, options=options)
     return recorder
 
 
@@ -77,6 +79,15 @@ def test_a_finished_run_is_skipped_whole_when_the_hub_does_not_answer(hub, tmp_p
             fail(hub, patch, fault)
             again = run(tmp_path / "run", work=all_stages)
             assert (again.ran, set(again.skipped)) == ({}, {"data", "baselines/sft"}), fault
+
+
+def test_on_another_machine_the_commit_is_that_of_the_runs_copy(hub, tmp_path, monkeypatch):
+    address = f"file://{tmp_path}/copy"
+    run(tmp_path / "here", remote=address)
+    fail(hub, monkeypatch, "503")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "empty")
+    assert run(tmp_path / "there", remote=address).ran == {}
+    assert key_of(tmp_path / "there") == f"lab/rows@{OLD}/train"
 
 
 def test_the_rows_are_those_of_the_key_when_the_dataset_changes_before_they_are_read(hub, tmp_path):
@@ -139,3 +150,5 @@ def test_a_run_that_was_keyed_without_a_commit_stays_finished(hub, tmp_path, mon
     assert run(tmp_path / "run").ran == {}
     fail(hub, monkeypatch, "offline")
     assert run(tmp_path / "run").ran == {}
+    with pytest.raises(UserError, match=r"did not record their commit.*Delete the folder data"):
+        run(tmp_path / "run", "data.max_length=400")

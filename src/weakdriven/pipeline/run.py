@@ -116,6 +116,8 @@ def carry_out(
         on_main(lambda: held.enter_context(claim_run(root, recipe.name)))
         if remote:
             on_main(lambda: remote.open(recipe.name))
+        with failing_together():
+            settle_rows(recipe.data, root, remote)
 
         def check() -> tuple[Context, list[Planned], dict[str, str]]:
             return checked(recipe, DryRun(root, siblings=options.siblings), work, evaluates, reads_only)
@@ -158,7 +160,6 @@ def checked(
 ) -> tuple[Context, list[Planned], dict[str, str]]:
     """A dry run: what will run, and the plan of the whole recipe."""
     with failing_together():
-        settle_rows(recipe.data, run.root)
         context = check_recipe(recipe, run, processes=size(), evaluates=evaluates)
         work(context)
         if reads_only:

@@ -1,5 +1,6 @@
 """Examples -> tokens, once, for training and entropy alike; questions of the benchmarks are kept out."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from weakdriven.runs.manifest import MANIFEST, is_stage, refuse_damage
 from weakdriven.runs.processes import agree, is_main, on_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
+from weakdriven.stages.remote_copy import RemoteCopy
 from weakdriven.stages.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -73,13 +75,17 @@ def data_stage(context: Context) -> Stage:
     return stage
 
 
-def settle_rows(settings: DataSettings, root: Path) -> None:
+def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
     """Look up the commit of a Hub dataset once for a run and all of its processes, before a key needs it."""
     manifest = root / "data" / MANIFEST
 
     def settled() -> str | None:
-        inputs = read_json(manifest).get("inputs") if is_stage(manifest.parent) else None
-        return settle_commit(settings.path, settings.split, inputs.get("rows") if isinstance(inputs, dict) else None)
+        finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest("data")
+        try:
+            earlier = json.loads(finished or "{}")["inputs"]["rows"]
+        except (ValueError, KeyError, TypeError):  # whoever needs the stage reports the damage
+            earlier = None
+        return settle_commit(settings.path, settings.split, earlier)
 
     if commit := agree(on_main(settled)):
         use_commit(settings.path, commit)

@@ -88,7 +88,7 @@ class RemoteCopy:
         brought = []
         for entry in planned:
             with self._explained("cannot be read"):
-                manifest = self._manifest(entry.name) if entry.reason else None
+                manifest = self.manifest(entry.name) if entry.reason else None
                 if manifest is None:
                     continue
                 key, files = key_and_files(manifest)
@@ -128,7 +128,7 @@ class RemoteCopy:
 
     def _send(self, stage: str) -> None:
         folder = self.root / stage
-        manifest, old = (folder / MANIFEST).read_bytes(), self._manifest(stage)
+        manifest, old = (folder / MANIFEST).read_bytes(), self.manifest(stage)
         if manifest != old:
             refuse_damage(folder)
             files = key_and_files(manifest)[1]
@@ -182,9 +182,11 @@ class RemoteCopy:
         there = f"{self.shown}/{stage}"
         return UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have it computed again.")
 
-    def _manifest(self, stage: str) -> bytes | None:
+    def manifest(self, stage: str) -> bytes | None:
+        """Of a stage at the address; None if it is not there."""
         if stage not in self.manifests:
-            self.manifests[stage] = self._read(f"{stage}/{MANIFEST}")
+            with self._explained("cannot be read"):
+                self.manifests[stage] = self._read(f"{stage}/{MANIFEST}")
         return self.manifests[stage]
 
     def _read(self, name: str) -> bytes | None:

@@ -79,6 +79,7 @@ def training_arguments(
         optim_args="bf16_stochastic_round=True" if eight_bit and recipe.precision == "bf16" else None,
         gradient_checkpointing=bool(settings.gradient_checkpointing),
         activation_offloading=settings.activation_offloading,
+        router_aux_loss_coef=0.0,  # the mixed loss has no such term, so no phase has it; trl 1.9 adds it by default
         bf16=recipe.precision == "bf16-mixed",
         seed=recipe.seed,
         save_strategy="steps",

@@ -35,14 +35,14 @@ class PhaseCallback(TrainerCallback):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.trainer: Any = None
-        """Set by `fit`: of a pair, events are given the strong model alone."""
+        """Set by `fit`. Its model may be a pair, of which events get the strong model alone."""
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
         self._sealing: Future[None] | None = None
 
     @contextmanager
     def sealing(self) -> Iterator[None]:
-        """Checkpoints are sealed while training goes on in this block; it ends when the last one is."""
+        """Checkpoints are sealed while training goes on in this block, which waits at its end for the last one."""
         try:
             yield
         except KeyboardInterrupt:  # ends at once

@@ -101,7 +101,7 @@ class ShardedCheckpoints(SFTTrainer):
             state.fsdp_plugin.mixed_precision_policy = policy
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Whole models, gathered weight by weight if they are sharded. A checkpoint has shards instead, if anything."""
+        """Whole models, gathered weight by weight if they are sharded; a checkpoint to resume from holds shards."""
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return

@@ -340,7 +340,7 @@ def resize_as_strong(strong: Any, weak: Any, tokenizer: PreTrainedTokenizerBase)
 def refuse_logits(strong: Any, weak: Any, args: WDJTConfig) -> None:
     """Raise an error for logits that the loss would not compute; warn if both models have the same."""
     strong_TV, weak_TV = refuse_other_logits(strong, "strong model"), refuse_other_logits(weak, "weak model")
-    if args.weak_runs and args.process_index == 0 and torch.equal(strong_TV, weak_TV):
+    if args.weak_runs and args.process_index == 0 and torch.equal(strong_TV, weak_TV.to(strong_TV.device)):
         logger.warning(
             "The weak and the strong model give the same logits, so mixing them changes nothing at first. Expected: "
             "two checkpoints of one run. Check their paths and revisions."

@@ -148,8 +148,8 @@ class WeakStrongPair(nn.Module):
         )
         return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
 
-    # What a user or a callback asks of a trained model. Not what Trainer and accelerate look for to decide how to train
-    # one (get_input_embeddings, tie_weights, quantization, device maps): for those the pair is no ordinary model.
+    # What a user or a callback asks of a trained model. Left out is what Trainer and accelerate look for to decide how
+    # to train one (get_input_embeddings, tie_weights, quantization, device maps): a pair is two models to them.
     config = _of_strong("config")
     generation_config = _of_strong("generation_config")
     device = _of_strong("device")
@@ -175,7 +175,9 @@ class WeakStrongPair(nn.Module):
 
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
         """A copy of the strong model with its adapter merged; both models may share the base, which stays as it is."""
-        return merged(self.strong, *args, **kwargs)  # pyright: ignore
+        if not isinstance(self.strong, PeftModel):
+            raise UserError("The strong model has no adapter to merge; it is an ordinary model already.")
+        return merged(self.strong, *args, **kwargs)
 
     def _whole_strong(self) -> Any:
         """The strong model; of a sharded one a copy in main memory on the main process, None on the others."""

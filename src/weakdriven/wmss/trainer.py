@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class WDJTTrainer(PairCheckpoints):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Counts the tokens of the pair's loss; upstream would not see where packed sequences meet."""
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches = list(islice(epoch_iterator, num_batches))
         counts = [
             (targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask")) != IGNORE).sum()
             for batch in batches
@@ -184,6 +185,7 @@ class WDJTTrainer(PairCheckpoints):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        inputs.pop("_prediction_loss_only", None)  # of TRL before 1.15, for its own compute_loss
         lengths, state = inputs.pop(LENGTHS, None), self.accelerator.gradient_state
         if lengths is not None and state.end_of_dataloader and state.remainder > 0:
             ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)

@@ -49,8 +49,8 @@ def find_commit(path: str, known: str | None = None) -> str:
         if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
             raise _no_rows(path, error) from error
         raise UserError(
-            f"{path} is no data file here, and the Hub does not name the newest commit of that dataset ({reason}); the "
-            "local cache holds none. Run the same command again when the Hub answers, or give a data file."
+            f"{path} is not a local data file, and the Hub does not name the newest commit of that dataset ({reason}); "
+            "the local cache holds none. Run the same command again when the Hub answers, or give a data file."
         ) from error
 
 
@@ -60,6 +60,11 @@ def hub_rows(path: str, split: str) -> Any:
 
     name, _, config = path.partition(":")
     commit = commit_of(path)
+    if commit == UNKNOWN:
+        raise UserError(
+            f"The rows of {path} were read by an earlier version that did not record their commit, so they cannot be "
+            "read again. Delete the folder data of the run to read the newest ones; all that is made from them follows."
+        )
     revision = commit if COMMIT.fullmatch(commit) else None
     try:
         rows: Any = load_dataset(name, config or None, split=split, revision=revision)

@@ -48,7 +48,7 @@ def _add(z, largest, total, weighted):
     e = tl.exp(-tl.abs(rise))
     higher = rise > 0
     total = tl.where(higher, total * e + 1, total + e)
-    # 0 times a logit of minus infinity is not a number; where z is none, e is not either
+    # 0 times a logit of minus infinity would be NaN; where z itself is NaN, e is too
     weighted = tl.where(higher, weighted * e + z, weighted + e * tl.maximum(z, -1e30))
     return tl.where(higher, z, largest), total, weighted
 

@@ -121,6 +121,7 @@ def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
     return DPOConfig(
         **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
         activation_offloading=args.activation_offloading,
+        router_aux_loss_coef=args.router_aux_loss_coef,
         beta=beta,
         loss_type=["sigmoid"],
         precompute_ref_log_probs=True,
