@@ -1,4 +1,4 @@
-# Needs python3 (3.11 to 3.13, with venv) and nothing else. Offline once `make setup` has run.
+# Needs python3 (3.11 or 3.12, with venv) and nothing else. Offline once `make setup` has run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
