@@ -90,5 +90,5 @@ def test_an_unknown_split_is_not_reported_as_a_missing_configuration(dataset, en
 
 
 def test_a_dataset_that_cannot_be_reached_is_reported_by_its_full_name():
-    with pytest.raises(UserError, match=r"^nobody/nothing:main is no data file here, and the Hub"):
+    with pytest.raises(UserError, match=r"^nobody/nothing:main is not a local data file"):
         hub_rows("nobody/nothing:main", "train")
