@@ -126,13 +126,13 @@ def test_a_saved_model_generates_with_a_cache_and_its_stop_ids(precision, dtype,
 class Steps(Progress):
     """Announces each step that was logged; `fail` is a step at which training fails."""
 
-    def __init__(self, fail=None):
-        self.logged, self.fail = defaultdict(Event), fail
+    def __init__(self, fail=None, error=None):
+        self.logged, self.fail, self.error = defaultdict(Event), fail, error
 
     def update(self, done, total, **facts):
         self.logged[done].set()
         if done == self.fail:
-            raise UserError("the fault of this step")
+            raise self.error
 
 
 def saved_every_second_step(work, steps):
@@ -175,14 +175,15 @@ def test_a_checkpoint_that_cannot_be_sealed_ends_training_and_keeps_the_one_befo
     assert usable_checkpoint(work / "checkpoints", Progress()) == work / "checkpoints/checkpoint-2"
 
 
-def test_an_error_in_training_leaves_the_checkpoint_before_it_sealed(work, monkeypatch):
-    steps = Steps(fail=3)
+@pytest.mark.parametrize("error", [UserError("the fault of this step"), KeyboardInterrupt])
+def test_an_error_or_ctrl_c_in_training_leaves_the_checkpoint_before_it_sealed(error, work, monkeypatch):
+    steps = Steps(fail=3, error=error)
 
     def slow(checkpoint):
         steps.logged[3].wait(20)
         seal(checkpoint)
 
     monkeypatch.setattr(callbacks, "seal", slow)
-    with pytest.raises(UserError, match="the fault of this step"):
+    with pytest.raises((UserError, KeyboardInterrupt)):
         saved_every_second_step(work, steps)
     assert marked(work / "checkpoints") == ["checkpoint-2"]

@@ -45,9 +45,7 @@ class PhaseCallback(TrainerCallback):
         """Checkpoints are sealed while training goes on in this block, which waits at its end for the last one."""
         try:
             yield
-        except KeyboardInterrupt:  # ends at once
-            raise
-        except BaseException:
+        except BaseException:  # training resumes from it; a second Ctrl-C ends the wait
             wait([self._sealing] if self._sealing else [])
             raise
         self.wait_for_seal()
