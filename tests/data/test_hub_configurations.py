@@ -44,7 +44,7 @@ def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch)
 
 def test_a_revision_after_an_at_is_read_at_its_commit(monkeypatch):
     asked, commit = [], "b" * 40
-    info = lambda name, timeout, revision="main": SimpleNamespace(sha=asked.append((name, revision)) or commit)  # noqa: E731
+    info = lambda name, timeout, revision: SimpleNamespace(sha=asked.append((name, revision)) or commit)  # noqa: E731
     monkeypatch.setattr(hub, "_COMMITS", {})
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=info))
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: asked.append((*a, k["revision"])) or [ROW])

@@ -55,9 +55,8 @@ def find_commit(path: str, known: str | None = None) -> str:
         return known
     if revision and COMMIT.fullmatch(revision):
         return revision
-    asked = {"revision": revision} if revision else {}
     try:
-        return str(HfApi().dataset_info(name, timeout=PATIENCE, **asked).sha)
+        return str(HfApi().dataset_info(name, timeout=PATIENCE, revision=revision).sha)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if commit := known or (None if revision else _cached_commit(name, config)):
