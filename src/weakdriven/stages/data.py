@@ -12,6 +12,7 @@ from weakdriven.data.overlap.held_out import Hit, keep_out
 from weakdriven.data.rows.files import data_key, settle_commit
 from weakdriven.data.rows.hub import use_commit
 from weakdriven.data.rows.sources import open_source
+from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
@@ -37,6 +38,8 @@ def data_stage(context: Context) -> Stage:
         examples = open_source(**options)
         total, layout = examples.count(), examples.layout
         progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
+            raise UserError(fault)
         counters = write_tokens(
             keep_out(examples, held, found, drop=drop) if held else examples,
             context.renderer,
@@ -58,6 +61,8 @@ def data_stage(context: Context) -> Stage:
     def decisive() -> dict[str, Any]:
         settled = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
         settled["version"] = VERSION
+        if settings.system_prompt is None:  # older runs had no such setting, and stay valid
+            del settled["system_prompt"]
         if settings.empty_completions == "drop":  # else there is no such row, and older runs stay valid
             settled["empty_completions"] = "drop"
         if drop and (held := context.held_out):  # else the questions decide only whether there is an error
