@@ -131,7 +131,7 @@ def test_a_data_file_that_is_not_what_its_name_says(error_of, tmp_path):
     (tmp_path / "rows.jsonl.gz").write_text(json.dumps(ROW))
     assert "Not a gzipped file" in error_of("data.path=rows.jsonl.gz")
     (tmp_path / "rows.jsonl").mkdir()
-    assert "rows.jsonl is a folder; name a file in it" in error_of("data.path=rows.jsonl")
+    assert "rows.jsonl is a folder without a data file" in error_of("data.path=rows.jsonl")
 
 
 def test_a_benchmark_item_with_half_a_surrogate_pair(error_of, tmp_path):

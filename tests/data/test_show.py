@@ -109,7 +109,7 @@ def test_a_template_without_end_of_turn_is_warned_of(show, tmp_path):
 @pytest.mark.parametrize(
     "source, words",
     [
-        ([{"text": "a"}], "found the fields text; expected messages"),
+        ([{"body": "a"}], "found the fields body; expected messages"),
         ([], "there is no row to train on"),
         ("missing.jsonl", "there is no such data file"),
     ],

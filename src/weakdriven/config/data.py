@@ -11,8 +11,8 @@ class DataSettings(Settings):
     """The training data, and how a row becomes tokens."""
 
     path: str
-    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
-    `owner/name:configuration`."""
+    """JSONL, JSON, CSV, TSV (each also .gz or .zst) or Parquet file, a folder of them, `embedded:arithmetic`, or a Hub
+    dataset: `owner/name` or `owner/name:configuration`, either also with `@revision`."""
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"

@@ -88,6 +88,17 @@ class Renderer:
         return end or str(self.tokenizer.eos_token)
 
     @cached_property
+    def beginning(self) -> str:
+        """The token that the tokenizer puts before a text, if it does."""
+        first, bos = self.tokenizer("x")["input_ids"][0], self.tokenizer.bos_token_id  # pyright: ignore
+        return str(self.tokenizer.bos_token) if bos is not None and first == bos else ""
+
+    @property
+    def end_of_text(self) -> str:
+        """The token that ends a text without a chat template."""
+        return str(self.tokenizer.eos_token or self.end_of_turn)
+
+    @cached_property
     def _end_in_template(self) -> str:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
         _, found, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).partition(_SENTINEL)

@@ -77,6 +77,7 @@ def data_stage(context: Context) -> Stage:
     workload = Workload("data", "data")
     stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
     if context.run.computes:
+        refuse_plain_text(context, stage)
         compare_again(context, stage)
     return stage
 
@@ -95,6 +96,16 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
 
     if commit := agree(on_main(settled)):
         use_commit(settings.path, commit)
+
+
+def refuse_plain_text(context: Context, data: Stage) -> None:
+    """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
+    layout = read_json(data.path / MANIFEST)["counters"].get("layout")
+    if context.recipe.samples_rollouts and layout == "text":
+        raise UserError(
+            "The training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
+            "give rows with prompts, or leave these methods out."
+        )
 
 
 def compare_again(context: Context, data: Stage) -> None:
