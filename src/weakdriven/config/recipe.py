@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
-from weakdriven.config.settings import Settings, TrainSettings, refuse_repeats
+from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
 
 # fmt: off
 Benchmark = Literal[
@@ -54,7 +54,7 @@ class DataSettings(Settings):
     """Use only the first rows."""
 
 
-class SftSettings(TrainSettings):
+class SftSettings(PackableSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
@@ -99,7 +99,7 @@ class SelectionSettings(Settings):
         return self
 
 
-class JointSettings(TrainSettings):
+class JointSettings(PackableSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
     enabled: bool = True
