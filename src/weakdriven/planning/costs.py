@@ -203,12 +203,12 @@ class Planner:
         assert settings is not None
         rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
         longest, fit = self.longest(workload), settings.micro_batch_size
-        if packing := isinstance(settings, PackableSettings) and settings.packing:
-            capacity = settings.micro_batch_size * self.recipe.data.max_length
-            fit = max(int(capacity / self.rows.mean), 1)
+        packing = isinstance(settings, PackableSettings) and settings.packing
+        if packing:
+            fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
         micro, many = micro_batch(rows, settings.batch_size, fit, devices)
         if packing:  # a full sequence, whatever its rows are
-            longest = capacity / micro
+            longest = settings.micro_batch_size * self.recipe.data.max_length / micro
         largest = self._step(workload, length=longest, micro=micro, accumulates=many > 1)
         mean = self._step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
