@@ -11,14 +11,18 @@ class DataSettings(Settings):
     """The training data, and how a row becomes tokens."""
 
     path: str
-    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
-    `owner/name:configuration`."""
+    """JSONL, JSON, CSV, TSV (each also .gz or .zst) or Parquet file, a folder of them, `embedded:arithmetic`, or a Hub
+    dataset: `owner/name` or `owner/name:configuration`, either also with `@revision`."""
     split: str = "train"
     """Split of a Hub dataset."""
     domain: Literal["math", "code", "logic"] = "math"
     """With `style`, chooses the system prompt of rows that name no domain."""
-    style: Literal["tagged", "tag-free", "plain"] = "tagged"
-    """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
+    style: Literal["tagged", "tag-free", "plain"] = "plain"
+    """`plain` trains on the rows as they are. The paper's two styles add a system prompt to rows that have none, and
+    raise an error unless at least half of the completions follow it: `tagged` asks for <think> and <answer>, `tag-free`
+    (Gemma) for the answer alone."""
+    system_prompt: str | None = Field(default=None, min_length=1)
+    """Your own system prompt for rows that have none, in training and evaluation; only with `style: plain`."""
     max_length: int = Field(default=4096, ge=8)
     """Maximum tokens of prompt and completion; longer completions are truncated on the right and counted."""
     long_prompts: Literal["error", "drop"] = "error"
@@ -42,6 +46,12 @@ class DataSettings(Settings):
     @property
     def validates(self) -> bool:
         return self.validation is not None or self.validation_share is not None
+
+    @model_validator(mode="after")
+    def _one_system_prompt(self) -> "DataSettings":
+        if self.system_prompt is not None and self.style != "plain":
+            raise ValueError(f"system_prompt is set, and style {self.style} brings its own; remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _one_source_of_validation_rows(self) -> "DataSettings":

@@ -247,7 +247,8 @@ class Recipe(Settings):
     """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, if liger-kernel is
     installed and supports the model type. Results differ by rounding."""
     chat_template: str | None = None
-    """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
+    """A chat template: a file, or the shipped `chatml`, `llama3`, `gemma` or `plain`. Unset: the tokenizer's own, or
+    `plain` if it has none."""
     trust_remote_code: bool = False
     """Allow model code that comes with the checkpoint."""
     seed: int = Field(default=42, ge=0, lt=2**32)

@@ -18,7 +18,7 @@ def is_taken(example: Example, share: float) -> bool:
 
     >>> rows = [Example(str(i), [{"role": "user", "content": f"{i} + 1?"}], str(i + 1)) for i in range(1000)]
     >>> sum(is_taken(row, 0.1) for row in rows)
-    95
+    91
     """
     turns = [[turn["role"], turn["content"]] for turn in example.prompt if turn["role"] != "system"]
     return int.from_bytes(_hash(turns or example.completion), "big") < share * 2**64

@@ -1,6 +1,6 @@
 """Validation of a model: loss, perplexity and token accuracy over examples that no model was trained on.
 
-S = seeds, P = examples. All are ratios of sums over examples; an interval draws examples with replacement.
+S = seeds, P = examples. All are ratios of sums over examples; their intervals are those of a mean over examples.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def as_scores(sums_SP: Floats, tokens_P: Floats) -> Scores:
 
 
 def draws_for(examples: int) -> int:
-    """Bootstrap draws: 10,000, and fewer where there are more than 2,000 examples, but at least 1,000.
+    """Draws of a permutation test: 10,000, and fewer where there are more than 2,000 examples, but at least 1,000.
 
     >>> draws_for(100), draws_for(8000), draws_for(10**6)
     (10000, 2500, 1000)
@@ -36,7 +36,7 @@ def summarise(tokens_P: Floats, loss_SP: Floats, hits_SP: Floats) -> dict[str, A
     """
     found: dict[str, Any] = {"examples": len(tokens_P), "tokens": int(tokens_P.sum())}
     for name, sums_SP in (("loss", loss_SP), ("token_accuracy", hits_SP)):
-        low, high = interval_of(as_scores(sums_SP, tokens_P), draws=draws_for(len(tokens_P)))
+        low, high = interval_of(as_scores(sums_SP, tokens_P))
         found[name] = float(sums_SP.mean(axis=0).sum() / tokens_P.sum())
         found[f"{name}_interval"] = [low, high]
     found["perplexity"] = float(np.exp(found["loss"]))

@@ -138,7 +138,7 @@ def _caption(rows: Sequence[Row]) -> str:
     first = rows[0]
     words = (
         f"{first['examples']:,} validation examples with {first['tokens']:,} completion tokens, which no model was "
-        "trained on. Loss: nats per token; brackets: 95% bootstrap interval over examples."
+        "trained on. Loss: nats per token; brackets: 95% interval over examples."
     )
     if first["reference"] and len(rows) > 1:
         words += f" Difference: loss less that of {in_prose(first['reference'])}; p: paired test over examples."

@@ -14,6 +14,7 @@ from weakdriven.data.overlap.held_out import Hit, keep_out
 from weakdriven.data.rows.files import data_key, settle_commit
 from weakdriven.data.rows.hub import use_commit
 from weakdriven.data.rows.sources import Source, open_source
+from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
 from weakdriven.data.validation import is_taken
 from weakdriven.errors import UserError
@@ -39,6 +40,8 @@ def data_stage(context: Context) -> Stage:
         examples = training_rows_of(settings)
         total, layout = examples.count(), examples.layout
         progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
+            raise UserError(fault)
         rows = without_validation(examples, settings.validation_share)
         counters = write_tokens(
             keep_out(rows, held, found, drop=drop) if held else rows,
@@ -72,6 +75,7 @@ def data_stage(context: Context) -> Stage:
     workload = Workload("data", "data")
     stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
     if context.run.computes:
+        refuse_plain_text(context, stage)
         compare_again(context, stage)
     return stage
 
@@ -103,6 +107,8 @@ def decisive_settings(settings: DataSettings) -> dict[str, Any]:
     runs stay valid."""
     elsewhere = {"path", "split", "empty_completions", "held_out", "validation", "validation_split", "validation_share"}
     settled = settings.model_dump(mode="json", exclude=elsewhere) | {"version": VERSION}
+    if settings.system_prompt is None:
+        del settled["system_prompt"]
     if settings.empty_completions == "drop":
         settled["empty_completions"] = "drop"
     if settings.validation_share is not None:
@@ -128,6 +134,16 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
     for source in sources:
         if commit := agree(on_main(partial(settled, *source))):
             use_commit(source[1], commit)
+
+
+def refuse_plain_text(context: Context, data: Stage) -> None:
+    """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
+    layout = read_json(data.path / MANIFEST)["counters"].get("layout")
+    if context.recipe.samples_rollouts and layout == "text":
+        raise UserError(
+            "The training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
+            "give rows with prompts, or leave these methods out."
+        )
 
 
 def compare_again(context: Context, data: Stage) -> None:
