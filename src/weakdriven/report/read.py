@@ -120,7 +120,9 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
         shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else [], "evenness": []}
         if drawn:
             multiplier = current[stage].get("settings", {}).get("multiplier", 1.0)
-            even = uniformity(*drawn.values.values(), max(round(multiplier * len(drawn.ids)), 1))
+            even = uniformity(
+                drawn.values["probability"], drawn.values["draws"], max(round(multiplier * len(drawn.ids)), 1)
+            )
             shown["evenness"] = uniformity_words(even) if even else []
         entropies = [columns(f"entropy/{model}", directory.SCORES, "entropy") for model in (weak, strong)]
         if entropies[0] and entropies[1]:

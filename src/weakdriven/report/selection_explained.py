@@ -208,7 +208,8 @@ def explain_selection(run: Path, round_number: int | None, console: Console, top
     selection = load_selection(run, round_number)
     facts = summarise(selection, top)
     _print_note(selection, console)
-    if found := uniformity(*selection.active.values.values(), selection.draws):
+    drawn = selection.active.values
+    if found := uniformity(drawn["probability"], drawn["draws"], selection.draws):
         console.print(Text(f"{' '.join(uniformity_words(found))}\n"))
     console.print(_pairs(_selection_lines(selection, facts), f"Selection of round {selection.round_number}"))
     if facts["hardest"]:
