@@ -113,7 +113,7 @@ def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
     cells = [
         one.method,
         str(len(one.seeds)),
-        f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores, draws=DRAWS))}",
+        f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores))}",
     ]
     means = [score_of(without_letters(one.scores)), *(one.scores[name].mean() for name in benchmarks)]
     cells += [f"{100 * value:.1f}" for value in means]

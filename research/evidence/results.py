@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from research.evidence.collect import VERSION, shares
-from weakdriven.eval.statistics import SeedComparison, compare_seeds, drawn_scores, percentiles, t_chance
+from weakdriven.eval.statistics import SeedComparison, compare_seeds, interval_of, t_chance
 from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 
@@ -32,7 +32,7 @@ SEEDS = 5
 GAIN, SAME = 0.01, 0.015
 """Least difference that is called a gain, and the half-width of what is called no difference."""
 DRAWS = 2000
-"""Of every bootstrap and permutation: the ends of an interval then move by about a twentieth of a point."""
+"""Of every permutation test."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,10 @@ class Trained:
     def against(self) -> SeedComparison | None:
         return compare_seeds(self.reference, self.scores, draws=DRAWS) if self.reference else None
 
-    def drawn_differences(self, group: int) -> Any:
-        """Differences with seeds and items drawn anew, (B,)."""
+    @property
+    def differences(self) -> dict[str, Any]:
         assert self.reference
-        return drawn_scores(
-            {name: self.scores[name] - self.reference[name] for name in self.scores}, draws=DRAWS, group=group
-        )
+        return {name: self.scores[name] - self.reference[name] for name in self.scores}
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
@@ -203,13 +201,12 @@ def verdicts(found: list[Trained]) -> list[Verdict]:
 
 
 def verdict(text: str, ones: list[Trained], chance: float | None) -> Verdict:
-    """Mean of the students' differences and its interval; items are drawn for all alike, seeds for each apart."""
+    """Mean of the students' differences and its interval: they share the items and have seeds of their own."""
     by_student = {one.student: one.against for one in ones if one.against}
     if not by_student:
         return Verdict(text, {}, None, None, None, "not run")
     difference = float(np.mean([one.difference for one in by_student.values()]))
-    draws = [one.drawn_differences(group) for group, one in enumerate(ones)]
-    interval = percentiles(np.mean(draws, axis=0))
+    interval = interval_of(*(one.differences for one in ones))
     return Verdict(text, by_student, difference, interval, chance, judged(by_student, difference, interval, chance))
 
 

@@ -53,7 +53,7 @@ def rows(tmp_path) -> Path:
             ["data.limit=95", "data.max_length=255", "data.split=test", "data.empty_completions=drop"],
             ALL - {"eval/base/arithmetic"},
         ),
-        (["data.style=tagged"], ALL),
+        (["data.style=tagged", "data.system_prompt=Be kind."], ALL),
         (["precision=bf16"], ALL - {"data"}),
         (["attention=eager"], ALL - {"data", "entropy/base"}),
         (

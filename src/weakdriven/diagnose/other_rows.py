@@ -29,6 +29,7 @@ class OtherRows:
 
     def settings(self) -> dict[str, Any]:
         settings = self.data.model_dump(mode="json", include={"domain", "style", "max_length"})
+        settings |= {"system_prompt": self.data.system_prompt} if self.data.system_prompt else {}
         settings |= {"rows": self.path, "split": self.split, "tokens": TOKENS_VERSION}
         return settings | {"chat_template": digest(self.renderer.tokenizer.chat_template)}
 
@@ -70,6 +71,6 @@ def find_other_rows(path: str, split: str, found: RunModels) -> OtherRows:
     recipe, (model, tokenizer) = found.recipe, first
     if not tokenizer.chat_template or not model.folder.is_relative_to(found.root):
         give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style, recipe.data.system_prompt)
     renderer.check()
     return OtherRows(path, split, renderer, recipe.data)

@@ -49,7 +49,7 @@ def known_rows(recipe: Recipe, root: Path) -> Rows | None:
         return None
     manifest, wanted = read_json(folder / MANIFEST), recipe.data.model_dump(mode="json")
     found = manifest["settings"] | manifest["execution"]
-    names = ("path", "split", "max_length", "limit", "domain", "style")
+    names = ("path", "split", "max_length", "limit", "domain", "style", "system_prompt")
     return rows_of(folder) if all(found.get(name) == wanted[name] for name in names) else None
 
 
@@ -84,7 +84,7 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     if (folder / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(folder, trust_remote_code=recipe.trust_remote_code)
         give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-        renderer = Renderer(tokenizer, settings.domain, settings.style)
+        renderer = Renderer(tokenizer, settings.domain, settings.style, settings.system_prompt)
         found = [len(tokenize(example, renderer, limit)["input_ids"]) for example in sample]
         how = f"Row lengths are those of the first {len(sample):,} rows, {np.mean(found):,.0f} tokens on average."
     else:

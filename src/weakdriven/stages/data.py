@@ -12,7 +12,9 @@ from weakdriven.data.overlap.held_out import Hit, keep_out
 from weakdriven.data.rows.files import data_key, settle_commit
 from weakdriven.data.rows.hub import use_commit
 from weakdriven.data.rows.sources import open_source
+from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
+from weakdriven.errors import UserError
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
 from weakdriven.runs.manifest import MANIFEST, is_stage, refuse_damage
@@ -36,6 +38,8 @@ def data_stage(context: Context) -> Stage:
         examples = open_source(**options)
         total, layout = examples.count(), examples.layout
         progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
+            raise UserError(fault)
         counters = write_tokens(
             keep_out(examples, held, found, drop=drop) if held else examples,
             context.renderer,
@@ -57,6 +61,8 @@ def data_stage(context: Context) -> Stage:
     def decisive() -> dict[str, Any]:
         settled = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
         settled["version"] = VERSION
+        if settings.system_prompt is None:  # older runs had no such setting, and stay valid
+            del settled["system_prompt"]
         if settings.empty_completions == "drop":  # else there is no such row, and older runs stay valid
             settled["empty_completions"] = "drop"
         if drop and (held := context.held_out):  # else the questions decide only whether there is an error
@@ -71,6 +77,7 @@ def data_stage(context: Context) -> Stage:
     workload = Workload("data", "data")
     stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
     if context.run.computes:
+        refuse_plain_text(context, stage)
         compare_again(context, stage)
     return stage
 
@@ -89,6 +96,16 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
 
     if commit := agree(on_main(settled)):
         use_commit(settings.path, commit)
+
+
+def refuse_plain_text(context: Context, data: Stage) -> None:
+    """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
+    layout = read_json(data.path / MANIFEST)["counters"].get("layout")
+    if context.recipe.samples_rollouts and layout == "text":
+        raise UserError(
+            "The training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
+            "give rows with prompts, or leave these methods out."
+        )
 
 
 def compare_again(context: Context, data: Stage) -> None:
