@@ -10,8 +10,9 @@ from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
 from weakdriven.planning.model_shape import Shape, shape_of
-from weakdriven.planning.rows import Rows
+from weakdriven.planning.rows import Rows, validation_count
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
+from weakdriven.runs.directory import VALIDATION
 from weakdriven.runs.disk import CHECKPOINTS
 from weakdriven.runs.processes import divide
 from weakdriven.stages.workload import Workload
@@ -178,13 +179,13 @@ class Planner:
         rows = self.rows
         if workload.kind == "train":
             return self._train(workload)
-        if workload.kind == "scan":
-            return self._scan(workload)
+        if workload.name.startswith(("validation/", VALIDATION)):
+            rows = replace(rows, count=validation_count(self.recipe, rows.count))
+            return replace(self, rows=rows)._scan_or_data(workload)
+        if workload.kind in ("scan", "data"):
+            return self._scan_or_data(workload)
         if workload.kind == "generate":
             return self._generate(workload)
-        if workload.kind == "data":
-            kept = rows.count * (TOKEN_BYTES * rows.mean + rows.text_bytes)
-            return Cost(workload, tokens=rows.count * rows.mean, kept=kept)
         if workload.name == "merged":
             return Cost(workload, self.shape.parameters, kept=self._model_bytes(replace(self.shape, adapter=None)))
         if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
@@ -263,6 +264,13 @@ class Planner:
         if shape.adapter:
             return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
         return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes
+
+    def _scan_or_data(self, workload: Workload) -> Cost:
+        rows = self.rows
+        if workload.kind == "scan":
+            return self._scan(workload)
+        kept = rows.count * (TOKEN_BYTES * rows.mean + rows.text_bytes)
+        return Cost(workload, tokens=rows.count * rows.mean, kept=kept)
 
     def _scan(self, workload: Workload) -> Cost:
         rows = self.rows
