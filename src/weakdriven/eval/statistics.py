@@ -192,7 +192,7 @@ def interval_of(*groups: Scores) -> tuple[float, float]:
     seeds, problems, residual = variances(groups)
     seed, problem, rest = (sum(variance for variance, _ in part) for part in (seeds, problems, residual))
     total, used = (seed + problem - rest, seeds + problems + residual) if problem > rest else (seed, seeds)
-    if total < EXACT:  # the seeds happen to agree
+    if total < rest:  # seeds that agree by chance
         total, used = rest, residual
     if total < EXACT:
         return mean, mean
