@@ -13,9 +13,8 @@ from weakdriven.commands.data import data_app
 from weakdriven.commands.diagnose import diagnose
 from weakdriven.commands.eval import eval_app
 from weakdriven.commands.export import export_app
-from weakdriven.commands.init import init
 from weakdriven.commands.plan import plan
-from weakdriven.commands.recipes import recipes_app
+from weakdriven.commands.recipes import init, recipes_app
 from weakdriven.commands.report import report_app
 from weakdriven.commands.run import run
 from weakdriven.commands.select import select_app

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from weakdriven.commands import common
-from weakdriven.commands import init as new
 from weakdriven.commands.export import Private, PushToHub, export_hub, refuse_push
+from weakdriven.commands.recipes import DataOption, ModelOption, TestOption, proposed
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
@@ -24,9 +24,9 @@ def run(
         str | None, typer.Argument(help="A .yaml file, or the name of a shipped recipe; or give the next three.")
     ] = None,
     overrides: common.Overrides = None,
-    model: new.ModelOption = None,
-    data: new.DataOption = None,
-    test: new.TestOption = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    test: TestOption = None,
     output: Annotated[
         str | None, typer.Option(help="Run directory, or an address to copy stages to; unset: runs/NAME.")
     ] = None,
@@ -78,7 +78,7 @@ def asked_recipe(
         return load_recipe(recipe, overrides)
     if recipe is not None and "=" not in recipe:
         raise UserError(f"{recipe} is a recipe, and --model, --data and --test make one; give one of the two.")
-    return new.proposed(model, data, test).recipe([*([recipe] if recipe else []), *(overrides or [])])
+    return proposed(model, data, test).recipe([*([recipe] if recipe else []), *(overrides or [])])
 
 
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
