@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weakdriven.config.recipe import LoraSettings, Recipe
+from weakdriven.config.settings import PackableSettings
 from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
@@ -202,8 +203,14 @@ class Planner:
         settings, shape = workload.settings, self.shape_for(workload)
         assert settings is not None
         rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
-        micro, many = micro_batch(rows, settings.batch_size, settings.micro_batch_size, devices)
-        largest = self._step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1)
+        longest, fit = self.longest(workload), settings.micro_batch_size
+        packing = isinstance(settings, PackableSettings) and settings.packing
+        if packing:
+            fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
+        micro, many = micro_batch(rows, settings.batch_size, fit, devices)
+        if packing:  # a full sequence, whatever its rows are
+            longest = settings.micro_batch_size * self.recipe.data.max_length / micro
+        largest = self._step(workload, length=longest, micro=micro, accumulates=many > 1)
         mean = self._step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
