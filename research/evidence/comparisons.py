@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from research.evidence.diagnosed import mechanism
-from research.evidence.results import SAMPLED, SIZES, STUDENTS, Trained, by_point, on_test_items, trained_methods
+from research.evidence.results import STUDENTS, Trained, on_test_items
 from weakdriven.eval.statistics import Scores, interval_of, score_of, t_test
 from weakdriven.report.format import MISSING, with_brackets
 from weakdriven.runs.yaml import read_yaml
@@ -57,12 +57,7 @@ class Numbers:
     """Everything that a table or a page may say, computed from the result files when it is asked for."""
 
     def __init__(self, results: list[dict[str, Any]], seen: list[dict[str, Any]], listed: Mapping[str, Any]):
-        self.trained: dict[tuple[str, str], Trained] = {
-            (one.student, f"{one.study}/{one.method}"): one for one in trained_methods(on_test_items(results))
-        }
-        for study in (SIZES, SAMPLED):
-            for _, point, method, one in by_point(results, study):
-                self.trained[one.student, f"{study}-{point}/{method}"] = one
+        self.trained = {(one.student, f"{one.study}/{one.method}"): one for one in on_test_items(results)}
         self.listed = listed
         self.seen = {one["file"]: one for one in seen}
 
