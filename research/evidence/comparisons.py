@@ -102,13 +102,11 @@ class Numbers:
         """The page with every quoted number computed again."""
         return QUOTED.sub(lambda match: f"{self.text(match['name'])}<!--{match['name']}-->", page)
 
-    def rows(self, names: list[str]) -> list[list[str]]:
-        """One line for each comparison: each student's difference, and their mean."""
-        found = {name: self.difference(name) for name in names}
-        return [
-            [self.listed[name]["text"], *(one.shown(student) for student in STUDENTS), one.shown()]
-            for name, one in found.items()
-        ]
+    def row(self, name: str) -> list[str]:
+        """Of a table: what is compared, each student's difference, their mean, and its p-value for other students."""
+        found = self.difference(name)
+        chance = MISSING if found.chance is None else f"{found.chance:.2f}"
+        return [self.listed[name]["text"], *(found.shown(student) for student in STUDENTS), found.shown(), chance]
 
 
 def read_comparisons() -> dict[str, Any]:

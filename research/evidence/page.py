@@ -46,10 +46,10 @@ def write(folder: Path) -> list[Path]:
 def read_all(folder: Path) -> tuple[Numbers, dict[str, str]]:
     results, seen, listed = read_results(folder / "results"), read_diagnosed(folder / "diagnosed"), read_comparisons()
     numbers = Numbers(results, seen, listed)
-    titles = ["points", *STUDENTS, "mean"]
+    titles = ["points", *STUDENTS, "mean", "p (students)"]
     of_list = {
-        "headline": table(titles, numbers.rows([*HEADLINE])),
-        "comparisons": table(titles, numbers.rows([*listed])),
+        "headline": table(titles[:-1], [numbers.row(name)[:-1] for name in HEADLINE]),
+        "comparisons": table(titles, [numbers.row(name) for name in listed]),
     }
     return numbers, all_tables(results, seen) | of_list
 
