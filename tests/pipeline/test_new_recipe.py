@@ -116,10 +116,24 @@ def test_a_run_without_a_file_has_the_recipe_that_init_writes(rows, tmp_path):
     assert asked_recipe("demo", ["seed=7"], None, None, None) == load_recipe("demo", ["seed=7"])
 
 
+def test_a_test_set_of_ones_own_is_read_before_the_file_is_written(rows, tmp_path):
+    items = [{"question": row["question"], "answer": row["answer"]} for row in demo_rows("test")[:3]]
+    write_rows(tmp_path / "good.jsonl", items)
+    write_rows(tmp_path / "bad.jsonl", [*items, {"question": "Why?"}])
+    words = ("init", "--model", MODEL, "--data", rows, "--test")
+    assert_user_error(weakdriven(*words, "good.jsonl,bad.jsonl"), "bad.jsonl, row 4", "answer")
+    assert not (tmp_path / "recipe.yaml").exists()
+    done = weakdriven(*words, "good.jsonl,arithmetic")
+    assert done.code == 0 and "good.jsonl: 3 questions, grader math" in done.out
+    first, second = load_recipe(str(tmp_path / "recipe.yaml")).eval.benchmarks
+    assert (first.path, second) == ("good.jsonl", "arithmetic")
+
+
 def test_a_run_without_a_file(rows, tmp_path):
-    fast = ["method=sft", "baselines=[]", "eval.limit=2", "eval.max_new_tokens=4"]
-    done = weakdriven("run", "--model", MODEL, "--data", rows, "--test", "arithmetic", *fast)
-    assert done.code == 0 and "SFT" in done.out
+    write_rows(tmp_path / "mine.jsonl", [{"question": "Which colour has the sky?", "answer": "blue"}])
+    fast = ["method=sft", "baselines=[]", "eval.max_new_tokens=4"]
+    done = weakdriven("run", "--model", MODEL, "--data", rows, "--test", "mine.jsonl", *fast)
+    assert done.code == 0 and "mine" in done.out and "0/1" in done.out
     recipe = yaml.safe_load((tmp_path / "runs/support-chats/recipe.yaml").read_text())
     assert (recipe["method"], recipe["data"]["path"]) == ("sft", rows)
 

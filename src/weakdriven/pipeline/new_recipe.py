@@ -12,12 +12,14 @@ from typing import Any
 
 import yaml
 
+from weakdriven.config.benchmarks import TestSet
 from weakdriven.config.file import apply_override, load_recipe, parse_recipe, refuse_secrets
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.reference import all_settings
 from weakdriven.data.rows.files import EMBEDDED as EMBEDDED_ROWS
 from weakdriven.data.rows.sources import open_source
 from weakdriven.errors import UserError
+from weakdriven.eval.test_sets import load_benchmark
 from weakdriven.models.load import EMBEDDED, locate_model, positions
 from weakdriven.runs.yaml import load_yaml
 
@@ -84,7 +86,12 @@ def propose(model: str, data: str, test: str) -> NewRecipe:
     tree |= {"baselines": ["sft", "sft_restart"], **({"eval": evaluation} if evaluation else {})}
     tree |= {"precision": "fp32"} if model == EMBEDDED else {}
     read = f"{data}: {rows:,} rows, layout {source.layout.name} (fields {', '.join(source.layout.fields)})."
-    return NewRecipe(tree | {"seed": 42}, read)
+    tree |= {"seed": 42}
+    for entry in NewRecipe(tree, read).recipe().eval.benchmarks:
+        if isinstance(entry, TestSet):
+            loaded = load_benchmark(entry, None, given.get("domain", ""))
+            read += f" {entry.path}: {len(loaded.items):,} questions, grader {loaded.benchmark.grader}."
+    return NewRecipe(tree, read)
 
 
 def between(most: int, bounds: tuple[int, int]) -> int:
