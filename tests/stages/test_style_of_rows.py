@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from command_line import weakdriven
 from conftest import run_small
-from helpers import write_rows
+from helpers import embedded_tokenizer, write_rows
 from weakdriven.data.demo import demo_rows
 from weakdriven.data.structure import follows_style
 from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED, load_model, load_tokenizer, locate_model
 from weakdriven.runs.files import read_jsonl
 
 ROWS = demo_rows("train")[:8]
@@ -51,6 +53,49 @@ def test_a_system_prompt_of_ones_own_is_trained_and_evaluated(tmp_path):
     assert sample["prompt"].startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
     plain = json.loads((tmp_path / "run/data/manifest.json").read_text())
     assert plain["settings"]["system_prompt"] == "Be kind."
+
+
+def test_a_base_model_without_a_chat_template_is_trained_and_saved_with_the_plain_one(tmp_path):
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = None
+    load_model(locate_model(EMBEDDED), precision="fp32").save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    run_small(tmp_path / "run", *SFT, path_of(tmp_path, ROWS), f"model={tmp_path / 'base'}")
+    saved = load_tokenizer(tmp_path / "run/baselines/sft")
+    text = saved.apply_chat_template([{"role": "user", "content": "1+1?"}], tokenize=False, add_generation_prompt=True)
+    (sample,) = read_jsonl(tmp_path / "run/eval/baseline-sft/arithmetic/samples.jsonl")
+    assert text == "User:\n1+1?\n\nAssistant:\n"
+    assert sample["prompt"].startswith("User:\n") and sample["prompt"].endswith("\n\nAssistant:\n")
+
+
+@pytest.mark.parametrize(
+    "rows, settings",
+    [
+        (ROWS, {}),
+        (ROWS, {"style": "tagged"}),
+        ([*ROWS, ROWS[0] | {"id": "empty", "solution": " "}], {}),
+        ([*ROWS, ROWS[0] | {"id": "empty", "solution": " "}], {"empty_completions": "drop"}),
+        ([*ROWS, ROWS[0] | {"id": "long", "question": "why " * 300}], {}),
+        ([*ROWS, ROWS[0] | {"id": "long", "question": "why " * 300}], {"long_prompts": "drop"}),
+        ([*ROWS, ROWS[0] | {"id": "long", "solution": "2 " * 900}], {}),
+        ([*ROWS, ROWS[0] | {"id": "long", "solution": "2 " * 900}], {"max_length": 4096}),
+        ([*ROWS, ROWS[0]], {}),
+        ([*ROWS, {"prompt": "1+1?", "completion": "2"}], {}),
+    ],
+    ids=["good", "style", "empty", "empty dropped", "long", "long dropped", "cut", "positions", "twice", "layout"],
+)
+def test_data_show_exits_with_2_exactly_where_a_run_stops(tmp_path, rows, settings):
+    settings = {"max_length": 256} | settings
+    path = path_of(tmp_path, rows)
+    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+    shown = weakdriven("data", "show", path.partition("=")[2], "--model", EMBEDDED, *options)
+    stops = False
+    try:
+        run_small(tmp_path / "run", *SFT, path, *(f"data.{name}={value}" for name, value in settings.items()))
+    except UserError:
+        stops = True
+    said = "Training would stop" in shown.out or shown.err.startswith("Error: ")
+    assert shown.code == (2 if stops else 0) and said == stops
 
 
 @pytest.mark.parametrize(
