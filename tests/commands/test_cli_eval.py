@@ -34,7 +34,11 @@ def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     assert scores["items"] == 6 and f"{100 * scores['accuracy']:.1f}%" in done.out
     root = shutil.copytree(folder, tmp_path / "again")
     assert "done before" in evaluate(root).out
-    assert "max_new_tokens 16 -> 8" in evaluate(root, tokens=8).out
+    before = read_json(root / "arithmetic/scores.json")
+    assert_user_error(evaluate(root, tokens=8), "max_new_tokens 16 -> 8", "--replace", f"--output {root}-2")
+    assert read_json(root / "arithmetic/scores.json") == before
+    assert "max_new_tokens 16 -> 8" in evaluate(root, "--replace", tokens=8).out
+    assert not (root / ".replaced").exists()
     done = weakdriven("report", root)
     assert_user_error(done, "weakdriven eval regrade or compare")
 

@@ -53,7 +53,7 @@ def diagnosed(two_round_run, tmp_path_factory) -> Path:
 
 def diagnose(root: Path, **options):
     recorder = Recorder()
-    folder = diagnose_run(root, recorder, **({"examples": 8} | options))
+    folder = diagnose_run(root, recorder, **({"examples": 8, "replace": True} | options))
     return read_diagnosis(folder), recorder
 
 
@@ -158,6 +158,11 @@ def test_a_repeated_diagnosis_is_reused_and_a_changed_one_runs_again(run):
     assert recorder.ran == {"diagnostics": "not run yet"}
     again, recorder = diagnose(run)
     assert again == first and recorder.ran == {} and recorder.skipped == ["diagnostics"]
+    before = (run / "diagnostics/logits.json").read_bytes()
+    for other in ({"seed": 1}, {"examples": 9}, {"round_number": 1}):
+        with pytest.raises(UserError, match=r"(?s)diagnostics .*--replace"):
+            diagnose(run, **other, replace=False)
+    assert (run / "diagnostics/logits.json").read_bytes() == before
     _, recorder = diagnose(run, seed=1)
     assert recorder.ran == {"diagnostics": "seed 42 -> 1"}
     manifest = read_json(run / "sft/manifest.json")

@@ -117,7 +117,7 @@ def there() -> dict[str, bytes]:
 
 
 def here(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file() and ".work" not in path.parts)
+    files = (path for path in root.rglob("*") if path.is_file() and not {".work", ".replaced"} & set(path.parts))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 

@@ -19,6 +19,7 @@ from weakdriven.commands.verify import verify
 from weakdriven.errors import explain
 from weakdriven.runs.processes import OtherProcessFailed, leave, rank
 from weakdriven.runs.redact import redact_output
+from weakdriven.runs.replaced import WouldReplace
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 app = typer.Typer(
@@ -66,4 +67,6 @@ def main() -> None:
             raise
         if not isinstance(error, OtherProcessFailed):
             print(f"Error: {sentence}", file=sys.stderr)
+            if isinstance(error, WouldReplace):
+                print(error.commands(sys.argv[1:]), file=sys.stderr)
         sys.exit(2)

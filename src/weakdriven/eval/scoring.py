@@ -84,7 +84,7 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
     found = {path.parent.name: read_json(path) for path in sorted(folder.glob(f"*/{BENCHMARK_SCORES}"))}
     found = {name: found[name] for name in BENCHMARKS if name in found}
     if not found:
-        below = sorted(path.parents[1] for path in folder.glob(f"**/{BENCHMARK_SCORES}"))
+        below = sorted(path.parents[1] for path in folder.glob(f"[!.]*/**/{BENCHMARK_SCORES}"))
         hint = f"; did you mean {below[0]}?" if below else "; expected <benchmark>/scores.json in it."
         raise UserError(f"{folder} holds no results of an evaluation{hint}")
     return found

@@ -109,7 +109,7 @@ class Run(DryRun):
             return
         with self.siblings.alone(stage, self.progress.note) if self.is_main else nullcontext():
             sibling = None
-            if self.siblings.runs and not whole:
+            if not whole:
                 sibling = self.agree(self.siblings.find(stage))  # a run in progress may have finished it meanwhile
             self.progress.begin(stage.name, reason_taken(sibling, self.root) if sibling else reason)
             begin = time.monotonic()
