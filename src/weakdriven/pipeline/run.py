@@ -152,6 +152,7 @@ def carry_out(
             message=partial(ran_out, context, work),
         )
         context = context.with_run(run)
+        context.force = options.force
         try:
             progress.plan(planned)
             data = data_stage(context)  # reads every row, so a bad one is found before an older run here is touched

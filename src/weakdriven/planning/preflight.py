@@ -142,7 +142,7 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
     largest = max(costs, key=lambda cost: cost.work, default=None)
     if largest and largest.work:
         most = f"checkpoints of {largest.workload.name} are up to {gib(round(largest.work))} of it at once"
-        sentence += f", or raise save_steps ({most})"
+        sentence += f", or raise save_steps ({most}; with 0 there are none, and a phase that is stopped starts again)"
     sentence += "."
     if copies:
         sentence += (

@@ -17,7 +17,7 @@ from weakdriven.data.tokenize import row_lengths
 from weakdriven.errors import UserError, is_disk_full
 from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.disk import disk_need, held, refuse_full_disk
+from weakdriven.runs.disk import disk_need, held, too_little_room
 from weakdriven.runs.processes import agree, on_main
 from weakdriven.runs.signals import Stopped
 from weakdriven.training import checkpoints
@@ -44,6 +44,8 @@ class Phase:
     """Rows that set the number of steps per epoch, if not those of the training set."""
     keep: Keep | None = None
     """Writes the model into a folder; needed if the settings ask for snapshots."""
+    force: bool = False
+    """Train with too little room on the disk, as predicted."""
 
     def prepare(
         self, rows: Dataset, settings: TrainSettings, recipe: Recipe, columns: Sequence[str] = ("input_ids", "labels")
@@ -55,7 +57,9 @@ class Phase:
         count = self.epoch_rows or count
         order = alike_together(order, padded_lengths(rows), min(settings.batch_size, count))
         folder = self.work / "checkpoints"
-        callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
+        ours = PhaseCallback(self.work, self.progress, self.stage, settings, recipe)
+        ours.force = self.force
+        callbacks: list[TrainerCallback] = [ours]
         if settings.snapshots and self.keep:
             kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
@@ -101,7 +105,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
-    """Compare what the phase will still write with the free space on its disk."""
+    """Compare what the phase will still write with the free space on its disk; with `force` only report it."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
@@ -111,13 +115,17 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     trained = [weight for weight in saved if weight.requires_grad]
     optimizer = math.ceil(sum(one.numel() * state_bytes(settings.optimizer, one.element_size()) for one in trained))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
-    saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it
+    saves = settings.saves(steps)
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
     kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
-    refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
+    sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
+    if sentence and not phase.force:
+        raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
+    if sentence:
+        phase.progress.note(f"{sentence} It is tried all the same (--force).")
 
 
 def padded_lengths(rows: Dataset) -> np.ndarray:
