@@ -29,7 +29,7 @@ def evaluated(once):
 
 def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     folder, done = evaluated
-    assert done.code == 0 and "arithmetic v2 (part)" in done.out and "not run yet" in done.out
+    assert done.code == 0 and "arithmetic v2 (part)" in done.out and "[1/1] arithmetic\n" in done.out
     scores = read_json(folder / "arithmetic/scores.json")
     assert scores["items"] == 6 and f"{100 * scores['accuracy']:.1f}%" in done.out
     root = shutil.copytree(folder, tmp_path / "again")

@@ -107,6 +107,33 @@ def test_a_later_signal_ends_at_once():
     assert subprocess.run([sys.executable, "-c", code + "    print('still here')\n"]).returncode == -signal.SIGTERM
 
 
+CTRL_C = """
+import os, signal, time
+from weakdriven.runs import signals
+signals.TWICE = 0.1
+with signals.stoppable():
+    with signals.saves_when_stopped(True):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # the terminal's and the launcher's
+        print(signals.stop_requested(), flush=True)
+        time.sleep(0.2)
+        {again}
+    try:
+        signals.stop_here()
+    except signals.Stopped as stop:
+        print(stop.interrupted)
+"""
+
+
+@pytest.mark.parametrize(
+    "again, printed", [("", ["SIGINT", "True"]), ("os.kill(os.getpid(), signal.SIGINT)", ["SIGINT"])]
+)
+def test_ctrl_c_where_something_saves_is_a_request_and_a_second_one_ends_it(again, printed):
+    done = subprocess.run([sys.executable, "-c", CTRL_C.format(again=again)], capture_output=True, text=True)
+    assert done.stdout.split() == printed and done.stderr.count("Ctrl-C again stops at once") == 1
+    assert done.returncode == 0 if not again else "KeyboardInterrupt" in done.stderr
+
+
 @pytest.mark.parametrize("failure, seen", [(Stopped("SIGTERM"), Stopped), (OSError(28, "full"), OtherProcessFailed)])
 def test_others_hear_once_of_what_ends_the_first_process(failure, seen):
     told = []

@@ -21,8 +21,8 @@ from weakdriven.stages.checks import check_recipe
 METHODS = ["sft", "sft_restart", "wmss"]
 
 
-def compare(root, *overrides, methods=METHODS, seeds=2, siblings=(), recorder=None):
-    recorder, options = recorder or Recorder(), RunOptions(Siblings(siblings))
+def compare(root, *overrides, methods=METHODS, seeds=2, siblings=(), recorder=None, replace=False):
+    recorder, options = recorder or Recorder(), RunOptions(Siblings(siblings), replace=replace)
     compare_methods("demo", [*WHOLE, *overrides], root, recorder, methods=methods, seeds=seeds, options=options)
     return recorder, read_json(root / "comparison.json")
 
@@ -168,7 +168,7 @@ def test_a_shared_stage_that_fails_fails_every_method_that_needs_it_and_no_older
         return trained(context, name, *args, **kwargs)
 
     monkeypatch.setattr(wmss, "supervised_stage", out_of_memory)
-    _, found = compare(root, methods=["sft", "wmss"], seeds=1)
+    _, found = compare(root, methods=["sft", "wmss"], seeds=1, replace=True)
     assert set(found["failed"]) == {"sft_restart", "wmss"}
     assert {why["42"] for why in found["failed"].values()} == {"no memory left"}
     assert [name for name, row in rows_of(found).items() if row["seeds"]] == ["base", "sft"]

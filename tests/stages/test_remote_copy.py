@@ -416,7 +416,7 @@ def test_several_machines_need_a_shared_work_folder(monkeypatch):
 def run_copied(root: Path, address: str, *overrides: str) -> Recorder:
     recorder = Recorder()
     copy = RemoteCopy(address, root, recorder.note)
-    run_recipe(small_recipe(*QUICK, *overrides), root, recorder, RunOptions(remote=copy))
+    run_recipe(small_recipe(*QUICK, *overrides), root, recorder, RunOptions(replace=True, remote=copy))
     return recorder
 
 
@@ -440,6 +440,6 @@ def test_of_two_processes_the_first_one_copies_and_both_continue_from_the_addres
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    for once in ("baselines/sft: brought from", "eval/base/arithmetic: not run yet", f"Copied: {address}"):
+    for once in ("baselines/sft: brought from", "] eval/base/arithmetic\n", f"Copied: {address}"):
         assert done.stdout.count(once) == 1
     assert here(tmp_path / "shared/run") == here(tmp_path / "b")

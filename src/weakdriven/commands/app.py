@@ -60,7 +60,7 @@ def main() -> None:
         if rank() == 0:
             print(stop, file=sys.stderr)
         leave()  # all processes stop together
-        sys.exit(EXIT_CODE)
+        sys.exit(INTERRUPTED if stop.interrupted else EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:

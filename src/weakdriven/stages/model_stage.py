@@ -19,6 +19,7 @@ from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
+from weakdriven.training.checkpoints import resume_step
 from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.wmss.pair import WEAK_FOLDER
@@ -174,6 +175,7 @@ def model_stage(
         execution=execution,
         shared=True,
         holds=[f"{SNAPSHOTS}/{place}" for place in kept],
+        resumes=resume_step,
         workload=workload,
     )
     short = name.replace("baselines/", "baseline-").removesuffix("/strong")

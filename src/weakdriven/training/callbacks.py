@@ -19,7 +19,7 @@ from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import gathered, size
-from weakdriven.runs.signals import stop_requested
+from weakdriven.runs.signals import saves_when_stopped, stop_requested
 from weakdriven.training.checkpoints import seal
 
 REMEDY = (
@@ -46,7 +46,8 @@ class PhaseCallback(TrainerCallback):
     def sealing(self) -> Iterator[None]:
         """Checkpoints are sealed while training goes on in this block, which waits at its end for the last one."""
         try:
-            yield
+            with saves_when_stopped(self.settings.save_steps > 0):
+                yield
         except BaseException:  # training resumes from it; a second Ctrl-C ends the wait
             wait([self._sealing] if self._sealing else [])
             raise

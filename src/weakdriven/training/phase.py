@@ -97,7 +97,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
             f"some space and run the same command again; it resumes from {start}."
         ) from error
     if phase.stopped:
-        raise Stopped(phase.stopped, trainer.state.global_step)
+        raise Stopped(phase.stopped, trainer.state.global_step if phase.settings.save_steps else None)
     rows = cast(Dataset, trainer.train_dataset) if rows is None else rows
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
