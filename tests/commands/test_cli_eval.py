@@ -84,12 +84,16 @@ def test_two_folders_are_compared_and_graded_again(evaluated, tmp_path):
 def test_a_model_of_a_run_is_evaluated_with_the_prompt_style_of_its_training(tmp_path):
     (tmp_path / "run" / "sft").mkdir(parents=True)
     shutil.copytree(locate_model("embedded:base"), tmp_path / "run" / "sft", dirs_exist_ok=True)
-    recipe = "model: embedded:base\ndata: {path: embedded:arithmetic, style: tag-free}\n"
-    (tmp_path / "run" / "recipe.yaml").write_text(recipe)
+    recipe = "model: embedded:base\ndata: {path: embedded:arithmetic, %s}\n"
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe % "style: tag-free")
     words = ["eval", "--model", tmp_path / "run" / "sft", "--benchmarks", "arithmetic", "--limit", 1]
     assert weakdriven(*words, "--output", tmp_path / "a", "max_new_tokens=2").code == 0
     (sample,) = read_jsonl(tmp_path / "a" / "arithmetic" / "samples.jsonl")
     assert "Solve the problem step by step" in sample["prompt"] and "<think>" not in sample["prompt"]
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe % "system_prompt: Be kind.")
+    assert weakdriven(*words, "--output", tmp_path / "b", "max_new_tokens=2").code == 0
+    (sample,) = read_jsonl(tmp_path / "b" / "arithmetic" / "samples.jsonl")
+    assert "system\nBe kind." in sample["prompt"]
 
 
 @pytest.mark.parametrize(
@@ -121,14 +125,17 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, words, message):
     assert done.err.count("\n") <= 2 and not (tmp_path / "a").exists()
 
 
-def test_a_tokenizer_without_chat_template_needs_one(tmp_path):
+def test_a_tokenizer_without_chat_template_gets_one(tmp_path, caplog):
     shutil.copytree(locate_model("embedded:base"), tmp_path / "m")
     (tmp_path / "m" / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(config))
     words = ["eval", "--model", tmp_path / "m", "--benchmarks", "arithmetic", "--limit", 1, "--output", tmp_path / "a"]
-    assert_user_error(weakdriven(*words), "has no chat template; set chat_template")
+    done = weakdriven(*words, "max_new_tokens=2")
+    assert done.code == 0 and "has no chat template" in caplog.text
+    (sample,) = read_jsonl(tmp_path / "a" / "arithmetic" / "samples.jsonl")
+    assert sample["prompt"].startswith("User:\n") and sample["prompt"].endswith("\n\nAssistant:\n")
     assert_user_error(
         weakdriven(*words, "chat_template=gemma"), "gemma writes <start_of_turn> and <end_of_turn>, which"
     )

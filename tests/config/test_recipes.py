@@ -33,6 +33,13 @@ def test_a_shipped_recipe_loads_under_its_own_name_and_opens_with_the_schema_and
         assert second == f"# {describe(path)}" and describe(path).endswith("."), name
 
 
+def test_rows_are_trained_on_as_they_are_unless_a_style_is_asked_for():
+    assert parse().data.style == "plain" and parse().data.system_prompt is None
+    assert parse("data.system_prompt=Be kind.").data.system_prompt == "Be kind."
+    with pytest.raises(UserError, match="data: system_prompt is set, and style tagged"):
+        parse("data.system_prompt=Be kind.", "data.style=tagged")
+
+
 def leaves(tree: dict[str, Any], *parents: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):

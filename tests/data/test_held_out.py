@@ -59,6 +59,12 @@ def test_a_question_in_a_system_prompt_is_found():
     assert HELD.find(Example("r", turns, "x")) == Hit("r", "gsm8k", "g7")
 
 
+def test_a_question_in_plain_text_is_found():
+    held = HeldOut([HeldItem("gsm8k", "7", "Ann has 3 pens. How many pens are there?")])
+    text = Example("r", [], "Exercise 1: Ann has 3 pens; how many pens are there? Three.")
+    assert held.find(text) == Hit("r", "gsm8k", "7") and held.find(Example("r", [], "Ann has pens.")) is None
+
+
 def test_an_item_counts_only_if_all_of_it_is_there():
     words = [f"w{number}" for number in range(20)]
     held = HeldOut([HeldItem("b", "1", " ".join(words))])

@@ -42,6 +42,19 @@ def test_the_key_of_the_rows_holds_the_commit_and_the_configuration(monkeypatch)
     assert data_key("owner/name", "train") == "owner/name@abc/train"
 
 
+def test_a_revision_after_an_at_is_read_at_its_commit(monkeypatch):
+    asked, commit = [], "b" * 40
+    info = lambda name, timeout, revision: SimpleNamespace(sha=asked.append((name, revision)) or commit)  # noqa: E731
+    monkeypatch.setattr(hub, "_COMMITS", {})
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=info))
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: asked.append((*a, k["revision"])) or [ROW])
+    assert list(read_rows("owner/name:one@v1.0")) == [ROW]
+    assert asked == [("owner/name", "v1.0"), ("owner/name", "one", commit)]
+    assert data_key("owner/name:one@v1.0", "train") == f"owner/name:one@v1.0@{commit}/train"
+    assert data_key(f"owner/name@{'c' * 40}", "train").endswith(f"@{'c' * 40}/train")
+    assert asked[2:] == [], "a whole commit is not looked up"
+
+
 def test_a_file_whose_name_holds_a_colon_is_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "set:1", [ROW])

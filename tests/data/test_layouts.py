@@ -249,9 +249,20 @@ def test_a_role_that_no_template_knows_is_an_error_naming_row_and_message():
         as_example({"messages": turns}, 3, "f")
 
 
+def test_text_alone_is_an_example_without_a_prompt():
+    row = {"text": "One day, a cat.", "label": 1}
+    assert as_example(row, 3, "f") == Example("3", [], "One day, a cat.", meta={"label": 1})
+    assert as_example(row | {"messages": None}, 3, "f").prompt == []
+    assert detect([row]).name == "text"
+    with pytest.raises(UserError, match="there is no completion to learn from"):
+        as_example({"text": " "}, 3, "f")
+    with pytest.raises(UserError, match=r"f, row 3: expected text or messages"):
+        as_example({"text": 7}, 3, "f")
+
+
 def test_unknown_fields_are_an_error_that_lists_them_and_what_is_expected():
-    with pytest.raises(UserError, match=r"f, row 3: found the fields text, label; expected messages, prompt and"):
-        as_example({"text": "a", "label": 1}, 3, "f")
+    with pytest.raises(UserError, match=r"f, row 3: found the fields body, label; expected messages, prompt and"):
+        as_example({"body": "a", "label": 1}, 3, "f")
     with pytest.raises(UserError, match=r"f, row 1: found the fields none; .*ShareGPT.*Alpaca"):
         detect([{}], "f")
 

@@ -42,6 +42,16 @@ def test_a_system_prompt_of_the_row_is_kept(style):
     assert prompt.count("<|im_start|>system") == 1
 
 
+def test_a_system_prompt_of_ones_own_is_for_messages_without_one():
+    renderer = Renderer(embedded_tokenizer(), "math", "plain", "Ours.")
+    assert renderer.prompt(ASK).startswith("<|im_start|>system\nOurs.<|im_end|>\n<|im_start|>user\n1+1?")
+    own = renderer.prompt([{"role": "system", "content": "Mine."}, *ASK])
+    assert "Mine." in own and "Ours." not in own
+    renderer.tokenizer.chat_template = NO_SYSTEM
+    with pytest.raises(UserError, match=r"cannot be used with data\.system_prompt"):
+        renderer.check()
+
+
 def test_the_messages_of_a_row_are_left_as_they_were():
     messages = list(ASK)
     Renderer(embedded_tokenizer(), "math", "tagged").prompt(messages)
@@ -103,13 +113,6 @@ def test_a_template_that_renders_what_the_style_asks_for_passes_the_check(templa
     plain(template).check()
 
 
-def test_a_tokenizer_without_template_is_an_error_that_names_the_remedy():
-    tokenizer = embedded_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(UserError, match=r"tokenizer of some/model has no chat template; set chat_template .*gemma"):
-        give_chat_template(tokenizer, None, "some/model")
-
-
 def test_a_tokenizer_keeps_its_own_template_unless_the_recipe_names_one():
     tokenizer = embedded_tokenizer()
     before = tokenizer.chat_template
@@ -129,5 +132,5 @@ def test_a_template_file_replaces_the_template(tmp_path):
 def test_a_template_that_is_neither_a_readable_file_nor_shipped_is_an_error(name, tmp_path):
     (tmp_path / "folder.jinja").mkdir()
     (tmp_path / "binary.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=rf"{name} is neither a readable file nor one of the shipped .*\(gemma\)"):
+    with pytest.raises(UserError, match=rf"{name} is neither a readable file nor one of the shipped .*gemma"):
         give_chat_template(embedded_tokenizer(), str(tmp_path / name), "some/model")

@@ -38,7 +38,7 @@ def show(monkeypatch, capsys, tmp_path):
 
 
 def test_the_embedded_set_is_shown_with_its_layout_and_what_is_learned(show):
-    code, out, _ = show("embedded:arithmetic", "--style", "plain", "--rows", 2)
+    code, out, _ = show("embedded:arithmetic", "--rows", 2)
     assert code == 0
     assert "layout question/solution (fields question, solution, id, answer), 3,200 rows" in out
     assert out.count("\nrow arithmetic-train-") == 2 and out.count("[[") == 2
@@ -48,30 +48,57 @@ def test_the_embedded_set_is_shown_with_its_layout_and_what_is_learned(show):
 
 def test_the_style_and_the_domain_choose_the_system_prompt(show):
     assert "End your response with" in show([GOOD], "--style", "tag-free", "--domain", "logic")[1]
-    assert "<think>" in show([GOOD])[1]
+    assert "<think>" in show([GOOD], "--style", "tagged")[1]
+    assert "system" not in show([GOOD])[1]
+    assert "system\nBe kind." in show([GOOD], "--system-prompt", "Be kind.")[1]
+    code, _, errors = show([GOOD], "--system-prompt", "Be kind.", "--style", "tagged")
+    assert code == 2 and "--system-prompt" in errors and "--style tagged" in errors
+
+
+def test_completions_in_another_style_stop_training(show):
+    tagged = GOOD | {"solution": "<think>1 and 1</think><answer>\\boxed{2}</answer>"}
+    for rows, expected in (([GOOD, GOOD, tagged], "1 of 3 (33%)"), ([GOOD], "0 of 1 (0%)")):
+        code, out, _ = show(rows, "--style", "tagged")
+        assert code == 2 and expected in out and "data.style is tagged" in out
+    assert show([GOOD, tagged], "--style", "tagged")[0] == 0
 
 
 def test_what_would_be_cut_or_left_out_is_said_with_its_reason(show):
     rows = [GOOD, GOOD | {"solution": "2 " * 60}, GOOD | {"question": "why " * 60}, GOOD | {"solution": ""}]
-    code, out, _ = show(rows, "--style", "plain", "--max-length", 60, "--rows", 4)
-    assert code == 0 and "1 learned whole" in out
+    code, out, _ = show(rows, "--max-length", 60, "--rows", 4)
+    assert code == 2 and "1 learned whole" in out
     assert "1 longer than max_length=60: cut on the right" in out
     assert "1 the prompt fills max_length=60: an error, or left out with data.long_prompts=drop" in out
     assert "1 no completion: an error, or left out with data.empty_completions=drop" in out
     assert "{{" in out
+    drop = ("--long-prompts", "drop", "--empty-completions", "drop")
+    for words, code in ((drop[:2], 2), (drop[2:], 2), (drop, 0)):
+        assert show(rows, "--max-length", 60, *words)[0] == code
+    assert show(rows[2:], "--max-length", 60, *drop)[0] == 2, "nothing is left"
+
+
+@pytest.mark.parametrize("last", [{"solution": ""}, {"question": "why " * 60}, {"solution": "2 " * 600}])
+def test_a_row_that_is_an_error_is_found_after_those_that_are_counted(show, monkeypatch, last):
+    monkeypatch.setattr("weakdriven.data.show.LOOKED_AT", 2)
+    rows = [GOOD | {"id": str(number)} for number in range(5)]
+    words = ("--model", "embedded:base", "--max-length", 60 if "question" in last else 4096)
+    assert show(rows, *words)[0] == 0
+    code, out, _ = show([*rows, GOOD | last], *words)
+    assert code == 2 and "Of the first 2 rows" in out and "1 of all rows" in out
 
 
 def test_a_row_longer_than_the_models_positions_is_not_counted_as_learned(show):
     rows = [GOOD, GOOD | {"solution": "2 " * 600}]
-    code, out, _ = show(rows)
-    assert code == 0 and "1 learned whole" in out and "1 longer than the model's 512 positions: an error" in out
-    assert "positions" not in show(rows, "--max-length", 512)[1]
+    code, out, _ = show(rows, "--model", "embedded:base")
+    assert code == 2 and "1 learned whole" in out and "1 longer than the model's 512 positions: an error" in out
+    assert "positions" not in show(rows, "--model", "embedded:base", "--max-length", 512)[1]
+    assert "positions" not in show(rows)[1]
 
 
 def test_a_row_that_would_stop_training_is_reported_after_the_rows_before_it(show):
     code, out, _ = show([*[GOOD] * 30, {"messages": []}])
     assert code == 2 and "row 1:" in out and "Of the first 30 rows" in out
-    assert "Training would stop here" in out and "row 31 is the first in another layout" in out
+    assert "Training would stop" in out and "row 31 is the first in another layout" in out
 
 
 def test_a_template_without_end_of_turn_is_warned_of(show, tmp_path):
@@ -82,7 +109,7 @@ def test_a_template_without_end_of_turn_is_warned_of(show, tmp_path):
 @pytest.mark.parametrize(
     "source, words",
     [
-        ([{"text": "a"}], "found the fields text; expected messages"),
+        ([{"body": "a"}], "found the fields body; expected messages"),
         ([], "there is no row to train on"),
         ("missing.jsonl", "there is no such data file"),
     ],

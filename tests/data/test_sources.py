@@ -92,8 +92,8 @@ def test_mixed_layouts_are_an_error_naming_the_first_row_that_differs(place, oth
 
 
 def test_a_row_of_no_layout_among_others_is_an_error_naming_it(tmp_path):
-    with pytest.raises(UserError, match=r"row 26: found the fields text; expected messages, prompt and completion"):
-        load_examples(write_rows(tmp_path / "a.jsonl", [*[GOOD] * 25, {"text": "a"}]))
+    with pytest.raises(UserError, match=r"row 26: found the fields body; expected messages, prompt and completion"):
+        load_examples(write_rows(tmp_path / "a.jsonl", [*[GOOD] * 25, {"body": "a"}]))
 
 
 @pytest.mark.parametrize("rows", [[{"id": "a"}, {"id": "b"}, {"id": "a"}], [{"id": "3"}, {}, {}]])

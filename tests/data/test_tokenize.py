@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from helpers import demo_examples, embedded_tokenizer
 from weakdriven.config.recipe import EvalSettings
@@ -60,6 +61,23 @@ def test_training_ids_begin_with_the_prompt_that_evaluation_gives_the_model(styl
     unsupervised = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label == IGNORE]
     assert sample["prompt"] == renderer.prompt(example.prompt)
     assert ids_of(sample["prompt"]) == unsupervised == row["input_ids"][: len(unsupervised)]
+
+
+def with_a_beginning():
+    """A tokenizer that, as Gemma's, puts a token before each text."""
+    tokenizer, mark = embedded_tokenizer(), "<|im_start|>"
+    special = [(mark, tokenizer.convert_tokens_to_ids(mark))]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{mark} $A", special_tokens=special)
+    tokenizer.bos_token = mark
+    return tokenizer
+
+
+@pytest.mark.parametrize("make, beginning", [(embedded_tokenizer, ""), (with_a_beginning, "<|im_start|>")])
+def test_plain_text_is_supervised_whole_without_template_or_system_prompt(make, beginning):
+    tokenizer = make()
+    row = tokenize(Example("a", [], "One day, a cat."), Renderer(tokenizer, "math", "tagged"), 512)
+    assert tokenizer.decode(row["input_ids"]) == beginning + "One day, a cat." + tokenizer.eos_token
+    assert row["labels"] == [IGNORE, *row["input_ids"][1:]]
 
 
 def test_a_long_completion_is_cut_on_the_right():

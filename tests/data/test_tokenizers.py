@@ -4,6 +4,7 @@
 """
 
 import os
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from helpers import embedded_tokenizer, gemma_tokenizer
 from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.example import DOMAINS, Example
-from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
+from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template, with_request
 from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.tokenize import IGNORE, load_tokens, split_turns, tokenize, write_tokens
 from weakdriven.errors import UserError
@@ -212,13 +213,20 @@ ROWS = {
 @every_tokenizer
 @every_prompt
 def test_a_row_is_trained_with_the_prompt_that_evaluation_asks(name, domain, style, monkeypatch):
-    """The renderer is that of a math recipe; the benchmark and the row bring the domain."""
+    """The renderer is that of a math recipe; the benchmark and the row bring the domain.
+
+    In style plain the benchmark also asks for the form of its answer, and the row does not."""
     benchmark, row = ROWS[domain]
     item = as_item(benchmark, row, "f")
     monkeypatch.setattr(run_module, "load_items", lambda benchmark, data_dir: [item])
     renderer = renderer_of(name, "math", style)
     task = prepare_task(benchmark, renderer, EvalSettings(), seed=0)
     example = as_example(row | {"solution": "7", "domain": domain}, 1, "f")
+    if style == "plain" and benchmark != "arithmetic":
+        assert SYSTEM_PROMPTS[domain, "tag-free"] not in renderer.prompt(example.prompt, domain)
+        asked = {"role": "user", "content": with_request(example.prompt[0]["content"], domain, style)}
+        assert SYSTEM_PROMPTS[domain, "tag-free"] in asked["content"]
+        example = replace(example, prompt=[asked])
     (before, supervised), (reply, _) = split_turns(example, renderer)[0]
     assert (before.encode(), supervised, reply) == (task.prompts[0].encode(), False, "7" + renderer.end_of_turn)
     assert tokenize(example, renderer)["input_ids"] == task.prompt_ids[0] + ids_of(reply, renderer)

@@ -309,12 +309,12 @@ def test_rows_that_cannot_be_read_leave_the_diagnosis_as_it_was(run, tmp_path, m
         (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to learn from: 1 prompts"),
     ):
         with pytest.raises(UserError, match=reason):
-            diagnose_run(run, Progress(), examples=8, rows=rows)
+            diagnose_run(run, Progress(), examples=8, rows=rows, replace=True)
     assert read_diagnosis(run / "diagnostics") == before and not (run / ".work/diagnostics").exists()
     odd = tmp_path / "x[/b]c.jsonl"  # as markup it would end what nothing began
     odd.parent.mkdir()
     write_jsonl(odd, [{"question": "What is held out?", "solution": "Forty two."}])
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(run), "--rows", str(odd), "--quiet"])
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(run), "--rows", str(odd), "--replace", "--quiet"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code and "x[/b]c.jsonl, " in capsys.readouterr().out

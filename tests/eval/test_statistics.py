@@ -19,6 +19,7 @@ from weakdriven.eval.statistics import (
     paired_bootstrap,
     pass_at_k,
     score_of,
+    t_quantile,
     t_test,
     wilson_interval,
 )
@@ -179,15 +180,46 @@ def test_each_benchmark_counts_the_same_however_many_problems_it_has():
     assert score_of(scores) == 0.5 and by_seed(scores).tolist() == [0.5, 0.5]
 
 
-def test_the_interval_is_that_of_a_plain_loop_over_drawn_seeds_and_problems():
-    scores = {"a": drawn(3, 40, 0.5, 1), "b": drawn(3, 15, 0.3, 2)}
-    rng, means = np.random.default_rng(7), []
-    for _ in range(2000):
-        seeds = rng.integers(0, 3, 3)
-        each = [np.mean([one[seeds][:, rng.integers(0, one.shape[1], one.shape[1])]]) for one in scores.values()]
-        means.append(np.mean(each))
-    expected = np.quantile(means, [0.025, 0.975])
-    assert interval_of(scores) == pytest.approx(expected, abs=0.012)
+@pytest.mark.parametrize("groups, seeds, seed_spread", [(1, 3, 0.02), (1, 5, 0.0), (1, 5, 0.05), (3, 3, 0.01)])
+def test_the_interval_contains_the_true_score_95_times_of_100(groups, seeds, seed_spread):
+    """Differences of right and wrong answers, as in the study: -1, 0 and 1, on problems that differ."""
+    rng, counts, inside = np.random.default_rng([groups, seeds]), {"a": 100, "b": 40}, 0
+    for _ in range(1000):
+        gain_P = {name: rng.normal(0, 0.15, count) for name, count in counts.items()}
+        studied = []
+        for _ in range(groups):
+            gain_S = rng.normal(0, seed_spread, (seeds, 1))
+            scores = {}
+            for name, count in counts.items():
+                chance_SP, drawn_SP = (gain_S + gain_P[name]) / 2, rng.random((seeds, count))
+                scores[name] = (drawn_SP < 0.15 + chance_SP) * 1.0 - (drawn_SP > 0.85 + chance_SP)
+            studied.append(scores)
+        low, high = interval_of(*studied)
+        inside += low <= 0 <= high
+    assert 930 <= inside <= 970
+
+
+def test_seeds_that_agree_by_chance_leave_the_residual():
+    """Both seeds have 10 right of 20, on other problems each: no seed or problem explains anything."""
+    values = np.array([[1.0, 0.0] * 10, [0.0, 1.0] * 10])
+    half = 2.09302 * np.sqrt(np.full(40, 0.25).sum() / 19 / 40)
+    assert interval_of({"a": values}) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
+
+
+def test_one_seed_has_the_t_interval_of_its_problems():
+    values = drawn(1, 30, 0.4)
+    half = 2.04523 * values.std(ddof=1) / np.sqrt(30)
+    assert interval_of({"a": values}) == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-5)
+
+
+def test_seeds_alone_make_the_interval_of_problems_that_are_all_alike():
+    values = np.repeat([[0.1], [0.2], [0.4]], 20, axis=1)
+    half = 4.30265 * np.std([0.1, 0.2, 0.4], ddof=1) / np.sqrt(3)
+    assert interval_of({"a": values}) == pytest.approx((0.7 / 3 - half, 0.7 / 3 + half), abs=1e-5)
+
+
+def test_what_never_varies_has_an_interval_without_width():
+    assert interval_of({"a": np.full((3, 8), 0.5)}) == (0.5, 0.5) and interval_of({"a": np.ones((1, 1))}) == (1, 1)
 
 
 def test_a_clear_gain_is_found_by_problems_and_by_seeds():
@@ -212,6 +244,7 @@ def test_students_quantiles_give_a_p_value_of_a_twentieth(freedom, quantile):
     values[0], values[1] = 1, -1
     values = values / values.std(ddof=1) + quantile / np.sqrt(freedom + 1)
     assert t_test(values) == pytest.approx(0.05, abs=1e-4)
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
 def test_one_seed_and_equal_differences_have_no_t_test():

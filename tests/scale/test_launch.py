@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_a_launch_within_a_launch_raises_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="a launcher has already started this process"):
         launch("one-gpu", ["run", "demo"])
+
+
+@pytest.mark.parametrize("gpus, refused", [(7, True), (8, False)])
+def test_more_processes_than_gpus_raise_an_error(gpus, refused, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("weakdriven.runs.launcher.supervised", lambda *_: 0)
+    with pytest.raises(UserError, match=r"8 processes .* has 7\.") if refused else nullcontext():
+        assert launch("fsdp2-8gpu", ["run", "demo"]) == 0
 
 
 def test_the_exit_code_of_what_was_started_comes_back():

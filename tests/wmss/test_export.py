@@ -1,4 +1,4 @@
-"""`weakdriven export mix`: two folders, a checkpoint or a run saved as one folder; and its errors."""
+"""`weakdriven export mix` and `merge`: two folders, a checkpoint or a run saved as one folder; and their errors."""
 
 import json
 import shutil
@@ -57,8 +57,8 @@ def embedded() -> Any:
 def export(monkeypatch, capsys):
     """Run the command; returns what it printed."""
 
-    def call(*words: Any) -> str:
-        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", "mix", *map(str, words)])
+    def call(*words: Any, command: str = "mix") -> str:
+        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", command, *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
         assert not stop.value.code, capsys.readouterr().err
@@ -71,9 +71,9 @@ def export(monkeypatch, capsys):
 def refused(monkeypatch, capsys, tmp_path):
     """Run the command; returns its error message after checking that nothing was written."""
 
-    def call(*words: Any) -> str:
+    def call(*words: Any, command: str = "mix") -> str:
         before = sorted(tmp_path.rglob("*"))
-        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", "mix", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["weakdriven", "export", command, *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
         errors = capsys.readouterr().err
@@ -104,7 +104,7 @@ def check(folder: Path, want: torch.Tensor) -> MixtureForCausalLM:
 
 
 def test_a_run_gives_its_last_rounds_pair_at_the_weight_it_was_trained_with(run, export, tmp_path):
-    said = export(run, tmp_path / "mix")
+    said = export(run, "--output", tmp_path / "mix")
     assert "0.7 on the strong logits" in said and str(run / "round-2/strong/weak") in said
     loaded = check(tmp_path / "mix", dense(run / "round-2/strong", run / "round-2/strong/weak", 0.7))
     strong = AutoModelForCausalLM.from_pretrained(run / "round-2/strong")
@@ -117,7 +117,7 @@ def test_a_run_gives_its_last_rounds_pair_at_the_weight_it_was_trained_with(run,
 @pytest.mark.slow
 def test_the_python_of_the_docs_runs_in_a_fresh_process(pair, export, tmp_path):
     text = (Path(__file__).parents[2] / "docs/mixture.md").read_text(encoding="utf-8")
-    export(*pair, tmp_path / "mixture")
+    export(*pair, "--output", tmp_path / "mixture")
     code = text.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("What is 2 + 3?"), done.stderr
@@ -130,7 +130,7 @@ def evaluation(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_fresh_process_can_evaluate_the_mixture(pair, export, tmp_path):
-    export(*pair, tmp_path / "mixture")
+    export(*pair, "--output", tmp_path / "mixture")
     command = [sys.executable, "-m", "weakdriven", *evaluation(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -138,7 +138,7 @@ def test_a_fresh_process_can_evaluate_the_mixture(pair, export, tmp_path):
 
 
 def test_other_engines_and_training_do_not_support_the_mixture(pair, export, tmp_path):
-    export(*pair, tmp_path / "mixture")
+    export(*pair, "--output", tmp_path / "mixture")
     for engine in (f"vllm_python={sys.executable}", "batching=continuous", "url=http://localhost:9"):
         refusal = CliRunner().invoke(app, [*evaluation(tmp_path), engine]).exception
         assert isinstance(refusal, UserError) and "only transformers' static batches support" in str(refusal)
@@ -152,7 +152,7 @@ def test_without_out_the_mixture_is_saved_next_to_its_round(run, export):
 
 
 def test_the_strong_folder_of_a_round_knows_its_weight(run, export, tmp_path):
-    assert "0.7 on the strong logits, from " in export(run / "round-1/strong", tmp_path / "mix")
+    assert "0.7 on the strong logits, from " in export(run / "round-1/strong", "--output", tmp_path / "mix")
 
 
 def test_a_round_that_the_recipe_no_longer_has_is_skipped(run, export, tmp_path):
@@ -160,7 +160,7 @@ def test_a_round_that_the_recipe_no_longer_has_is_skipped(run, export, tmp_path)
     shutil.copytree(run, copy)
     plan = json.loads((copy / "plan.json").read_text())
     (copy / "plan.json").write_text(json.dumps(plan | {"round-2/strong": "another key"}))
-    assert str(copy / "round-1/strong/weak") in export(copy, tmp_path / "mix")
+    assert str(copy / "round-1/strong/weak") in export(copy, "--output", tmp_path / "mix")
 
 
 def test_a_scheduled_weight_is_the_one_at_its_end(run, export, tmp_path):
@@ -168,12 +168,12 @@ def test_a_scheduled_weight_is_the_one_at_its_end(run, export, tmp_path):
     manifest = json.loads((tmp_path / "strong/manifest.json").read_text())
     manifest["settings"]["strong_weight_end"] = 0.9
     (tmp_path / "strong/manifest.json").write_text(json.dumps(manifest))
-    assert "0.9 on the strong logits" in export(tmp_path / "strong", tmp_path / "mix")
+    assert "0.9 on the strong logits" in export(tmp_path / "strong", "--output", tmp_path / "mix")
 
 
 def test_two_folders_with_differently_padded_heads_fill_an_empty_folder(pair, export, tmp_path):
     (tmp_path / "deep/mix").mkdir(parents=True)
-    said = export(*pair, tmp_path / "deep/mix")
+    said = export(*pair, "--output", tmp_path / "deep/mix")
     assert "0.5 on the strong logits, from the default" in said
     loaded = check(tmp_path / "deep/mix", dense(*pair, 0.5))
     assert loaded.config.vocab_size == loaded.strong.config.vocab_size < loaded.weak.config.vocab_size
@@ -187,7 +187,7 @@ def test_bf16_is_kept_if_both_models_have_it_and_no_other_precision_is_asked_for
     cases = [(narrow, [], torch.bfloat16), ((narrow[0], pair[1]), [], torch.float32)]
     cases += [(narrow, ["--dtype", "fp32"], torch.float32), (pair, ["--dtype", "bf16"], torch.bfloat16)]
     for number, (folders, words, expected) in enumerate(cases):
-        export(*folders, tmp_path / f"mix-{number}", *words)
+        export(*folders, "--output", tmp_path / f"mix-{number}", *words)
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / f"mix-{number}")
         assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
 
@@ -199,7 +199,7 @@ def test_a_training_checkpoint_holds_both(export, tmp_path):
     strong.config.use_cache = weak.config.use_cache = False
     save_pair(WeakStrongPair(strong=strong, weak=weak), tmp_path / "checkpoint-8")
     embedded_tokenizer().save_pretrained(tmp_path / "checkpoint-8")
-    export(tmp_path / "checkpoint-8", tmp_path / "mix")
+    export(tmp_path / "checkpoint-8", "--output", tmp_path / "mix")
     loaded = check(tmp_path / "mix", dense(strong, weak, 0.5))
     assert loaded.strong.config.use_cache and loaded.generation_config.use_cache is not False
 
@@ -209,12 +209,12 @@ def test_a_training_checkpoint_is_mixed_at_the_weight_that_it_had(export, refuse
     embedded_tokenizer().save_pretrained(tmp_path / "checkpoint-8")
     words = tmp_path / "checkpoint-8/pair.json"
     words.write_text('{"strong_weight": 0.8}')
-    said = export(tmp_path / "checkpoint-8", tmp_path / "mix")
+    said = export(tmp_path / "checkpoint-8", "--output", tmp_path / "mix")
     assert f"0.8 on the strong logits, from {words}" in said
     words.write_text('{"strong_weight": 1.0}')
-    said = refused(tmp_path / "checkpoint-8", tmp_path / "other")
+    said = refused(tmp_path / "checkpoint-8", "--output", tmp_path / "other")
     assert f"By {words} the mixture ended in the strong model; give --strong-weight." in said
-    export(tmp_path / "checkpoint-8", tmp_path / "other", "--strong-weight", "0.5")
+    export(tmp_path / "checkpoint-8", "--output", tmp_path / "other", "--strong-weight", "0.5")
 
 
 def adapter(folder: Path, seed: int, **options: Any) -> Any:
@@ -235,7 +235,7 @@ def test_adapters_are_merged_and_a_head_that_one_trained_is_no_longer_tied(head,
     strong, weak = adapter(tmp_path / "lora", 1, **modules), adapter(tmp_path / "lora/weak", 2)
     want = dense(strong, weak, 0.5)
     assert not torch.allclose(want, dense(embedded(), embedded(), 0.5), atol=0.1)
-    export(tmp_path / "lora", tmp_path / "mix")
+    export(tmp_path / "lora", "--output", tmp_path / "mix")
     loaded = check(tmp_path / "mix", want)
     tied = [
         one.get_output_embeddings().weight is one.get_input_embeddings().weight for one in (loaded.strong, loaded.weak)
@@ -244,34 +244,49 @@ def test_adapters_are_merged_and_a_head_that_one_trained_is_no_longer_tied(head,
     assert AutoTokenizer.from_pretrained(tmp_path / "mix").chat_template
 
 
+@pytest.mark.parametrize("words, precision", [([], torch.float32), (["--dtype", "bf16"], torch.bfloat16)])
+def test_a_merged_adapter_is_an_ordinary_model(words, precision, export, tmp_path):
+    model = adapter(tmp_path / "lora", 1).eval()
+    export(tmp_path / "lora", "--output", tmp_path / "merged", *words, command="merge")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    assert loaded.dtype == precision and AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+    torch.testing.assert_close(loaded.state_dict(), model.to(precision).state_dict())
+
+
+def test_merging_what_is_no_adapter_or_into_a_used_folder_is_an_error(pair, refused, tmp_path):
+    assert "nothing to merge" in refused(pair[0], "--output", tmp_path / "merged", command="merge")
+    adapter(tmp_path / "lora", 1)
+    assert "lora holds files" in refused(tmp_path / "lora", "--output", tmp_path / "lora", command="merge")
+
+
 def test_an_adapter_and_a_whole_model(export, tmp_path):
     strong = adapter(tmp_path / "lora", 1)
-    export(tmp_path / "lora", EMBEDDED, tmp_path / "mix")
+    export(tmp_path / "lora", EMBEDDED, "--output", tmp_path / "mix")
     check(tmp_path / "mix", dense(strong, embedded(), 0.5))
 
 
 def test_a_source_without_a_pair_is_an_error(run, pair, refused, tmp_path):
     mix, strong = tmp_path / "mix", run / "round-1/strong"
-    said = refused(pair[0], mix)
+    said = refused(pair[0], "--output", mix)
     assert "strong has no folder weak with its weak model" in said and "joint.save_weak: true" in said
-    assert "There is no folder " in refused(tmp_path / "nowhere", mix)
-    assert "There is no model folder " in refused(tmp_path / "nowhere", EMBEDDED, mix)
-    assert "there is no default folder" in refused(strong)
-    assert "weak holds files" in refused(strong, strong / "weak")
+    assert "There is no folder " in refused(tmp_path / "nowhere", "--output", mix)
+    assert "There is no model folder " in refused(tmp_path / "nowhere", EMBEDDED, "--output", mix)
+    assert "--output" in refused(strong)
+    assert "weak holds files" in refused(strong, "--output", strong / "weak")
     (tmp_path / "run.json").write_text("{}")
-    assert "has no finished round of joint training" in refused(tmp_path, mix)
+    assert "has no finished round of joint training" in refused(tmp_path, "--output", mix)
 
 
 def test_a_folder_that_holds_files_is_an_error(pair, refused, tmp_path):
     (tmp_path / "mix").mkdir()
     (tmp_path / "mix/notes.txt").write_text("mine")
-    assert "mix holds files" in refused(*pair, tmp_path / "mix")
-    assert "notes.txt is a file" in refused(*pair, tmp_path / "mix/notes.txt")
+    assert "mix holds files" in refused(*pair, "--output", tmp_path / "mix")
+    assert "notes.txt is a file" in refused(*pair, "--output", tmp_path / "mix/notes.txt")
 
 
 @pytest.mark.parametrize("weight", ["-0.1", "nan"])
 def test_a_weight_outside_its_range_is_an_error(pair, refused, tmp_path, weight):
-    assert "it must be between 0 and 1" in refused(*pair, tmp_path / "mix", "--strong-weight", weight)
+    assert "it must be between 0 and 1" in refused(*pair, "--output", tmp_path / "mix", "--strong-weight", weight)
 
 
 def test_different_tokenizers_are_an_error(pair, refused, tmp_path):
@@ -279,23 +294,23 @@ def test_different_tokenizers_are_an_error(pair, refused, tmp_path):
     tokenizer = embedded_tokenizer()
     tokenizer.add_tokens(["another"])
     tokenizer.save_pretrained(tmp_path / "weak")
-    assert "differ in 1 entries" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+    assert "differ in 1 entries" in refused(pair[0], tmp_path / "weak", "--output", tmp_path / "mix")
 
 
 def test_a_head_shorter_than_the_vocabulary_is_an_error(pair, refused, tmp_path):
     tiny_model().save_pretrained(tmp_path / "weak")
-    said = refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+    said = refused(pair[0], tmp_path / "weak", "--output", tmp_path / "mix")
     assert "Cannot mix logits: weak has 64 vocabulary rows" in said
 
 
 def test_a_strong_model_without_a_tokenizer_is_an_error(pair, refused, tmp_path):
     tiny_model().save_pretrained(tmp_path / "strong")
-    assert "strong holds no tokenizer" in refused(tmp_path / "strong", pair[1], tmp_path / "mix")
+    assert "strong holds no tokenizer" in refused(tmp_path / "strong", pair[1], "--output", tmp_path / "mix")
 
 
 def test_a_folder_without_weights_is_an_error(pair, refused, tmp_path):
     shutil.copytree(pair[1], tmp_path / "weak", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert "holds no .safetensors weights" in refused(pair[0], tmp_path / "weak", tmp_path / "mix")
+    assert "holds no .safetensors weights" in refused(pair[0], tmp_path / "weak", "--output", tmp_path / "mix")
 
 
 @pytest.mark.parametrize(
@@ -311,11 +326,11 @@ def test_an_adapter_without_its_model_is_an_error(name, message, pair, refused, 
     config = tmp_path / "lora/adapter_config.json"
     base = str(pair[1]) if name == "weak" else name
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
-    assert message in refused(tmp_path / "lora", pair[1], tmp_path / "mix")
+    assert message in refused(tmp_path / "lora", pair[1], "--output", tmp_path / "mix")
 
 
 def test_a_saved_mixture_with_other_logits_is_removed(pair, refused, tmp_path, monkeypatch):
     right = weakdriven.wmss.export.mixed_logits
     monkeypatch.setattr(weakdriven.wmss.export, "mixed_logits", lambda *words: right(*words) + 0.1)
-    said = refused(*pair, tmp_path / "mix")
+    said = refused(*pair, "--output", tmp_path / "mix")
     assert "differ from those of its two models by up to 0.1" in said

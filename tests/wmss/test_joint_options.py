@@ -269,15 +269,16 @@ def test_the_loss_is_divided_by_the_tokens_that_it_sums_whatever_the_collator(tm
 
 
 def test_the_example_of_the_documentation_trains_a_model_that_loads(monkeypatch, capsys, tmp_path):
-    words = ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--use_cpu", "--save_strategy", "no"]
+    words = ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--save_strategy", "no"]
     script = HERE.parent / "examples" / "trl_swap.py"
-    monkeypatch.setattr(sys, "argv", [script.name, *words, "--bf16", "false"])
+    monkeypatch.setattr(sys, "argv", [script.name, *words])
     runpy.run_path(str(script), run_name="__main__")
     assert "'strong_weight': " in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    before = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
-    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    phases = [EMBEDDED_MODEL, tmp_path / "out" / "sft"]
+    for before in map(AutoModelForCausalLM.from_pretrained, phases):
+        assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
     chat = tokenizer.apply_chat_template(CHAT[0]["messages"][:1], add_generation_prompt=True, return_tensors="pt")
     assert model.generate(**chat, max_new_tokens=2).shape[1] > chat["input_ids"].shape[1]
     assert not (tmp_path / "out" / "weak").exists()

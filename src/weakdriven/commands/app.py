@@ -1,9 +1,13 @@
 """All commands as one application, and `main`, which turns errors into sentences and exit codes."""
 
 import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from weakdriven import __version__
+from weakdriven.commands.chat import chat
 from weakdriven.commands.compare import compare
 from weakdriven.commands.data import data_app
 from weakdriven.commands.diagnose import diagnose
@@ -22,12 +26,44 @@ from weakdriven.runs.redact import redact_output
 from weakdriven.runs.replaced import WouldReplace
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
+# fmt: off
+ORDER = (
+    "recipes", "data", "plan", "run", "chat", "eval", "report", "diagnose", "compare", "sweep", "select", "export",
+    "verify",
+)
+# fmt: on
+"""The commands in the order of use, as --help lists them."""
+
+
+class InOrderOfUse(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*ORDER, *sorted(set(self.commands) - {*ORDER})]
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        print(f"weakdriven {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
+    cls=InOrderOfUse,
     help="Weak-driven post-training: one command takes a recipe to a stronger model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(run)
 app.add_typer(select_app, name="select")
 app.command()(compare)
@@ -35,6 +71,7 @@ app.command()(sweep)
 app.command()(plan)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command()(chat)
 app.command()(diagnose)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(verify)

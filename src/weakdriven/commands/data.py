@@ -9,6 +9,7 @@ from rich.console import Console
 from weakdriven.build.settings import BuildSettings
 from weakdriven.commands.common import DataDir, Debug, Quiet, here, print_table, progress_of, quieten_libraries
 from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, settings_command, split_words
+from weakdriven.errors import UserError
 
 data_app = typer.Typer(
     help="Training data: weakdriven data show SOURCE, weakdriven data build math|code|logic SOURCE --output DIR.",
@@ -19,33 +20,45 @@ data_app = typer.Typer(
 @data_app.command("show")
 def data_show(
     source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, or a Hub dataset, as data.path.")],
-    model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template to use.")] = "embedded:base",
-    style: Annotated[Literal["tagged", "tag-free", "plain"], typer.Option(help="As data.style.")] = "tagged",
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer and chat template to use; unset: the embedded one's.")
+    ] = None,
+    style: Annotated[Literal["tagged", "tag-free", "plain"], typer.Option(help="As data.style.")] = "plain",
+    system_prompt: Annotated[str | None, typer.Option(help="As data.system_prompt.")] = None,
     domain: Annotated[Literal["math", "code", "logic"], typer.Option(help="As data.domain.")] = "math",
     rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
     max_length: Annotated[int, typer.Option(min=8, help="As data.max_length.")] = 4096,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
-    chat_template: Annotated[str | None, typer.Option(help="For a tokenizer that has none: file, or `gemma`.")] = None,
+    long_prompts: Annotated[Literal["error", "drop"], typer.Option(help="As data.long_prompts.")] = "error",
+    empty_completions: Annotated[Literal["error", "drop"], typer.Option(help="As data.empty_completions.")] = "error",
+    chat_template: Annotated[str | None, typer.Option(help="As chat_template of a recipe.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the tokenizer.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print the layout of a source and some rows as a model would learn them: the text in colour is supervised."""
+    """Print the layout of a source and some rows as a model would learn them: the text in colour is supervised.
+
+    Exits with 2 where training on these rows would stop.
+    """
     quieten_libraries()
     from weakdriven.data.prompts import Renderer, give_chat_template
     from weakdriven.data.rows.files import cheap_count
     from weakdriven.data.rows.sources import open_source
     from weakdriven.data.show import print_source
-    from weakdriven.models.load import load_tokenizer, locate_model, positions
+    from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model, positions
 
+    if system_prompt is not None and style != "plain":
+        raise UserError(f"--system-prompt is given, and --style {style} brings its own; leave one of them out.")
     opened = open_source(source, split, domain=domain, empty_completions="drop")
-    folder = locate_model(model)
+    folder = locate_model(model or EMBEDDED)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    give_chat_template(tokenizer, chat_template, model, setting="--chat-template")
-    renderer = Renderer(tokenizer, domain, style)
+    give_chat_template(tokenizer, chat_template, model or EMBEDDED, setting="--chat-template")
+    renderer = Renderer(tokenizer, domain, style, system_prompt)
     renderer.check()
     looked = {"rows": rows, "max_length": max_length, "count": cheap_count(source, split)}
-    room = positions(folder, trust_remote_code=trust_remote_code)
-    if not print_source(opened, renderer, Console(), positions=room, **looked):
+    room = positions(folder, trust_remote_code=trust_remote_code) if model else None
+    policies = {"long_prompts": long_prompts, "empty_completions": empty_completions}
+    dropped = [name for name, policy in policies.items() if policy == "drop"]
+    if not print_source(opened, renderer, Console(), positions=room, dropped=dropped, **looked):
         raise typer.Exit(2)
 
 

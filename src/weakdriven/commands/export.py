@@ -11,6 +11,11 @@ export_app = typer.Typer(help="Save what a run trained in other forms.", no_args
 PushToHub = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push the result to the Hub at the end.")]
 Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repository a private one.")]
 
+NewFolder = Annotated[str, typer.Option("--output", help="New folder.")]
+Dtype = Annotated[
+    Literal["bf16", "fp32"] | None, typer.Option(help="Saved precision; unset: bf16 if the models are, else fp32.")
+]
+
 
 @export_app.command("hub")
 def export_hub(
@@ -39,37 +44,49 @@ def refuse_push(repo: str | None, *, private: bool) -> None:
 @export_app.command("mix")
 def export_mix(
     strong: Annotated[str, typer.Argument(help="Model or adapter folder; or a run, a round of it, a checkpoint.")],
-    weak: Annotated[str | None, typer.Argument(help="Model or adapter folder; leave it out for the others.")] = None,
-    out: Annotated[str | None, typer.Argument(help="New folder; a run or round has one: RUN/round-N/mixture.")] = None,
+    weak: Annotated[str | None, typer.Argument(help="Model or adapter folder, if the first is one.")] = None,
+    output: Annotated[str | None, typer.Option(help="New folder; of a run, unset: RUN/round-N/mixture.")] = None,
     strong_weight: Annotated[float | None, typer.Option(help="Strong weight; unset: the run's, else 0.5.")] = None,
-    dtype: Annotated[
-        Literal["bf16", "fp32"] | None, typer.Option(help="Saved precision; unset: bf16 if both models are, else fp32.")
-    ] = None,
+    dtype: Dtype = None,
     debug: Debug = False,
 ) -> None:
     """Save weak and strong as one model that generates from their mixed logits, to evaluate the mixture."""
     quieten_libraries()
     from weakdriven.wmss.export import export_mix as export
 
-    paths = [path for path in (strong, weak, out) if path is not None]
-    mix = export(paths, strong_weight=strong_weight, dtype=dtype)
+    mix = export(strong, weak, output=output, strong_weight=strong_weight, dtype=dtype)
     print(f"strong  {mix.strong.folder}\nweak    {mix.weak.folder}")
     print(f"weight  {mix.strong_weight:g} on the strong logits, from {mix.weight_from}")
     print(f"saved   {mix.out}, which loads as one model with mixed logits")
+
+
+@export_app.command("merge")
+def export_merge(
+    adapter: Annotated[str, typer.Argument(help="Folder of an adapter, such as RUN/round-1/strong.")],
+    output: NewFolder,
+    dtype: Dtype = None,
+    debug: Debug = False,
+) -> None:
+    """Add an adapter to its base and save the sum as an ordinary model."""
+    quieten_libraries()
+    from weakdriven.wmss.export import export_merged
+
+    found = export_merged(adapter, output, dtype=dtype)
+    print(f"adapter  {found.folder}\nbase     {found.base}\nsaved    {output}")
 
 
 @export_app.command("vllm")
 def export_vllm(
     trained: Annotated[str, typer.Argument(help="Folder of a trained text-only Gemma-3.")],
     base: Annotated[str, typer.Argument(help="Folder or Hub id of the multimodal Gemma-3 it was trained from.")],
-    out: Annotated[str, typer.Argument(help="New folder.")],
+    output: NewFolder,
     debug: Debug = False,
 ) -> None:
     """Add its base's vision tower to a trained Gemma-3, for servers that load the multimodal form only."""
     quieten_libraries()
     from weakdriven.models.gemma3.wrap import wrap_text_model
 
-    text, vision = wrap_text_model(trained, base, out)
+    text, vision = wrap_text_model(trained, base, output)
     print(f"text    {text} weights of {trained}")
     print(f"vision  {vision} weights of {base}, unchanged")
-    print(f"saved   {out}, read back and found equal")
+    print(f"saved   {output}, read back and found equal")

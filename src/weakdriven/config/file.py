@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -10,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from weakdriven.config.recipe import METHODS, Recipe
+from weakdriven.config.reference import other_name
 from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 from weakdriven.runs.redact import holds_secret, redact
@@ -191,14 +193,22 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
         near = difflib.get_close_matches(location[-1], allowed, 1)
         prefix = "".join(part + "." for part in location[:-1])
         hint = f"Did you mean {prefix}{near[0]}?" if near else f"Allowed here: {', '.join(allowed)}."
-        return f"{source}: {key} is not a setting. {hint}"
+        elsewhere = other_name(key) if model is Recipe else None
+        return f"{source}: {key} is not a setting. {elsewhere or hint}"
     if problem["type"] == "missing":
         return f"{source}: {key} is required but missing."
     if problem["type"] == "value_error":
         reason = str(problem["ctx"]["error"])
         return f"{source}: {key + ': ' if key else ''}{reason}."
     expected = "expected a group of settings" if problem["type"] == "model_type" else problem["msg"]
-    return f"{source}: {key}: {expected}, found {json.dumps(problem['input'], default=str)}."
+    hint = ""
+    if problem["type"] == "list_type" and isinstance(problem["input"], str):
+        hint = f" Write [{problem['input']}]."
+    elif problem["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        near = difflib.get_close_matches(str(problem["input"]), allowed, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{source}: {key}: {expected}, found {json.dumps(problem['input'], default=str)}.{hint}"
 
 
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:

@@ -5,7 +5,8 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
-from weakdriven.config.settings import Settings, TrainSettings, refuse_repeats
+from weakdriven.config.data import DataSettings
+from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
 
 # fmt: off
 Benchmark = Literal[
@@ -28,33 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
-class DataSettings(Settings):
-    """The training data, and how a row becomes tokens."""
-
-    path: str
-    """JSONL, JSON (both also .gz or .zst) or Parquet file, `embedded:arithmetic`, or a Hub dataset: `owner/name`, or
-    `owner/name:configuration`."""
-    split: str = "train"
-    """Split of a Hub dataset."""
-    domain: Literal["math", "code", "logic"] = "math"
-    """With `style`, chooses the system prompt of rows that name no domain."""
-    style: Literal["tagged", "tag-free", "plain"] = "tagged"
-    """`tagged` asks for <think> and <answer>, `tag-free` does not (Gemma), `plain` adds no system prompt."""
-    max_length: int = Field(default=4096, ge=8)
-    """Maximum tokens of prompt and completion; longer completions are truncated on the right and counted."""
-    long_prompts: Literal["error", "drop"] = "error"
-    """Rows whose prompt leaves no room for a supervised token."""
-    empty_completions: Literal["error", "drop"] = "error"
-    """Rows whose completion is missing or blank; `drop` leaves them out and counts them."""
-    held_out: Literal["error", "drop", "allow"] = "error"
-    """Rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
-
-    `drop` leaves them out and counts them; `allow` trains on them."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows."""
-
-
-class SftSettings(TrainSettings):
+class SftSettings(PackableSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
@@ -99,7 +74,7 @@ class SelectionSettings(Settings):
         return self
 
 
-class JointSettings(TrainSettings):
+class JointSettings(PackableSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
     enabled: bool = True
@@ -272,7 +247,8 @@ class Recipe(Settings):
     """Train with Liger's fused norms, rotary embedding and MLP activation. `auto`: on CUDA, if liger-kernel is
     installed and supports the model type. Results differ by rounding."""
     chat_template: str | None = None
-    """A chat template for base models whose tokenizer has none: a file, or the shipped `gemma`."""
+    """A chat template: a file, or the shipped `chatml`, `llama3`, `gemma` or `plain`. Unset: the tokenizer's own, or
+    `plain` if it has none."""
     trust_remote_code: bool = False
     """Allow model code that comes with the checkpoint."""
     seed: int = Field(default=42, ge=0, lt=2**32)

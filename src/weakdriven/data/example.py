@@ -11,7 +11,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the completion to learn and, if known, the answer that a grader accepts."""
+    """A prompt with the completion to learn and, if known, the answer that a grader accepts.
+
+    An example without a prompt is plain text: all of it is learned, and no chat template is used.
+    """
 
     id: str
     prompt: list[Message]

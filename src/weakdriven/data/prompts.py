@@ -1,19 +1,28 @@
 """System prompts and chat rendering: the same text in training, entropy scans, sampling and evaluation."""
 
+import logging
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weakdriven.data.example import Message
 from weakdriven.errors import UserError
+from weakdriven.runs.processes import is_main
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SHIPPED_TEMPLATES = {"gemma": ("<start_of_turn>", "<end_of_turn>")}
-"""Template name to the special tokens it writes."""
+logger = logging.getLogger(__name__)
+PLAIN_TEMPLATE = "plain"
+SHIPPED_TEMPLATES = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    PLAIN_TEMPLATE: (),
+}
+"""Template name to the special tokens it writes, next to the tokenizer's own begin and end of text."""
 _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
@@ -30,12 +39,17 @@ SYSTEM_PROMPTS = {
 _SENTINEL = "weakdriven completion goes here"
 
 
-def with_system_prompt(messages: list[Message], domain: str, style: str) -> list[Message]:
-    """The messages with the system prompt of the domain and style, unless they have one."""
-    system = SYSTEM_PROMPTS.get((domain, style))
+def with_system_prompt(messages: list[Message], domain: str, style: str, own: str | None = None) -> list[Message]:
+    """The messages with the user's own system prompt, or that of the domain and style, unless they have one."""
+    system = own or SYSTEM_PROMPTS.get((domain, style))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages
+
+
+def with_request(question: str, domain: str, style: str) -> str:
+    """A benchmark's question; in style plain, how its answer has to end follows, which no system prompt says then."""
+    return f"{question}\n\n{SYSTEM_PROMPTS[domain, 'tag-free']}" if style == "plain" else question
 
 
 @dataclass
@@ -45,6 +59,8 @@ class Renderer:
     tokenizer: "PreTrainedTokenizerBase"
     domain: str
     style: str
+    system_prompt: str | None = None
+    """The user's own, for messages that have none."""
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
         """Text up to where the model's reply starts; the row's own system prompt and domain are kept."""
@@ -57,7 +73,7 @@ class Renderer:
             raise UserError(f"The chat template refuses a conversation of {roles}: {error}") from error
 
     def _render(self, messages: list[Message], domain: str) -> str:
-        messages = with_system_prompt(messages, domain, self.style)
+        messages = with_system_prompt(messages, domain, self.style, self.system_prompt)
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     @cached_property
@@ -70,6 +86,17 @@ class Renderer:
         if not (end := self._end_in_template) and self.tokenizer.eos_token is None:
             raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
         return end or str(self.tokenizer.eos_token)
+
+    @cached_property
+    def beginning(self) -> str:
+        """The token that the tokenizer puts before a text, if it does."""
+        first, bos = self.tokenizer("x")["input_ids"][0], self.tokenizer.bos_token_id  # pyright: ignore
+        return str(self.tokenizer.bos_token) if bos is not None and first == bos else ""
+
+    @property
+    def end_of_text(self) -> str:
+        """The token that ends a text without a chat template."""
+        return str(self.tokenizer.eos_token or self.end_of_turn)
 
     @cached_property
     def _end_in_template(self) -> str:
@@ -112,7 +139,8 @@ class Renderer:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"The chat template cannot be used with style {self.style!r}: {error}.") from error
+            asked = "data.system_prompt" if self.system_prompt else f"style {self.style!r}"
+            raise UserError(f"The chat template cannot be used with {asked}: {error}.") from error
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
@@ -122,7 +150,10 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
 def give_chat_template(
     tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str, *, setting: str = "chat_template"
 ) -> None:
-    """Set the chat template (a file or a shipped name), or make sure that the tokenizer has one."""
+    """Set the chat template (a file or a shipped name); a tokenizer that has none gets `plain`."""
+    if template is None and not tokenizer.chat_template:
+        template = PLAIN_TEMPLATE
+        report_plain_template(model, setting)
     if template in SHIPPED_TEMPLATES:
         # a mark that is no special token would be split, and its last piece would end every reply
         if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special_tokens(tokenizer)]:
@@ -139,8 +170,16 @@ def give_chat_template(
                 f"{setting}: {template} is neither a readable file nor one of the shipped templates "
                 f"({', '.join(SHIPPED_TEMPLATES)})."
             ) from None
-    elif not tokenizer.chat_template:
-        raise UserError(
-            f"The tokenizer of {model} has no chat template; set {setting} to a template file or to a "
-            f"shipped one ({', '.join(SHIPPED_TEMPLATES)})."
+
+
+@cache
+def report_plain_template(model: str, setting: str) -> None:
+    if is_main():
+        others = ", ".join(name for name in SHIPPED_TEMPLATES if name != PLAIN_TEMPLATE)
+        logger.warning(
+            "The tokenizer of %s has no chat template, so conversations are written with `plain` (User:, Assistant:); "
+            "%s chooses another (%s, or a file).",
+            model,
+            setting,
+            others,
         )

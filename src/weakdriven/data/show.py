@@ -1,8 +1,9 @@
 """`weakdriven data show`: a source's layout, some rows with their supervised tokens, and what would be left out."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
@@ -10,11 +11,12 @@ from rich.text import Text
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import Source
+from weakdriven.data.structure import StyleShare
 from weakdriven.data.tokenize import IGNORE, tokenize
 from weakdriven.errors import UserError
 
 LOOKED_AT = 1000
-"""Rows that are tokenised to count how many would be cut or left out."""
+"""Rows that are tokenised to count how many would be cut or left out; of the others only those that may be errors."""
 LONGEST = 1500
 """Characters of one piece of text that are shown."""
 STYLES = {"prompt": "", "learned": "bold black on green", "cut": "strike dim"}
@@ -34,10 +36,23 @@ class Look:
     tokens: int
     fate: str
     """What happens to the row; empty if all of its replies are learned."""
+    stops: bool = False
+    """Whether the row is an error."""
 
 
-def look(example: Example, renderer: Renderer, max_length: int, positions: int | None = None) -> Look:
-    """Tokenise one example whole and mark what fits; `positions` are those of the model, if it limits them."""
+def look(
+    example: Example,
+    renderer: Renderer,
+    max_length: int,
+    positions: int | None = None,
+    dropped: Collection[str] = (),
+) -> Look:
+    """Tokenise one example whole and mark what fits.
+
+    Args:
+        positions: Those of the model, if it limits them.
+        dropped: Which of long_prompts and empty_completions are left out and no error.
+    """
     row = tokenize(example, renderer)
     kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
     unsupervised = kinds.count("prompt")
@@ -46,20 +61,31 @@ def look(example: Example, renderer: Renderer, max_length: int, positions: int |
         kinds = ["prompt" if kind == "prompt" else "cut" for kind in kinds]
     groups = groupby(zip(kinds, row["input_ids"], strict=True), key=lambda pair: pair[0])
     runs = [(str(renderer.tokenizer.decode([token for _, token in group])), kind) for kind, group in groups]
-    learned = kinds.count("learned")
-    if blank:
-        fate = "no completion: an error, or left out with data.empty_completions=drop"
-    elif not learned:
-        fate = f"the prompt fills max_length={max_length}: an error, or left out with data.long_prompts=drop"
+    learned, stops = kinds.count("learned"), False
+    if blank or not learned:
+        what = "no completion" if blank else f"the prompt fills max_length={max_length}"
+        setting = "empty_completions" if blank else "long_prompts"
+        stops = setting not in dropped
+        fate = f"{what}: an error, or left out with data.{setting}=drop" if stops else f"{what}: left out"
     elif positions is not None and min(len(kinds), max_length) > positions:
         fate = f"longer than the model's {positions:,} positions: an error; lower max_length to cut it"
+        stops = True
     elif len(kinds) > max_length:
         fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
     elif row["unlearned"]:
         fate = "some replies before the last are not learned: the chat template rewrites earlier replies"
     else:
         fate = ""
-    return Look(example.id, runs, unsupervised, learned, len(kinds), fate)
+    return Look(example.id, runs, unsupervised, learned, len(kinds), fate, stops)
+
+
+def may_stop(example: Example, renderer: Renderer, max_length: int, positions: int | None) -> bool:
+    """Whether tokens have to be counted to know that a row is no error: a text has at most a token for each byte."""
+    if not example.completion.strip():
+        return True
+    prompt = len(renderer.prompt(example.prompt, example.domain).encode())
+    whole = prompt + len((example.completion + renderer.end_of_turn).encode())
+    return prompt >= max_length or (positions is not None and positions < min(max_length, whole))
 
 
 def print_source(
@@ -71,29 +97,41 @@ def print_source(
     max_length: int,
     count: int | None,
     positions: int | None = None,
+    dropped: Collection[str] = (),
 ) -> bool:
     """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut.
 
-    Returns whether training could read these rows.
+    Returns whether training could read all rows.
     """
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
-    longest, fates, stopped = 0, Counter[str](), ""
+    longest, learned, fates, errors, reasons = 0, False, Counter[str](), Counter[str](), list[str]()
+    share = StyleShare(renderer.style)
     try:
-        for number, example in enumerate(islice(source, LOOKED_AT)):
-            one = look(example, renderer, max_length, positions)
-            longest = max(longest, one.tokens)
-            fates[one.fate] += 1
+        for number, example in enumerate(source):
+            share.add(example, renderer.domain)
+            if number >= LOOKED_AT and not may_stop(example, renderer, max_length, positions):
+                learned = True
+                continue
+            one = look(example, renderer, max_length, positions, dropped)
+            learned = learned or one.learned_tokens > 0
+            errors[one.fate] += one.stops
+            if number < LOOKED_AT:
+                longest = max(longest, one.tokens)
+                fates[one.fate] += 1
             if number < rows:
                 print_look(one, console)
     except UserError as error:
-        stopped = str(error)
+        reasons.append(str(error))
     console.print()
     _say(console, f"Of the first {fates.total():,} rows (longest: {longest:,} tokens):")
     for fate, number in {"learned whole": fates.pop("", 0), **fates}.items():
         _say(console, f"  {number:,} {fate}")
-    if stopped:
-        _say(console, f"Training would stop here: {stopped}", "red")
+    reasons += [share.fault(), *(f"{number:,} of all rows: {fate}" for fate, number in (+errors).items())]
+    reasons += [] if learned else ["nothing is left to learn from"]
+    stopped = list(filter(None, reasons))
+    for reason in stopped:
+        _say(console, f"Training would stop: {reason}", "red")
     if renderer.warning:
         _say(console, f"Warning: {renderer.warning}", "yellow")
     return not stopped
@@ -117,8 +155,13 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _readable(text: str) -> str:
-    """Shortened, and without control characters."""
+    """Shortened and printable."""
     if (more := len(text) - LONGEST) > 0:
         half = LONGEST // 2
         text = f"{text[:half]} … {more:,} characters … {text[-half:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which would steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,9 +1,14 @@
 """The form of completions in each style, so that a model learns one way to end its answers."""
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weakdriven.data.example import Example
 
 MARKERS = ("<think>", "</think>", "<answer>", "</answer>")
 _TAGGED = re.compile(r"\s*<think>(?P<thought>.*)</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
+_LETTER = re.compile(r"[Aa]nswer is:?\s*\**\(?[A-J]\b")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _MARKER = r"""</?(?:think|answer)(?:[ \t]+[\w:-]+[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^\s"'<>=]+))*[ \t]*/?>"""
 # A line that opens a block with a language ends one that was left open: such a block is not code.
@@ -54,6 +59,55 @@ def structure_fault(completion: str, style: str) -> str | None:
     if style == "tag-free" and "<think>" in completion and "</think>" not in completion:
         return "the reasoning is cut off before </think>"
     return None if in_style(completion, style).strip() else "the completion is empty"
+
+
+TAG_FREE_ENDS = {"math": ", and the answer in \\boxed{}", "code": "", "logic": ", and 'The answer is (X)'"}
+
+
+def follows_style(completion: str, domain: str, style: str) -> bool:
+    """Whether a completion does what the system prompt of the domain and style asks for."""
+    if style != "tag-free":
+        return structure_fault(completion, style) is None
+    if any(marker in completion for marker in MARKERS):
+        return False
+    return has_box(completion) if domain == "math" else domain != "logic" or _LETTER.search(completion) is not None
+
+
+@dataclass
+class StyleShare:
+    """How many of the examples that get the system prompt of a style follow it."""
+
+    style: str
+    examples: int = 0
+    following: int = 0
+    expected: str = ""
+
+    def add(self, example: Example, domain: str) -> None:
+        domain = example.domain or domain
+        if self.style == "plain" or example.prompt[0]["role"] == "system" or not example.completion.strip():
+            return
+        self.examples += 1
+        self.following += follows_style(example.completion, domain, self.style)
+        tagged = "one <think>...</think> and then one <answer>...</answer>"
+        self.expected = tagged if self.style == "tagged" else f"no <think> or <answer>{TAG_FREE_ENDS[domain]}"
+
+    def fault(self, setting: str = "data.style") -> str:
+        """Why the examples cannot be trained in the style; empty if they can."""
+        if 2 * self.following >= self.examples:
+            return ""
+        return (
+            f"{setting} is {self.style}, whose system prompt asks for another form than the completions have: "
+            f"{self.following:,} of {self.examples:,} ({self.following / self.examples:.0%}) have {self.expected}. A "
+            f"model would learn to disobey the prompt; set {setting} to plain to train on the rows as they are, or to "
+            "the style that they are written in."
+        )
+
+
+def share_in_style(examples: Iterable[Example], domain: str, style: str) -> StyleShare:
+    share = StyleShare(style)
+    for example in examples:
+        share.add(example, domain)
+    return share
 
 
 def has_box(completion: str) -> bool:

@@ -37,6 +37,8 @@ def tokenize(example: Example, renderer: Renderer, max_length: int | None = None
         ids = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
         input_ids += ids
         labels += ids if supervised else [IGNORE] * len(ids)
+    if not example.prompt and labels:
+        labels[0] = IGNORE  # nothing comes before it
     return {
         "id": example.id,
         "input_ids": input_ids[:max_length],
@@ -49,8 +51,11 @@ def tokenize(example: Example, renderer: Renderer, max_length: int | None = None
 def split_turns(example: Example, renderer: Renderer) -> tuple[list[tuple[str, bool]], int]:
     """All text of an example, in pieces with whether each is supervised; and how many replies are not.
 
-    Prompts and replies alternate, and a reply includes its end of turn.
+    Prompts and replies alternate, and a reply includes its end of turn. Plain text is one piece between the tokens that
+    begin and end a text.
     """
+    if not example.prompt:
+        return [(renderer.beginning, False), (example.completion + renderer.end_of_text, True)], 0
     last = _rendered(example, renderer, len(example.prompt))
     pieces: list[tuple[str, bool]] = []
     past = unlearned = 0

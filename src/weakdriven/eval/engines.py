@@ -115,6 +115,7 @@ def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder
     tokenizer = load_tokenizer(branch.tokenizer or branch.model, trust_remote_code=target.trust_remote_code)
     template = target.chat_template or (trained.chat_template if trained and not tokenizer.chat_template else None)
     give_chat_template(tokenizer, template, target.model)
-    renderer = Renderer(tokenizer, "math", style or (trained.data.style if trained else "tagged"))
+    data = trained.data if trained and style is None else None
+    renderer = Renderer(tokenizer, "math", *((data.style, data.system_prompt) if data else (style or "plain", None)))
     renderer.check()
     return renderer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.config.recipe import EvalSettings
-from weakdriven.data.prompts import Renderer
+from weakdriven.data.prompts import Renderer, with_request
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
 from weakdriven.eval.generate import Engine, Sampling
@@ -76,7 +76,10 @@ def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, 
     entry = BENCHMARKS[benchmark]
     items = load_items(benchmark, settings.data_dir)[: settings.limit]
     renderer = replace(renderer, domain=entry.domain)
-    prompts = [renderer.prompt([{"role": "user", "content": item.question}]) for item in items]
+    questions = [item.question for item in items]
+    if not entry.embedded:
+        questions = [with_request(question, entry.domain, renderer.style) for question in questions]
+    prompts = [renderer.prompt([{"role": "user", "content": question}]) for question in questions]
     prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     limit = settings.max_prompt_tokens
     sizes = zip(items, map(len, prompt_ids), strict=True)

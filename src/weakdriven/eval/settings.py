@@ -14,7 +14,7 @@ class TargetSettings(EngineSettings):
     model: str
     """Model or adapter folder, or a Hub id."""
     chat_template: str | None = None
-    """Chat template for a tokenizer that has none: a file, or `gemma`."""
+    """A chat template: a file, or `chatml`, `llama3`, `gemma` or `plain`; unset: the tokenizer's own, else `plain`."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of the weights and the arithmetic."""
     attention: str | None = None
@@ -39,7 +39,7 @@ class EvaluationSettings(TargetSettings, EvalSettings):
     """What `weakdriven eval` computes: one model on some benchmarks."""
 
     style: Literal["tagged", "tag-free", "plain"] | None = None
-    """System prompt: `tagged`, `tag-free` or `plain`; unset: the style that the model's run trained, else `tagged`."""
+    """System prompt: `tagged`, `tag-free` or `plain`; unset: what the model's run trained, else `plain`."""
     served_name: str | None = None
     """Name of the model on the server at `url`, if it is not the name of its folder."""
     snapshots: Literal[False] = False  # pyright: ignore[reportIncompatibleVariableOverride]

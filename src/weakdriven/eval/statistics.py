@@ -1,12 +1,11 @@
 """Statistics of graded samples: pass@k, intervals, two models on the same items, two methods under the same seeds.
 
-P = problems of a benchmark, B = bootstrap draws, S = seeds. Numbers in, numbers out; no files, no models.
+P = problems of a benchmark, B = draws, S = seeds. Numbers in, numbers out; no files, no models.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ Scores: TypeAlias = Mapping[str, Floats]
 """Benchmark -> share of right samples, (S, P); the same seeds in each."""
 CONFIDENCE = 0.95
 DRAWS = 10_000
+EXACT = 1e-18  # a variance below is one of rounding
 CELLS = 2**22  # of the matrix of drawn rows that is in memory at once
 
 
@@ -53,6 +53,20 @@ def bootstrap_interval(values_P: Numbers, *, draws: int = DRAWS, seed: int = 42)
     values, rng = as_floats(values_P), np.random.default_rng(seed)
     drawn = (rng.integers(0, len(values), size=(rows, len(values))) for rows in batches(draws, len(values)))
     return percentiles(np.concatenate([values[places_BP].mean(axis=1) for places_BP in drawn]))
+
+
+def ratio_values(sums_P: Numbers, weights_P: Numbers) -> Floats:
+    """Values whose mean is the ratio of two sums, such as loss over tokens, for tests and intervals of means.
+
+    They are the ratio's linear approximation (the delta method): problems drawn with replacement have the ratio that is
+    the mean of their values, but for terms that fall with the number of problems.
+
+    >>> ratio_values([6.0, 1.0, 2.0], [3, 1, 2]).tolist()
+    [2.25, 1.25, 1.0]
+    """
+    sums, weights = as_floats(sums_P), as_floats(weights_P)
+    ratio = sums.sum() / weights.sum()
+    return ratio + (sums - ratio * weights) / weights.mean()
 
 
 def percentiles(drawn_B: Floats) -> tuple[float, float]:
@@ -149,7 +163,7 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
     if shapes[0] != shapes[1]:
         raise ValueError(f"A paired comparison needs the same seeds and problems, found {shapes[0]} and {shapes[1]}.")
     differences = {name: b[name] - a[name] for name in a}
-    seeds, interval = by_seed(differences), interval_of(differences, draws=draws, seed=seed)
+    seeds, interval = by_seed(differences), interval_of(differences)
     p_items = item_p_value(differences, draws, seed)
     return SeedComparison(score_of(differences), interval, tuple(seeds.tolist()), p_items, t_test(seeds))
 
@@ -164,32 +178,54 @@ def by_seed(scores: Scores) -> Floats:
     return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
 
 
-def interval_of(scores: Scores, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
-    """95% percentile bootstrap interval over seeds and problems; with three seeds the part of the seeds is rough."""
-    return percentiles(drawn_scores(scores, draws=draws, seed=seed))
+def interval_of(*groups: Scores) -> tuple[float, float]:
+    """95% t interval of the groups' mean score, over other seeds and other problems.
+
+    Seeds and problems are random factors. The variance of the mean is that of the seeds' means, which holds the
+    residual, and the problems' own component; degrees of freedom are Satterthwaite's. A simulation in the tests has 93
+    to 97% coverage with 3 and 5 seeds. One seed: over problems alone.
+
+    Args:
+        groups: On the same problems, each with seeds of its own, such as the same method on several models.
+    """
+    mean = float(np.mean([score_of(one) for one in groups]))
+    seeds, problems, residual = variances(groups)
+    seed, problem, rest = (sum(variance for variance, _ in part) for part in (seeds, problems, residual))
+    total, used = (seed + problem - rest, seeds + problems + residual) if problem > rest else (seed, seeds)
+    if total < rest:  # seeds that agree by chance
+        total, used = rest, residual
+    if total < EXACT:
+        return mean, mean
+    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in used)
+    half = t_quantile(max(freedom, 1.0)) * math.sqrt(total)
+    return mean - half, mean + half
 
 
-def drawn_scores(scores: Scores, *, draws: int = DRAWS, seed: int = 42, group: int = 0) -> Floats:
-    """Scores with seeds and problems drawn with replacement, (B,); other groups get other seeds, the same problems."""
-    seeds, *_ = (len(values_SP) for values_SP in scores.values())
-    counts_BS = drawn_counts(seeds, draws, (seed, 0, group))
-    total_B = np.zeros(draws)
-    for place, values_SP in enumerate(scores.values(), start=1):
-        problems = values_SP.shape[1]
-        parts = np.array_split(drawn_counts(problems, draws, (seed, place)), len(batches(draws, problems)))
-        means_BS = np.concatenate([counts_BP.astype(float) @ values_SP.T for counts_BP in parts]) / problems
-        total_B += (means_BS * counts_BS).sum(axis=1) / seeds
-    return total_B / len(scores)
+Parts: TypeAlias = list[tuple[float, int]]
+"""Estimated variances of a mean, with their degrees of freedom."""
 
 
-@lru_cache(maxsize=8)
-def drawn_counts(size: int, draws: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
-    """How often each of `size` things is drawn, (B, size); cached for methods on the same problems."""
-    rng, parts = np.random.default_rng(seed), []
-    for rows in batches(draws, size):
-        places = rng.integers(0, size, size=(rows, size)) + size * np.arange(rows)[:, None]
-        parts.append(np.bincount(places.ravel(), minlength=rows * size).astype(np.uint8).reshape(rows, size))
-    return np.concatenate(parts)
+def variances(groups: Sequence[Scores]) -> tuple[Parts, Parts, Parts]:
+    """Variance of the groups' mean by seeds, by problems (both with the residual in them), and by the residual."""
+    share = 1 / len(groups)
+    seeds, problems, residual = Parts(), Parts(), Parts()
+    for scores in groups:
+        by_seed_S = by_seed(scores)
+        trained = len(by_seed_S)
+        if trained < 2:
+            continue
+        seeds.append((share**2 * float(by_seed_S.var(ddof=1)) / trained, trained - 1))
+        for values_SP in scores.values():
+            count = values_SP.shape[1]
+            left_SP = values_SP - values_SP.mean(axis=0) - values_SP.mean(axis=1, keepdims=True) + values_SP.mean()
+            if freedom := (trained - 1) * (count - 1):
+                square = float((left_SP**2).sum()) / freedom
+                residual.append(((share / len(scores)) ** 2 * square / (trained * count), freedom))
+    for name in groups[0]:
+        values_P = np.mean([scores[name].mean(axis=0) for scores in groups], axis=0)
+        if (count := len(values_P)) > 1:
+            problems.append((float(values_P.var(ddof=1)) / (count * len(groups[0]) ** 2), count - 1))
+    return seeds, problems, residual
 
 
 def item_p_value(differences: Scores, draws: int, seed: int) -> float:
@@ -205,9 +241,23 @@ def t_test(values_S: Floats) -> float | None:
     return t_chance(values_S.mean() / (values_S.std(ddof=1) / math.sqrt(len(values_S))), len(values_S) - 1)
 
 
-def t_chance(t: float, freedom: int) -> float:
+def t_chance(t: float, freedom: float) -> float:
     """Two-sided p-value of Student's t."""
-    # with t = sqrt(freedom) * tan(angle) Student's density becomes a power of the cosine
-    angle = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angle) ** (freedom - 1)
-    return float(density[angle > math.atan(abs(t) / math.sqrt(freedom))].sum() / density.sum())
+    angle, inside = t_angles(freedom)
+    return float(1 - np.interp(math.atan(abs(t) / math.sqrt(freedom)), angle, inside))
+
+
+def t_quantile(freedom: float) -> float:
+    """Student's t with a two-sided p-value of 0.05; degrees of freedom of at least 1 need not be whole."""
+    angle, inside = t_angles(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(CONFIDENCE, inside, angle)))
+
+
+def t_angles(freedom: float) -> tuple[Floats, Floats]:
+    """Angles, and the chance that |t| is at most sqrt(freedom) * tan(angle)."""
+    # so written, Student's density is a power of the cosine; with many degrees of freedom it is near 0
+    step = np.linspace(0, 1, 2**10 + 1)
+    angle = math.pi / 2 * step**2
+    density = np.abs(np.cos(angle)) ** (freedom - 1) * step
+    inside = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    return angle, inside / inside[-1]

@@ -12,6 +12,7 @@ from weakdriven.errors import UserError
 from weakdriven.report import format
 from weakdriven.report.files import Columns, read_columns, read_examples, read_lines, read_object
 from weakdriven.report.run.tokens import token_view
+from weakdriven.report.validation import table, validation_rows
 from weakdriven.runs import directory
 from weakdriven.runs.manifest import MANIFEST
 
@@ -24,6 +25,11 @@ SCATTER_POINTS, BARS = 2000, 24
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
     """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
     return _accuracy(_read_scores(run, current_manifests(run), []))
+
+
+def validation_table(run: Path) -> dict[str, Any]:
+    """Titles, cells and caption of the validation losses; empty if there are none."""
+    return table(validation_rows(run, current_manifests(run)))
 
 
 def current_stages(run: Path) -> set[str]:
@@ -60,6 +66,7 @@ def load_run(run: Path) -> dict[str, Any]:
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {(name, model): _read_samples(run / f"eval/{model}/{name}", problems) for name, model in scores},
+        "validation": _read_validation(run, current, problems),
         "diagnosis": _read_diagnosis(run, manifests, problems),
         "tokens": token_view(run, problems),
         "problems": problems,
@@ -199,6 +206,14 @@ def _read_samples(stage: Path, problems: list[str]) -> dict[str, dict[str, Any]]
         if not row.get("sample"):
             first[item] = row | {key: format.shorten(row.get(key)) for key in ("prompt", "text")}
     return {"right": right, "first": first}
+
+
+def _read_validation(run: Path, current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return validation_rows(run, current)
+    except DAMAGED as error:
+        problems.append(f"The validation losses cannot be shown ({type(error).__name__}: {error}).")
+        return []
 
 
 def _read_diagnosis(run: Path, manifests: Manifests, problems: list[str]) -> dict[str, dict[str, Any]]:

@@ -66,7 +66,9 @@ def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
 
 
 def describe(whole: Scores) -> Row:
-    return {"score": score_of(whole), "interval": interval_of(whole), "by_seed": by_seed(whole).tolist()}
+    low, high = interval_of(whole)
+    interval = (max(0.0, low), min(1.0, high))
+    return {"score": score_of(whole), "interval": interval, "by_seed": by_seed(whole).tolist()}
 
 
 def compare(own: BySeed, theirs: BySeed, **more: Any) -> Row | None:

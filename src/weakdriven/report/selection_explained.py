@@ -198,6 +198,8 @@ def _examples(selection: Selection, rows: list[int], whole: bool = False) -> dic
 
 def _text(text: Any, whole: bool) -> str:
     """A text or all messages of a conversation; else the text or the last message on one short line."""
+    if text == []:
+        return "(none: plain text)"
     if not whole:
         return shorten(" ".join(shorten(text, 400).split()), 80)
     return text if isinstance(text, str) else "\n".join(f"{one['role']}: {one['content']}" for one in text)

@@ -90,6 +90,7 @@ def launch(name: str, arguments: Sequence[str]) -> int:
     config = read_config(path)
     if config["distributed_type"] == "DEEPSPEED":
         refuse_deepspeed()
+    refuse_missing_gpus(name, config)
     environment = {**os.environ, LAUNCHED: "1"}
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
     if config.get("num_processes", 1) == 1 and config.get("num_machines", 1) == 1:
@@ -98,6 +99,20 @@ def launch(name: str, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-m", "weakdriven", *arguments], environment)
     return supervised(launch_command(path, arguments), environment)
+
+
+def refuse_missing_gpus(name: str, config: dict[str, Any]) -> None:
+    """Each process of a configuration with `gpu_ids` takes a GPU; a single process may also run on the CPU."""
+    processes = config.get("num_processes", 1) // config.get("num_machines", 1)
+    if processes < 2 or "gpu_ids" not in config or config.get("use_cpu"):
+        return
+    import torch
+
+    if (found := torch.cuda.device_count()) < processes:
+        raise UserError(
+            f"{OPTION} {name} starts {processes} processes with a GPU each, and this machine has {found}. Use a "
+            "configuration with fewer processes; fsdp2-cpu-2 runs without a GPU."
+        )
 
 
 def supervised(command: Sequence[str], environment: dict[str, str]) -> int:

@@ -38,9 +38,9 @@ def load_yaml(text: str) -> Any:
     >>> load_yaml("{a: 1, a: 2}")
     Traceback (most recent call last):
     yaml.constructor.ConstructorError: a is given twice
-      in "<unicode string>", line 1, column 1:
+      in "<unicode string>", line 1, column 8:
         {a: 1, a: 2}
-        ^
+               ^
     """
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"the text has more than {LONGEST:,} characters")
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, ScalarNode):
                 raise ConstructorError(None, None, "a key is no plain text or number", node.start_mark)
             if key.value in seen:
-                raise ConstructorError(None, None, f"{key.value} is given twice", node.start_mark)
+                raise ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
         return node
 

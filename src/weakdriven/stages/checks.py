@@ -64,7 +64,7 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     if recipe.lora:
         check_lora(recipe.lora, folder, trust_remote_code=trust)
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
-    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style)
+    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style, recipe.data.system_prompt)
     renderer.check()
     context = Context(recipe, run, base, strong, renderer)
     if is_main():

@@ -3,17 +3,22 @@
 import json
 import logging
 import shutil
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weakdriven.config.recipe import DataSettings
+from weakdriven.config.data import DataSettings
 from weakdriven.data.example import Example
 from weakdriven.data.overlap.held_out import Hit, keep_out
 from weakdriven.data.rows.files import data_key, settle_commit
 from weakdriven.data.rows.hub import use_commit
-from weakdriven.data.rows.sources import open_source
+from weakdriven.data.rows.sources import Source, open_source
+from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
-from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
+from weakdriven.data.validation import is_taken
+from weakdriven.errors import UserError
+from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN, VALIDATION
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
 from weakdriven.runs.manifest import MANIFEST, is_stage, refuse_damage
 from weakdriven.runs.processes import agree, is_main, on_main
@@ -32,12 +37,14 @@ def data_stage(context: Context) -> Stage:
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         held, found, progress = context.held_out, list[Hit](), context.progress
-        options = settings.model_dump(include={"path", "split", "limit", "domain", "empty_completions"})
-        examples = open_source(**options)
+        examples = training_rows_of(settings)
         total, layout = examples.count(), examples.layout
         progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
+            raise UserError(fault)
+        rows = without_validation(examples, settings.validation_share)
         counters = write_tokens(
-            keep_out(examples, held, found, drop=drop) if held else examples,
+            keep_out(rows, held, found, drop=drop) if held else rows,
             context.renderer,
             out / TOKENS,
             max_length=settings.max_length,
@@ -55,10 +62,7 @@ def data_stage(context: Context) -> Stage:
         return {**counters, **compared, "rows_read": total, "layout": layout.name}
 
     def decisive() -> dict[str, Any]:
-        settled = settings.model_dump(mode="json", exclude={"path", "split", "empty_completions", "held_out"})
-        settled["version"] = VERSION
-        if settings.empty_completions == "drop":  # else there is no such row, and older runs stay valid
-            settled["empty_completions"] = "drop"
+        settled = decisive_settings(settings)
         if drop and (held := context.held_out):  # else the questions decide only whether there is an error
             settled["held_out"] = held.key
         return settled
@@ -71,24 +75,75 @@ def data_stage(context: Context) -> Stage:
     workload = Workload("data", "data")
     stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
     if context.run.computes:
+        refuse_plain_text(context, stage)
         compare_again(context, stage)
     return stage
 
 
-def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
-    """Look up the commit of a Hub dataset once for a run and all of its processes, before a key needs it."""
-    manifest = root / "data" / MANIFEST
+def training_rows_of(settings: DataSettings) -> Source:
+    """The rows that `path` names, before any is left out."""
+    return open_source(**settings.model_dump(include={"path", "split", "limit", "domain", "empty_completions"}))
 
-    def settled() -> str | None:
-        finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest("data")
+
+def without_validation(examples: Iterable[Example], share: float | None) -> Iterator[Example]:
+    """The rows that are left for training; an error if none is left, or none taken."""
+    taken = left = 0
+    for example in examples:
+        if share and is_taken(example, share):
+            taken += 1
+        else:
+            left += 1
+            yield example
+    if share and not (taken and left):
+        what, remedy = ("no row", "raise") if left else (f"all {taken} rows", "lower")
+        raise UserError(
+            f"data.validation_share={share:g} takes {what} out of the training data; {remedy} it, or name a file in "
+            "data.validation."
+        )
+
+
+def decisive_settings(settings: DataSettings) -> dict[str, Any]:
+    """What decides the tokens besides the rows and the tokenizer; settings at their default left out, so that older
+    runs stay valid."""
+    elsewhere = {"path", "split", "empty_completions", "held_out", "validation", "validation_split", "validation_share"}
+    settled = settings.model_dump(mode="json", exclude=elsewhere) | {"version": VERSION}
+    if settings.system_prompt is None:
+        del settled["system_prompt"]
+    if settings.empty_completions == "drop":
+        settled["empty_completions"] = "drop"
+    if settings.validation_share is not None:
+        settled["validation_share"] = settings.validation_share
+    return settled
+
+
+def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
+    """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them."""
+
+    def settled(stage: str, path: str, split: str) -> str | None:
+        manifest = root / stage / MANIFEST
+        finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest(stage)
         try:
             earlier = json.loads(finished or "{}")["inputs"]["rows"]
         except (ValueError, KeyError, TypeError):  # whoever needs the stage reports the damage
             earlier = None
-        return settle_commit(settings.path, settings.split, earlier)
+        return settle_commit(path, split, earlier)
 
-    if commit := agree(on_main(settled)):
-        use_commit(settings.path, commit)
+    sources = [("data", settings.path, settings.split)]
+    if settings.validation and settings.validation != settings.path:  # else it is the same commit
+        sources.append((VALIDATION, settings.validation, settings.validation_split))
+    for source in sources:
+        if commit := agree(on_main(partial(settled, *source))):
+            use_commit(source[1], commit)
+
+
+def refuse_plain_text(context: Context, data: Stage) -> None:
+    """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
+    layout = read_json(data.path / MANIFEST)["counters"].get("layout")
+    if context.recipe.samples_rollouts and layout == "text":
+        raise UserError(
+            "The training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
+            "give rows with prompts, or leave these methods out."
+        )
 
 
 def compare_again(context: Context, data: Stage) -> None:

@@ -3,9 +3,11 @@
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -33,16 +35,25 @@ class Mix:
     out: Path
 
 
-def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: str | None = None) -> Mix:
+def export_mix(
+    strong_source: str,
+    weak_source: str | None = None,
+    *,
+    output: str | None = None,
+    strong_weight: float | None = None,
+    dtype: str | None = None,
+) -> Mix:
     """Save the mixture of two models as one folder of transformers, with the strong one's tokenizer.
 
     Args:
-        paths: STRONG WEAK OUT; or SOURCE OUT, where SOURCE is a run directory, a round of it or a training checkpoint;
-            or a run directory or round alone, to save next to its models.
+        strong_source: A model or adapter folder; or a run directory, a round of it or a training checkpoint, which
+            hold both models.
+        weak_source: A model or adapter folder, if the first is one.
+        output: New folder; by default `mixture` next to the models of a run or a round.
         strong_weight: Share of the strong logits; by default the pair's own, if it is known.
         dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
     """
-    mix = find_mix(paths, strong_weight)
+    mix = find_mix(strong_source, weak_source, output, strong_weight)
     transformers_logging.disable_progress_bar()
     for branch in (mix.strong, mix.weak):
         check_model(branch.model)
@@ -64,31 +75,59 @@ def export_mix(paths: list[str], *, strong_weight: float | None = None, dtype: s
     generation.use_cache = True
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
-    part = mix.out.with_name(f".{mix.out.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
+    with new_folder(mix.out) as part:
         mixture.save_pretrained(part)
         tokenizer.save_pretrained(part)
         del mixture, strong, weak  # two copies of a pair may not fit
         refuse_other_answer(part, ids, expected)
-        os.replace(part, mix.out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return mix
 
 
-def find_mix(paths: list[str], strong_weight: float | None) -> Mix:
+def export_merged(source: str, output: str, *, dtype: Literal["bf16", "fp32"] | None = None) -> ModelFolder:
+    """Add an adapter to its base and save the sum as an ordinary model with its tokenizer; returns the adapter.
+
+    Args:
+        dtype: By default the precision in which the base is saved.
+    """
+    adapter, target = open_model(source), refuse_used(Path(output).expanduser().resolve())
+    if adapter.base is None:
+        raise UserError(f"{source} is a whole model, so there is nothing to merge; give the folder of an adapter.")
+    if adapter.tokenizer is None:
+        raise UserError(f"{source} and its base hold no tokenizer; save the one it was trained with there.")
+    tokenizer = load_tokenizer(adapter.tokenizer)
+    saved = AutoConfig.from_pretrained(adapter.base, trust_remote_code=False).dtype
+    model = adapter.load(dtype or ("bf16" if saved == torch.bfloat16 else "fp32"))
+    with new_folder(target) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+    return adapter
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which takes its place only when all is written."""
+    transformers_logging.disable_progress_bar()
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+        os.replace(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def find_mix(strong_source: str, weak_source: str | None, output: str | None, strong_weight: float | None) -> Mix:
     """Read the command's arguments; errors come before a model is loaded."""
     if strong_weight is not None and not 0 <= strong_weight <= 1:
         raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
-    if len(paths) == 3:
-        strong, weak, out = open_model(paths[0]), open_model(paths[1]), paths[2]
+    if weak_source is not None:
+        strong, weak, out = open_model(strong_source), open_model(weak_source), output
     else:
-        folder, default_out = find_pair(Path(paths[0]).expanduser())
+        folder, default_out = find_pair(Path(strong_source).expanduser())
         strong, weak = open_model(str(folder)), open_model(str(folder / WEAK_FOLDER))
-        out = paths[1] if len(paths) == 2 else default_out
+        out = output or default_out
     if out is None:
-        raise UserError(f"{paths[0]} is no run or round, so there is no default folder; add a new one as OUT.")
+        raise UserError("Only a run or a round has a default folder for its mixture; name a new one with --output.")
     target = refuse_used(Path(out).expanduser().resolve())
     if strong_weight is not None:
         return Mix(strong, weak, strong_weight, "--strong-weight", target)
@@ -113,7 +152,7 @@ def find_pair(source: Path) -> tuple[Path, Path | None]:
     raise UserError(
         f"{source} has no folder {WEAK_FOLDER} with its weak model. Checkpoints of a pair have one; a round has "
         "one if the recipe says joint.save_weak: true (a change trains the round anew). To mix two other models, give "
-        "STRONG, WEAK and OUT."
+        "STRONG, WEAK and --output."
     )
 
 

@@ -219,7 +219,7 @@ def test_a_tied_model_is_wrapped_without_a_head_of_its_own(trained, base, tmp_pa
 def test_a_folder_that_holds_files_is_an_error(pair, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").touch()
-    refused(*pair, tmp_path / "out", "holds files; give a new or empty folder as OUT")
+    refused(*pair, tmp_path / "out", "holds files; give a new or empty folder as --output")
 
 
 def test_weights_that_differ_when_read_back_are_an_error(pair, tmp_path, monkeypatch):
@@ -245,11 +245,11 @@ def command(monkeypatch, capsys):
 
 
 def test_the_command_prints_what_it_saved(pair, tmp_path, command):
-    code, said = command(*pair, tmp_path / "out")
+    code, said = command(*pair, "--output", tmp_path / "out")
     assert not code and str(pair[0]) in said.out and "unchanged" in said.out and str(tmp_path / "out") in said.out
     assert type(load_model(tmp_path / "out", precision="fp32")) is Gemma3ForCausalLM
 
 
 def test_the_command_reports_an_error_in_one_line(pair, tmp_path, command):
-    code, said = command(*reversed(pair), tmp_path / "out")
+    code, said = command(*reversed(pair), "--output", tmp_path / "out")
     assert code == 2 and said.err.startswith("Error: ") and "Traceback" not in said.err

@@ -73,9 +73,10 @@ def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mappin
 def asked_texts(example: Example) -> list[str]:
     """The texts compared with held-out items: each turn that is not the assistant's, and all of them together.
 
-    A question may be in a system prompt, in a later turn, or span two turns.
+    A question may be in a system prompt, in a later turn, or span two turns. Plain text is compared whole.
     """
     turns = [turn["content"] for turn in example.prompt if turn["role"] != "assistant"]
+    turns += [] if example.prompt else [example.completion]
     texts = map(bare, [*turns, "\n".join(turns)] if len(turns) > 1 else turns)
     return [text for text in dict.fromkeys(texts) if text]
 

@@ -1,96 +1,86 @@
-"""Raw rows of a data file or a Hub dataset, one at a time: only a JSON list has to fit in memory."""
+"""Raw rows of a source, one at a time: a data file, a folder of them, an address, a Hub dataset or the embedded set."""
 
-import codecs
-import gzip
-import io
-import json
 import os
 import re
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from weakdriven.data.demo import VERSION as PROBLEMS_VERSION
 from weakdriven.data.demo import demo_rows
+from weakdriven.data.rows.formats import ENDINGS, Row, count_file, read_file
 from weakdriven.data.rows.hub import commit_of, find_commit, hub_rows
 from weakdriven.data.rows.remote import fetch, is_remote
 from weakdriven.errors import UserError
-from weakdriven.runs.files import file_digest
+from weakdriven.runs.files import digest, file_digest
 from weakdriven.runs.redact import without_login
 
 EMBEDDED = "embedded:arithmetic"
-ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".parquet")
 CHEAP = 256 << 20
-"""Largest text file, in bytes, whose rows are counted only to show their number or the time left."""
-Row = dict[str, Any]
+"""Largest text files, in bytes, whose rows are counted only to show their number or the time left."""
 
 
 def read_rows(path: str, split: str = "train") -> Iterator[Row]:
-    """Rows of the embedded set, a JSONL, JSON or Parquet file (the first two also .gz or .zst), or a Hub dataset."""
+    """Rows of the embedded set, a data file, a folder of them, or a Hub dataset."""
     for row in read_each(path, split):
         if isinstance(row, UserError):
             raise row
         yield row
 
 
+def numbered_rows(path: str, split: str = "train") -> Iterator[tuple[str, int, Row]]:
+    """The rows with what an error names: the source (of a folder, the file) and the number of the row in it."""
+    files = find_files(path)
+    several = files is not None and len(files) > 1
+    for file in map(str, files) if files and several else [path]:
+        for number, row in enumerate(read_rows(file, split), start=1):
+            yield file, number, row
+
+
 def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Row | UserError]:
     """As `read_rows` after skipping `start` rows; a line that is not a row gives its error instead of raising it.
 
-    Skipped lines of JSONL are not parsed. An error of the whole file (a damaged archive) is raised.
+    Skipped lines of a JSONL file are not parsed. An error of a whole file (a damaged archive) is raised.
     """
-    file = None if path == EMBEDDED else find_file(path)
-    if file is None:
+    files = find_files(path)
+    if files is None:
         rows = demo_rows(split) if path == EMBEDDED else hub_rows(path, split)
         yield from islice(rows, start, None)
-    elif file.suffix == ".parquet" or _inner_ending(file) == ".json":
-        yield from islice(_parquet(file) if file.suffix == ".parquet" else _json_list(file), start, None)
+    elif len(files) == 1:
+        yield from read_file(files[0], start)
     else:
-        lines = ((number, line) for number, line in enumerate(_lines(file), start=1) if line.strip())
-        for number, line in islice(lines, start, None):
-            try:
-                yield _json_line(line, file, number)
-            except UserError as error:
-                yield error
+        yield from islice(chain.from_iterable(map(read_file, files)), start, None)
 
 
 def count_rows(path: str, split: str = "train") -> int:
     """Number of rows that `read_rows` gives, without parsing lines of JSONL."""
-    if path == EMBEDDED:
-        return len(demo_rows(split))
-    if (file := find_file(path)) is None:
-        return len(hub_rows(path, split))
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        with _readable(file, "Parquet"):
-            return pq.ParquetFile(file).metadata.num_rows
-    if _inner_ending(file) == ".json":
-        return sum(1 for _ in _json_list(file))
-    return sum(1 for line in _lines(file) if line.strip())
+    if (files := find_files(path)) is None:
+        return len(demo_rows(split) if path == EMBEDDED else hub_rows(path, split))
+    return sum(map(count_file, files))
 
 
 def cheap_count(path: str, split: str = "train") -> int | None:
     """Number of rows if counting them takes a moment."""
-    file = None if path == EMBEDDED else find_file(path)
-    cheap = file is None or file.suffix == ".parquet" or file.stat().st_size <= CHEAP
-    return count_rows(path, split) if cheap else None
+    files = find_files(path) or []
+    text = sum(file.stat().st_size for file in files if file.suffix != ".parquet")
+    return count_rows(path, split) if text <= CHEAP else None
 
 
-def find_file(path: str) -> Path | None:
-    """The file of a source, downloaded if it is an address; None for a dataset on the Hub."""
+def find_files(path: str) -> list[Path] | None:
+    """The data files of a source, downloaded if it is an address; None if it has none: embedded, or on the Hub."""
+    if path == EMBEDDED:
+        return None
     if is_remote(path):
         file = fetch(path)
         if file.suffix not in ENDINGS:
             raise UserError(f"{without_login(path)} has an unknown ending; expected one of {', '.join(ENDINGS)}.")
-        return file
+        return [file]
     file = Path(os.path.expanduser(path))
     if file.is_file():
-        return file
+        return [file]
     if file.is_dir():
-        raise UserError(f"{path} is a folder; name a file in it.")
+        return files_in(file)
     if file.exists() or path.startswith((".", "/", "~")) or file.suffix in ENDINGS:
         raise UserError(
             f"{path}: there is no such data file; a relative path is looked up from where the command is started."
@@ -98,85 +88,38 @@ def find_file(path: str) -> Path | None:
     return None
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The data files of a folder, by name; anything else in it but a README, a licence and hidden files is an error."""
+    try:
+        found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "_")))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
+    found = [entry for entry in found if entry.is_dir() or entry.stem.upper() not in ("README", "LICENSE", "LICENCE")]
+    if others := [entry.name for entry in found if entry.is_dir() or entry.suffix not in ENDINGS]:
+        raise UserError(
+            f"{folder} holds {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}; expected only files that "
+            f"end in {', '.join(ENDINGS)}. Move the others out, or name a file instead of the folder."
+        )
+    if not found:
+        raise UserError(f"{folder} is a folder without a data file; expected files that end in {', '.join(ENDINGS)}.")
+    return found
+
+
 def data_key(path: str, split: str) -> str:
-    """Identity of a source's rows: a file's content, the generator's version, or a Hub dataset's commit."""
+    """Identity of a source's rows: its files' content, the generator's version, or a Hub dataset's commit."""
     if path == EMBEDDED:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
-    if file := find_file(path):
-        try:
-            return file_digest(file)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    return f"{path}@{commit_of(path)}/{split}"
+    if (files := find_files(path)) is None:
+        return f"{path}@{commit_of(path)}/{split}"
+    try:
+        return file_digest(files[0]) if len(files) == 1 else digest([file_digest(file) for file in files])
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def settle_commit(path: str, split: str, key: Any) -> str | None:
     """The commit of a Hub dataset for a run, whose earlier `key` of these rows may name one; None for other sources."""
-    if path == EMBEDDED or is_remote(path) or find_file(path):
+    if path == EMBEDDED or is_remote(path) or find_files(path):
         return None
     earlier = re.fullmatch(rf"{re.escape(path)}@(\w+)/{re.escape(split)}", str(key))
     return find_commit(path, earlier and earlier[1])
-
-
-def _inner_ending(file: Path) -> str:
-    return Path(file.stem).suffix if file.suffix in (".gz", ".zst") else file.suffix
-
-
-def _open(file: Path) -> IO[bytes]:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rb")  # pyright: ignore[reportReturnType]
-    if file.suffix == ".zst":
-        import pyarrow as pa
-
-        return io.BufferedReader(pa.input_stream(str(file), compression="zstd"))  # pyright: ignore
-    return file.open("rb")
-
-
-@contextmanager
-def _readable(file: Path, kind: str) -> Iterator[None]:
-    """Name the file in an error of the disk, an archive or a parser; Arrow's own errors are ValueErrors."""
-    try:
-        yield
-    except (OSError, ValueError, EOFError, zlib.error, RecursionError) as error:
-        advice = "; save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        raise UserError(f"{file} cannot be read as {kind}: {error}{advice}.") from None
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    with _readable(file, "JSON lines"), _open(file) as lines:
-        for number, line in enumerate(lines):
-            yield line if number else line.removeprefix(codecs.BOM_UTF8)
-
-
-def _json_line(line: bytes, file: Path, number: int) -> Row:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
-    except (ValueError, RecursionError) as error:
-        expected = f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
-        unknown = "" if file.suffix in ENDINGS else expected
-        raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
-    return _object(row, file, number)
-
-
-def _json_list(file: Path) -> Iterator[Row]:
-    with _readable(file, "a JSON list (rows on lines of their own are .jsonl)"), _open(file) as data:
-        rows = json.loads(data.read().decode("utf-8-sig"))
-    if not isinstance(rows, list):
-        raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}; rows on lines are .jsonl.")
-    return (_object(row, file, number) for number, row in enumerate(rows, start=1))
-
-
-def _object(row: Any, file: Path, number: int) -> Row:
-    if not isinstance(row, dict):
-        raise UserError(f"{file}, row {number}: expected an object with named fields, found {type(row).__name__}.")
-    return row
-
-
-def _parquet(file: Path) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-
-    with _readable(file, "Parquet"):
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
-            yield from batch.to_pylist()

@@ -1,4 +1,7 @@
-"""Datasets on the Hub, each read at one commit in a whole run, so that the rows are those of their key."""
+"""Datasets on the Hub, each read at one commit in a whole run, so that the rows are those of their key.
+
+A dataset is written `owner/name`, `owner/name:configuration`, and either with `@revision`: a branch, tag or commit.
+"""
 
 import logging
 import re
@@ -17,8 +20,19 @@ _COMMITS: dict[str, str] = {}
 """The commit of each dataset that this process has a key of."""
 
 
+def name_parts(path: str) -> tuple[str, str, str | None]:
+    """Name, configuration and revision of a dataset.
+
+    >>> name_parts("openai/gsm8k:main@v1"), name_parts("openai/gsm8k")
+    (('openai/gsm8k', 'main', 'v1'), ('openai/gsm8k', '', None))
+    """
+    path, _, revision = path.partition("@")
+    name, _, config = path.partition(":")
+    return name, config, revision or None
+
+
 def commit_of(path: str) -> str:
-    """The commit at which this process reads a dataset (`name`, or `name:configuration`), looked up once."""
+    """The commit at which this process reads a dataset, looked up once."""
     if path not in _COMMITS:
         _COMMITS[path] = find_commit(path)
     return _COMMITS[path]
@@ -29,24 +43,29 @@ def use_commit(path: str, commit: str) -> None:
 
 
 def find_commit(path: str, known: str | None = None) -> str:
-    """The newest commit of a dataset; if the Hub does not answer, the `known` one, else that of the local cache."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    """The newest commit of a dataset, or that of its revision.
 
-    name, _, config = path.partition(":")
+    If the Hub does not answer: the `known` one, else without a revision that of the local cache.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name, config, revision = name_parts(path)
     if known == UNKNOWN:  # whatever the newest commit is, it says nothing about those rows
         return known
+    if revision and COMMIT.fullmatch(revision):
+        return revision
     try:
-        return str(HfApi().dataset_info(name, timeout=PATIENCE).sha)
+        return str(HfApi().dataset_info(name, timeout=PATIENCE, revision=revision).sha)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if commit := known or _cached_commit(name, config):
+        if commit := known or (None if revision else _cached_commit(name, config)):
             where = "of the earlier run" if known else "in the local cache"
             logger.warning(
                 "The Hub does not name the newest commit of %s (%s); %s %s is used.", name, reason, commit, where
             )
             return commit
-        if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
+        if isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)):
             raise _no_rows(path, error) from error
         raise UserError(
             f"{path} is not a local data file, and the Hub does not name the newest commit of that dataset ({reason}); "
@@ -55,10 +74,10 @@ def find_commit(path: str, known: str | None = None) -> str:
 
 
 def hub_rows(path: str, split: str) -> Any:
-    """A split of a Hub dataset (`name`, or `name:configuration`) at the commit of its key, mapped from disk."""
+    """A split of a Hub dataset at the commit of its key, mapped from disk."""
     from datasets import load_dataset
 
-    name, _, config = path.partition(":")
+    name, config, _ = name_parts(path)
     commit = commit_of(path)
     if commit == UNKNOWN:
         raise UserError(
@@ -91,6 +110,7 @@ def _cached_commit(name: str, config: str) -> str | None:
 
 def _no_rows(path: str, error: Exception) -> UserError:
     return UserError(
-        f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A dataset's configuration is "
-        f"written after a colon: {path.partition(':')[0]}:configuration."
+        f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A branch, tag or commit is "
+        "written after an @, as owner/name@main; a dataset's configuration is written after a colon: "
+        f"{name_parts(path)[0]}:configuration."
     )

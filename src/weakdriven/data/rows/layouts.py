@@ -1,7 +1,8 @@
 """Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 from weakdriven.data.example import DOMAINS, Example, Message, refuse_broken_text
@@ -13,7 +14,7 @@ Row = dict[str, Any]
 GOLD_FIELDS = ("answer", "gold", "reference_answer")
 EXPECTED = (
     "messages, prompt and completion, question and solution, prompt with entry_point and solution (code), "
-    "conversations (ShareGPT), or instruction and output (Alpaca)"
+    "conversations (ShareGPT), instruction and output (Alpaca), or text"
 )
 PARTS = {
     "AM-DeepSeek-R1-Distilled": ("messages",),
@@ -23,6 +24,7 @@ PARTS = {
     "prompt/completion": ("prompt", "completion", "all_turns", "meta"),
     "question/solution": ("question", "context", "options", "starter_code", "tests", "solution"),
     "Alpaca": ("instruction", "input", "system", "history", "output"),
+    "text": ("text",),
 }
 """Fields that each layout reads, besides id, domain, source and an answer."""
 TAKEN = {
@@ -35,6 +37,7 @@ REPLIES = {
     "prompt/completion": ("completion",),
     "question/solution": ("solution",),
     "Alpaca": ("output",),
+    "text": ("text",),
 }
 
 
@@ -57,14 +60,15 @@ class Layout(NamedTuple):
             )
 
 
-def detect(rows: Iterable[Row], path: str = "rows", *, needs_completion: bool = True) -> Layout:
-    """The layout of a source's first rows; rows of several layouts, or of none, are an error."""
-    rows = list(rows)
+def detect(
+    rows: Sequence[Row], path: str = "rows", *, needs_completion: bool = True, places: Iterable[str] | None = None
+) -> Layout:
+    """The layout of a source's first rows; rows of several layouts, or of none, are an error that names their place."""
     if not rows:
         raise UserError(f"{path}: there is no row to train on.")
     name = layout_name(rows[0]) or ""
-    for number, row in enumerate(rows, start=1):
-        Layout(name, ()).refuse_other(row, f"{path}, row {number}")
+    for place, row in zip(places or (f"{path}, row {number}" for number in count(1)), rows, strict=False):
+        Layout(name, ()).refuse_other(row, place)
     present = dict.fromkeys(field for row in rows for field in row)
     replies = REPLIES.get(name, tuple(present))
     found = any(field in present for field in replies) or any(rationale(row)[0] for row in rows)
@@ -93,7 +97,9 @@ def _named(row: Row) -> str | None:
         return "code" if names and all(isinstance(one, str) for one in (row["prompt"], names)) else "prompt/completion"
     if "question" in row:
         return "question/solution"
-    return "Alpaca" if "instruction" in row else None
+    if "instruction" in row:
+        return "Alpaca"
+    return "text" if "text" in row else None
 
 
 def unknown_layout(row: Row, where: str) -> UserError:
@@ -110,7 +116,8 @@ def as_example(row: Row, number: int, path: str, *, needs_completion: bool = Tru
         domain = row.get("domain") or domain
         used.add("domain")
     prompt, replies = _prompt_and_replies(name, row, domain, where)
-    if not any(message["content"].strip() for message in prompt if message["role"] != "system"):
+    asked = any(message["content"].strip() for message in prompt if message["role"] != "system")
+    if name != "text" and not asked:
         raise UserError(f"{where}: the prompt is empty; every row needs one.")
     if len(replies) > 1 or any(reply["role"] != "assistant" for reply in replies):
         raise UserError(f"{where}: the completion has to be one message of the assistant; found {len(replies)} others.")
@@ -154,7 +161,9 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
             turns = as_messages(row["messages"], where)
         replies = turns[-1:] if turns and turns[-1]["role"] == "assistant" else []
         return turns[: len(turns) - len(replies)], replies
-    if name == "prompt/completion":
+    if name == "text":
+        prompt = []
+    elif name == "prompt/completion":
         prompt = as_messages(row["prompt"], where, role="user")
     elif name == "Alpaca":
         asked = _text(row, "instruction", where)

@@ -170,5 +170,6 @@ def ending(place: str) -> str:
     >>> ending("bucket/train.jsonl.gz"), ending("x/rows.parquet?version=3"), ending("x/..."), ending("x/a.b/c")
     ('.jsonl.gz', '.parquet', '', '')
     """
-    found = re.search(r"(?:\.(?:jsonl|json))?\.(?:jsonl|json|gz|zst|parquet)$", place.partition("?")[0].lower())
+    name = place.partition("?")[0].lower()
+    found = re.search(r"(?:\.(?:jsonl|json|csv|tsv))?\.(?:jsonl|json|csv|tsv|gz|zst|parquet)$", name)
     return found[0] if found else ""

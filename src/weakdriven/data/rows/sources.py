@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weakdriven.data.example import Example
-from weakdriven.data.rows.files import count_rows, read_rows
+from weakdriven.data.rows.files import count_rows, numbered_rows
 from weakdriven.data.rows.layouts import Layout, as_example, detect
 from weakdriven.errors import UserError
 
@@ -26,12 +26,14 @@ class Source:
 
     def __iter__(self) -> Iterator[Example]:
         seen: dict[str, int] = {}
-        for number, row in enumerate(islice(read_rows(self.path, self.split), self.limit), start=1):
-            self.layout.refuse_other(row, f"{self.path}, row {number}")
+        rows = islice(numbered_rows(self.path, self.split), self.limit)
+        for count, (file, number, row) in enumerate(rows, start=1):
+            self.layout.refuse_other(row, f"{file}, row {number}")
+            row = {**row, "id": count} if row.get("id") is None else row
             needs_completion = self.empty_completions != "drop"
-            example = as_example(row, number, self.path, needs_completion=needs_completion, domain=self.domain)
-            if (first := seen.setdefault(example.id, number)) != number:
-                raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {number}; ids must be unique.")
+            example = as_example(row, number, file, needs_completion=needs_completion, domain=self.domain)
+            if (first := seen.setdefault(example.id, count)) != count:
+                raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {count}; ids must be unique.")
             yield example
 
     def count(self) -> int:
@@ -50,8 +52,10 @@ def open_source(
         empty_completions: With `drop`, rows without a completion become examples with an empty one, which the caller
             counts; else they are an error.
     """
-    first = islice(read_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS))
-    layout = detect(first, path, needs_completion=empty_completions != "drop")
+    first = list(islice(numbered_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS)))
+    places = [f"{file}, row {number}" for file, number, _ in first]
+    rows = [row for *_, row in first]
+    layout = detect(rows, path, needs_completion=empty_completions != "drop", places=places)
     return Source(path, split, limit, domain, empty_completions, layout)
 
 

@@ -67,6 +67,8 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
         example = as_example(row, number, path, needs_completion=False, domain=domain)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         return Fault("malformed row", str(error))
+    if not example.prompt:
+        return Fault("malformed row", "plain text asks no question")
     if example.domain != domain:
         return Fault("another domain", example.domain)
     if domain == "logic" and not example.meta.get("options"):

@@ -71,7 +71,7 @@ def refuse_used(target: Path) -> Path:
     """A path that does not exist yet or is an empty folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         found = "holds files" if target.is_dir() else "is a file"
-        raise UserError(f"{target} {found}; give a new or empty folder as OUT, the last word.")
+        raise UserError(f"{target} {found}; give a new or empty folder as --output.")
     return target
 
 
@@ -79,8 +79,8 @@ def locate_text_model(source: str) -> Path:
     """Folder of a text-only Gemma-3 with its tokenizer."""
     if (Path(source).expanduser() / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{source} is an adapter; expected a whole model. Set lora.output: merged in the recipe and run it again: "
-            "the merged model is then in merged/."
+            f"{source} is an adapter; expected a whole model. Make one with `weakdriven export merge "
+            f"{source} --output FOLDER`."
         )
     folder = locate_model(source)
     kind = read_json(folder / "config.json").get("model_type")

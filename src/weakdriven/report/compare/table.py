@@ -24,9 +24,9 @@ FIRST = "sft"
 AGAINST = ["difference", "difference_low", "difference_high", "p_items", "p_seeds"]
 COSTS = ["seconds", "seconds_after_m1", "trained_tokens", "generated_tokens", "peak_bytes"]
 CAPTION = (
-    "Score: mean accuracy in percent over the benchmarks that all runs share, one run each. Brackets: 95% bootstrap "
-    "interval over problems. Difference: from the reference, in points, on the same problems. p (items): paired test "
-    "over problems, not corrected for the number of rows. Time: from the base model on, without evaluation."
+    "Score: mean accuracy in percent over the benchmarks that all runs share, one run each. Brackets: 95% interval "
+    "over problems. Difference: from the reference, in points, on the same problems. p (items): paired test over "
+    "problems, not corrected for the number of rows. Time: from the base model on, without evaluation."
 )
 
 
@@ -196,7 +196,7 @@ def caption(found: Row) -> str:
     seeds = len(found["seeds"])
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks)} and {seeds} seed{'s' * (seeds != 1)}. "
-        f"Brackets: 95% bootstrap interval over seeds and problems. Difference: from {found['against']}, in points, "
+        f"Brackets: 95% interval over seeds and problems. Difference: from {found['against']}, in points, "
         "on the same seeds and problems. p (items): paired test over problems. p (seeds): t-test over seeds. "
         "Neither is corrected for the number of methods."
     )

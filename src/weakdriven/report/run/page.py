@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from weakdriven.report import validation
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import LEFTOVER, WAITING, stage_kind
 from weakdriven.report.html import embedded, render
@@ -86,6 +87,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "benchmarks": benchmarks,
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
+        "validated": validation.table(data["validation"]),
         "drawn": {
             "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
             "losses": loss_figures(data),

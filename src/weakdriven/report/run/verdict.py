@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
+from weakdriven.report import validation
 from weakdriven.report.format import CONTROLS, in_prose, plain, score
 
 SIGNIFICANCE_LEVEL = 0.05
@@ -30,7 +31,8 @@ def verdict(data: dict[str, Any]) -> list[str]:
     rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
-        return ["Nothing has been evaluated yet, so there is nothing to compare."]
+        unknown = ["Nothing has been evaluated yet, so there is nothing to compare."]
+        return validation.sentences(data["validation"]) or unknown
     if final is None:
         scored = [f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in data["accuracy"]]
         opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"

@@ -12,7 +12,7 @@ CONTROL = "orange"
 PERCENT = "accuracy, percent"
 LEGEND = {"symbolOpacity": 1, "symbolStrokeWidth": 0}
 """Of a figure with bands, whose own opacity would leave the legend pale."""
-BAND = "95% bootstrap interval over seeds and problems"
+BAND = "95% interval over seeds and problems"
 
 
 def figures_of(found: Row) -> list[Figure]:

@@ -97,7 +97,7 @@ def caption(found: Row) -> str:
     seeds = len(found["seeds"])
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks) or 'the benchmarks'} and up to {seeds} "
-        f"seed{'s' * (seeds != 1)}. Brackets: 95% bootstrap interval over seeds and problems. Differences are in "
+        f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and problems. Differences are in "
         "points, on the same seeds and problems, and not corrected for the number of points. Time: all that leads to "
         f"the model, as if computed for it alone. Runs: {states.count('done')} of {len(states)} done, "
         f"{states.count('failed')} failed."
