@@ -141,7 +141,7 @@ def test_a_tokenizer_without_chat_template_gets_one(tmp_path, caplog):
     )
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     template = f"chat_template={tmp_path / 'chat.jinja'}"
-    assert weakdriven(*words, template, "style=plain", "max_new_tokens=2").code == 0
+    assert weakdriven(*words, template, "style=plain", "max_new_tokens=2", "--replace").code == 0
 
 
 def test_a_folder_without_results_cannot_be_compared(tmp_path):

@@ -60,7 +60,7 @@ def test_select_is_short_for_select_draw(root):
 
 
 def test_a_changed_weight_draws_again_and_scores_nothing_again(root):
-    done = weakdriven("select", "demo", *SHORT, "selection.repair=0.3", "--output", root)
+    done = weakdriven("select", "demo", *SHORT, "selection.repair=0.3", "--replace", "--output", root)
     assert "[5/5] round-1/active: repair 0.1 -> 0.3" in done.out
     assert done.out.count("done before") == len(STAGES) - 1
 
