@@ -22,6 +22,7 @@ from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, setting
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 
 eval_app = typer.Typer(
+    short_help="Evaluate a model on benchmarks, or grade its answers again.",
     help="Benchmarks: weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR (short for eval run ...).",
     cls=default_command("run"),
 )

@@ -18,7 +18,7 @@ Benchmark = Literal[
 Baseline = Literal[
     "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce",
     "neftune", "undial", "spin", "dpo", "ssb",
-    "wdjt_only", "wdds_only", "wmss_frozen",
+    "wdjt_only", "wdds_only", "wmss_frozen", "wmss_annealed",
 ]
 # fmt: on
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
@@ -235,7 +235,7 @@ class Recipe(Settings):
     on the rows that WMSS trains on. `sft_compute`: SFT at the compute of WMSS. `uniform_active`: WMSS on as many rows
     drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
     `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
-    frozen weak model."""
+    frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
 

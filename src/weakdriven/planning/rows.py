@@ -104,6 +104,5 @@ def validation_count(recipe: Recipe, training: int) -> int:
     share, path = recipe.data.validation_share, recipe.data.validation
     if share is not None:
         return max(round(training * share / (1 - share)), 1)
-    here = path is not None and Path(path).expanduser().is_file()
-    known = cheap_count(path) if here else None
+    known = cheap_count(path) if path and Path(path).expanduser().is_file() else None
     return known or max(round(VALIDATION_SHARE * training), 1)

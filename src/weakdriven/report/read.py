@@ -12,6 +12,7 @@ from weakdriven.errors import UserError
 from weakdriven.report import format
 from weakdriven.report.files import Columns, read_columns, read_examples, read_lines, read_object
 from weakdriven.report.run.tokens import token_view
+from weakdriven.report.uniformity import uniformity, uniformity_words
 from weakdriven.report.validation import table, validation_rows
 from weakdriven.runs import directory
 from weakdriven.runs.manifest import MANIFEST
@@ -123,7 +124,13 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
         stage, strong = f"round-{t}/active", format.model_at(t)
         weak = format.weak_of(t, current.get(stage), current.get(f"round-{t}/strong"))
         drawn = columns(stage, directory.ACTIVE, "probability", "draws")
-        shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else []}
+        shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else [], "evenness": []}
+        if drawn:
+            multiplier = current[stage].get("settings", {}).get("multiplier", 1.0)
+            even = uniformity(
+                drawn.values["probability"], drawn.values["draws"], max(round(multiplier * len(drawn.ids)), 1)
+            )
+            shown["evenness"] = uniformity_words(even) if even else []
         entropies = [columns(f"entropy/{model}", directory.SCORES, "entropy") for model in (weak, strong)]
         if entropies[0] and entropies[1]:
             if all(one.ids.equals(entropies[0].ids) for one in (entropies[1], drawn) if one):
@@ -192,6 +199,7 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
         row["answers"] = row["items"] and row["items"] * one.get("samples", 1)
         row["pass_at_k"] = {k: share for k, share in one.get("pass_at_k", {}).items() if k != "1"}
         row["low"], row["high"] = one.get("interval", (None, None))
+        row["no_answer"], row["cut"] = one.get("unanswered"), one.get("cut")
         rows.append(row)
     return rows
 
