@@ -59,7 +59,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
     first: float | None = None
     interrupted = 0.0
 
