@@ -91,7 +91,8 @@ def test_the_schema_requires_a_model_and_data_only_if_no_recipe_is_extended():
     assert schema["if"] == {"not": {"required": ["extends"]}}
     assert schema["then"] == {"required": ["model", "data"], "properties": {"data": {"required": ["path"]}}}
     assert "required" not in schema
-    assert not [name for name, block in schema["$defs"].items() if "required" in block]
+    entries_of_lists = {"TestSet"}  # which are never laid over another recipe's
+    assert not [name for name, block in schema["$defs"].items() if "required" in block and name not in entries_of_lists]
 
 
 @pytest.mark.parametrize("phase", ["sft", "joint"])
