@@ -7,8 +7,8 @@
 
 `collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, and one of `weakdriven sweep`
 into a file for each point. `diagnosed` keeps what `weakdriven diagnose` measured in a run. `also` adds the answers of
-`weakdriven eval run` to a result file. `write` rebuilds every table between two marks of docs/evidence/README.md, and
-every figure, from those files alone.
+`weakdriven eval run` to a result file. `write` rebuilds the tables and quoted numbers of the pages, and the
+figures, from those files alone.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from typing import Any
 
 from research.evidence.collect import collect, with_answers
 from research.evidence.diagnosed import diagnosed
-from research.evidence.page import FOLDER, STUDIES, VALIDATION, write
+from research.evidence.page import FOLDER, STUDIES, write
+from research.evidence.results import VALIDATION
 from weakdriven.runs.files import read_json, write_json
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("write", help="tables and figures from the results")
+    commands.add_parser("write", help="tables, quoted numbers and figures from the results")
     adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
     adding.add_argument("folder", type=Path)
     adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")

@@ -1,5 +1,6 @@
 """What `weakdriven diagnose` measured in a run of a student: files of docs/evidence/diagnosed, and tables of them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def diagnosed(run: Path, student: str) -> dict[str, Any]:
 
 
 def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
+    return [read_json(path) | {"file": path.stem} for path in sorted(folder.glob("*.json"))]
 
 
 def model_rows(found: dict[str, Any]) -> list[list[str]]:
@@ -77,3 +78,31 @@ def branch_rows(found: dict[str, Any]) -> list[list[str]]:
     steps = list(found["steps"].values())[-1]
     places = sorted({round(place * (len(steps) - 1) / (SHOWN - 1)) for place in range(SHOWN)})
     return [[str(steps[at]["step"]), *(f"{steps[at][name]:.3f}" for name in BRANCHES)] for at in places]
+
+
+def gaps(seen: Mapping[str, dict[str, Any]]) -> dict[str, float]:
+    """Target logit less the background's mean on Gemma's held-out rows.
+
+    Cross-entropy fixes the mixture. If it is where SFT would take one model, z_strong = z_sft + (1 - lambda) / lambda *
+    (z_sft - z_weak): an extrapolation away from the weak branch, here with lambda 0.5.
+    """
+    models = seen["gemma-3-270m-s42-sizes-held_out"]["models"] if seen else {}
+    gap = {name: one["target"]["mean"] - one["background"]["mean"] for name, one in models.items()}
+    if not gap:
+        return {}
+    restart, weak, strong = (gap[name] for name in ("baseline-sft_restart", "round-1-weak", "round-1"))
+    mixture, predicted = (weak + strong) / 2, 2 * restart - weak
+    names = ("weak branch", "mixture", "SFT restarted", "strong branch", "strong branch, predicted")
+    return dict(zip(names, (weak, mixture, restart, strong, predicted), strict=True))
+
+
+def mechanism(seen: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """What the page says of how joint training works; of logged steps, all runs of all students."""
+    found = {name.replace(" ", "_").replace(",", ""): f"{gap:.1f}" for name, gap in gaps(seen).items()}
+    runs = [steps for one in seen.values() for steps in [*one["steps"].values()][-1:] if not one.get("held_out")]
+    pull = [0.5 * step["negative_mass_mixed"] / step["negative_mass_strong"] for steps in runs for step in steps]
+    found |= {"least_pull": f"{min(pull):.2f}", "most_pull": f"{max(pull):.2f}"}
+    for name, place in (("first", 0), ("last", -1)):
+        shares = [100 * steps[place]["margin_share"] for steps in runs]
+        found |= {f"{name}_margin_low": f"{min(shares):.0f}", f"{name}_margin_high": f"{max(shares):.0f}%"}
+    return found

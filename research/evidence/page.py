@@ -1,25 +1,38 @@
 """The tables and figures of docs/evidence, computed from its result files alone."""
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from research.evidence.comparisons import Numbers, read_comparisons
 from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
-from research.evidence.results import DRAWS, REFERENCE, SHARED, STARTS, Trained, read_results, trained_methods, verdicts
+from research.evidence.figures import figures, write_drawn
+from research.evidence.results import (
+    DRAWS,
+    REFERENCE,
+    SAMPLED,
+    SIZES,
+    STARTS,
+    STUDENTS,
+    VALIDATION,
+    Trained,
+    by_point,
+    in_order,
+    on_test_items,
+    read_results,
+    trained_methods,
+    verdicts,
+)
 from weakdriven.eval.statistics import compare_seeds, interval_of, score_of
-from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import MISSING, brackets, duration, markdown_table
 from weakdriven.runs.files import write_text
 
-FOLDER = Path(__file__).parents[2] / "docs/evidence"
-VALIDATION = ("rate", "wmss_rate", "epochs")
-"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
-SAMPLED, SIZES = "sampled", "sizes"
-"""Several samples per item; other numbers of rows. Each of their points has references of its own."""
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/evidence"
+PAGES = [ROOT / "README.md", *(FOLDER / f"{name}.md" for name in ("README", "details", "tables"))]
+HEADLINE = ("wmss", "wmss_sft", "wmss_compute", "wmss_saturated")
+"""Comparisons of the page's table."""
 ALONE = "alone"
 """Only measures costs; its scores are of one small benchmark."""
 STUDIES = {
@@ -34,19 +47,26 @@ NOTHING = "No results yet."
 
 
 def write(folder: Path) -> list[Path]:
-    """Rewrite the page's tables and all figures; returns the files."""
-    page, results = folder / "README.md", read_results(folder / "results")
-    tables = all_tables(results, read_diagnosed(folder / "diagnosed"))
-    write_text(page, with_tables(page.read_text(encoding="utf-8"), tables))
-    before = {old: old.read_bytes() for old in (folder / "figures").glob("*.*")}
-    for old in before:
-        old.unlink()
-    drawn = write_figures(figures(trained_methods(on_test_items(results))), folder / "figures")
-    for vector in drawn[::2]:  # a PNG is not the same on every machine; one of the same figure stays as it was
-        picture = vector.with_suffix(".png")
-        if picture in before and before.get(vector) == vector.read_bytes():
-            picture.write_bytes(before[picture])
-    return [page, *drawn]
+    """Rewrite the tables and quoted numbers of all pages, and the figures; returns the files."""
+    numbers, tables = read_all(folder)
+    for page in PAGES:
+        write_text(page, written(page.read_text(encoding="utf-8"), numbers, tables))
+    return [*PAGES, *write_drawn(figures(numbers), folder / "figures")]
+
+
+def read_all(folder: Path) -> tuple[Numbers, dict[str, str]]:
+    results, seen, listed = read_results(folder / "results"), read_diagnosed(folder / "diagnosed"), read_comparisons()
+    numbers = Numbers(results, seen, listed)
+    titles = ["points", *STUDENTS, "mean"]
+    of_list = {
+        "headline": table(titles, numbers.rows([*HEADLINE])),
+        "comparisons": table(titles, numbers.rows([*listed])),
+    }
+    return numbers, all_tables(results, seen) | of_list
+
+
+def written(page: str, numbers: Numbers, tables: dict[str, str]) -> str:
+    return numbers.quoted(with_tables(page, tables))
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
@@ -54,7 +74,7 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
     def block(match: re.Match[str]) -> str:
         if match["name"] not in tables:
-            raise SystemExit(f"README.md asks for a table {match['name']}; there are {', '.join(tables)}.")
+            raise SystemExit(f"A page asks for a table {match['name']}; there are {', '.join(tables)}.")
         return f"<!-- table: {match['name']} -->\n{tables[match['name']]}\n<!-- end of table -->"
 
     return BLOCK.sub(block, page)
@@ -64,13 +84,9 @@ def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dic
     found = trained_methods(on_test_items(results))
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
     for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
-        tables[study] = score_tables([one for one in found if one.study == study], study)
+        tables[study] = score_tables([one for one in found if one.study == study])
     tables |= {SAMPLED: sampled_table(results), SIZES: sizes_table(results)}
     return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
-
-
-def on_test_items(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
 
 
 def verdict_table(found: list[Trained]) -> str:
@@ -88,7 +104,7 @@ def verdict_table(found: list[Trained]) -> str:
     return table(["hypothesis", "difference by student", "mean", "p (Holm)", "verdict"], rows)
 
 
-def score_tables(found: list[Trained], study: str) -> str:
+def score_tables(found: list[Trained]) -> str:
     """One table for each student."""
     parts = []
     for student in dict.fromkeys(one.student for one in found):
@@ -97,16 +113,7 @@ def score_tables(found: list[Trained], study: str) -> str:
         titles = ["method", "seeds", "mean", "without aqua", *benchmarks]
         titles += [f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
         parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
-    if figure := difference_figure(found, study):
-        parts += [f"![{figure.title}](figures/{figure.name}.svg)", ""]
     return "\n".join(parts).strip() or NOTHING
-
-
-def in_order(found: list[Trained]) -> list[Trained]:
-    """What comes before training, the reference, the rest by score."""
-    first = [*STARTS, REFERENCE]
-    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
-    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
 
 
 def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
@@ -146,16 +153,13 @@ def validation_table(results: list[dict[str, Any]]) -> str:
 
 
 def cost_table(found: list[Trained]) -> str:
-    """Against two epochs of SFT; a run's times are those of a GPU that others shared, unless it ran alone."""
+    """Time against two epochs of SFT is that of a GPU that others shared, unless a run had it alone."""
     rows = []
     for one in found:
-        if one.seconds is None:
-            continue
-        ratio = MISSING if one.over_sft is None else f"{one.over_sft:.2f}"
-        cells = [one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio]
-        rows.append([*cells, f"{one.trained_per_second:,.0f}", f"{one.written_per_second:,.0f}"])
-    titles = ["student", "study", "method", "seeds", "time", "over sft", "tokens/s trained", "tokens/s written"]
-    return table(titles, rows)
+        if one.seconds is not None:
+            ratio, epochs = (MISSING if value is None else f"{value:.2f}" for value in (one.over_sft, one.epochs))
+            rows.append([one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio, epochs])
+    return table(["student", "study", "method", "seeds", "time", "time over sft", "epochs of SFT"], rows)
 
 
 def sampled_table(results: list[dict[str, Any]]) -> str:
@@ -197,18 +201,6 @@ def sizes_table(results: list[dict[str, Any]]) -> str:
         rows.append([*cells, over])
     rows.sort(key=lambda row: (row[0], int(row[1])))
     return table(["student", "rows", "method", "seeds", "mean", "without aqua", f"over {REFERENCE}"], rows)
-
-
-def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, str, Trained]]:
-    """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
-    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in results:
-        for point, trained in one["methods"].items() if one["study"] == study else ():
-            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
-                files.setdefault((one["student"], point), []).append(one)
-    for (_, point), own in files.items():
-        for one in in_order(trained_methods(own)):
-            yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one
 
 
 def solved(scores: dict[str, Any]) -> dict[str, Any]:
@@ -256,50 +248,3 @@ def table(titles: list[str], rows: list[list[str]]) -> str:
 
 def points(share: float) -> str:
     return f"{100 * share:+.1f}"
-
-
-def figures(found: list[Trained]) -> list[Figure]:
-    drawn = [difference_figure([one for one in found if one.study == study], study) for study in STUDIES]
-    return [figure for figure in drawn if figure]
-
-
-def difference_figure(found: list[Trained], study: str) -> Figure | None:
-    """Every method's difference to the reference, with its interval and its seeds."""
-    compared = [(one, one.against) for one in found if one.against]
-    if not compared:
-        return None
-    rows = [
-        {"method": one.method, "student": one.student, "points": 100 * against.difference}
-        | dict(zip(("low", "high"), (100 * end for end in against.interval), strict=True))
-        for one, against in compared
-    ]
-    seeds = [
-        {"method": one.method, "student": one.student, "points": 100 * value}
-        for one, against in compared
-        for value in against.by_seed
-    ]
-    order = sorted(
-        {row["method"] for row in rows}, key=lambda name: -np.mean([x["points"] for x in rows if x["method"] == name])
-    )
-    place = {
-        "y": {"field": "method", "type": "nominal", "sort": order, "title": None},
-        "yOffset": {"field": "student", "type": "nominal"},
-        "color": {"field": "student", "type": "nominal"},
-    }
-    across = {"type": "quantitative", "title": f"points over {REFERENCE}"}
-    interval = {"x": {"field": "low", **across}, "x2": {"field": "high"}}
-    value = {"x": {"field": "points", **across}}
-    spec = {
-        "height": {"step": 14},
-        "layer": [
-            {"data": {"values": [{"zero": 0}]}, "mark": "rule", "encoding": {"x": {"field": "zero", **across}}},
-            {"data": {"values": rows}, "mark": {"type": "rule", "strokeWidth": 2}, "encoding": place | interval},
-            {"data": {"values": seeds}, "mark": {"type": "tick", "opacity": 0.5}, "encoding": place | value},
-            {
-                "data": {"values": rows},
-                "mark": {"type": "point", "filled": True, "size": 45},
-                "encoding": place | value,
-            },
-        ],
-    }
-    return Figure(f"differences-{study}", STUDIES.get(study, study), spec, "95% intervals; ticks: seeds.")

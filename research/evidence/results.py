@@ -1,7 +1,7 @@
 """Result files of the study -> differences, tests and verdicts (docs/evidence/protocol.md)."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from research.evidence.collect import VERSION, shares
-from weakdriven.eval.statistics import SeedComparison, compare_seeds, interval_of, t_chance
+from weakdriven.eval.statistics import SeedComparison, compare_seeds, interval_of, score_of, t_chance
 from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 
+VALIDATION = ("rate", "wmss_rate", "epochs")
+"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
+SAMPLED, SIZES = "sampled", "sizes"
+"""Several samples per item; other numbers of rows. Each of their points has references of its own."""
 STARTS = ("base", "m1")
 """Models that every comparison has, besides the reference."""
 SHARED = (*STARTS, REFERENCE, "sft")
@@ -31,6 +35,8 @@ SEEDS = 5
 """Seeds that every hypothesis needs."""
 GAIN, SAME = 0.01, 0.015
 """Least difference that is called a gain, and the half-width of what is called no difference."""
+UNSCORED = {*SHARED, "wdjt_only", "sft_compute", "uniform_active"}
+"""Methods that need no entropies; the others scan all rows with two models."""
 DRAWS = 2000
 """Of every permutation test."""
 
@@ -51,9 +57,8 @@ class Trained:
     """Mean over its trainings of the time of all stages that lead to the model."""
     over_sft: float | None
     """Time over that of two epochs of SFT in the same files, so under the same load."""
-    trained_per_second: float | None
-    written_per_second: float
-    """Written while evaluating, with grading and loading in the time."""
+    epochs: float | None
+    """How many epochs of SFT take as many operations: each token trained, and a third for each token only scored."""
     cut: float
     """Share of answers that reached the limit of tokens."""
 
@@ -73,6 +78,10 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
         if one["version"] != VERSION:
             raise SystemExit(f"{one['file']} has version {one['version']}, expected {VERSION}; collect it again.")
     return results
+
+
+def on_test_items(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
 
 
 def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
@@ -111,7 +120,6 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
         reference=averaged(reference) if reference else None,
         seeds=list(own),
         **costs_of(method, files, counts),
-        written_per_second=sum(one["tokens"] for one in answers) / max(0.1, sum(one["seconds"] for one in answers)),
         cut=sum(one["cut"] for one in answers) / asked,
     )
 
@@ -153,12 +161,42 @@ def costs_of(method: str, files: list[dict[str, Any]], counts: list[int]) -> dic
     """Files count by the method's trainings in them; one without two epochs of SFT has no part in the ratio to them."""
     own = [(one["methods"][method]["cost"], count) for one, count in zip(files, counts, strict=True)]
     if not own[0][0]["seconds"]:
-        return {"seconds": None, "over_sft": None, "trained_per_second": None}
-    seconds, tokens = (sum(cost[what] * count for cost, count in own) for what in ("seconds", "trained_tokens"))
+        return {"seconds": None, "over_sft": None, "epochs": None}
+    seconds = sum(cost["seconds"] * count for cost, count in own)
     sft = [one["methods"].get("sft", {"cost": None})["cost"] for one in files]
     beside = [(cost["seconds"] * n, two["seconds"] * n) for (cost, n), two in zip(own, sft, strict=True) if two]
     ratio = sum(mine for mine, _ in beside) / sum(two for _, two in beside) if beside else None
-    return {"seconds": seconds / sum(counts), "over_sft": ratio, "trained_per_second": tokens / seconds}
+    return {"seconds": seconds / sum(counts), "over_sft": ratio, "epochs": epochs_of(method, files[0])}
+
+
+def epochs_of(method: str, result: dict[str, Any]) -> float | None:
+    """Of methods that generate rows the operations are not known."""
+    methods = result["methods"]
+    if "m1" not in methods or methods[method]["cost"]["generated_tokens"]:
+        return None
+    epoch = methods["m1"]["cost"]["trained_tokens"] / result["recipe"]["sft"]["epochs"]
+    scans = 0.0 if method in UNSCORED else 2 / 3
+    frozen = (methods[method]["cost"]["trained_tokens"] / epoch - 1) / 3 if method == "wmss_frozen" else 0.0
+    return methods[method]["cost"]["trained_tokens"] / epoch + scans + frozen
+
+
+def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, str, Trained]]:
+    """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
+    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in results:
+        for point, trained in one["methods"].items() if one["study"] == study else ():
+            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
+                files.setdefault((one["student"], point), []).append(one)
+    for (_, point), own in files.items():
+        for one in in_order(trained_methods(own)):
+            yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one
+
+
+def in_order(found: list[Trained]) -> list[Trained]:
+    """What comes before training, the reference, the rest by score."""
+    first = [*STARTS, REFERENCE]
+    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
+    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
 
 
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:

@@ -199,6 +199,13 @@ def test_the_interval_contains_the_true_score_95_times_of_100(groups, seeds, see
     assert 930 <= inside <= 970
 
 
+def test_seeds_that_agree_by_chance_leave_the_residual():
+    """Both seeds have 10 right of 20, on other problems each: no seed or problem explains anything."""
+    values = np.array([[1.0, 0.0] * 10, [0.0, 1.0] * 10])
+    half = 2.09302 * np.sqrt(np.full(40, 0.25).sum() / 19 / 40)
+    assert interval_of({"a": values}) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
+
+
 def test_one_seed_has_the_t_interval_of_its_problems():
     values = drawn(1, 30, 0.4)
     half = 2.04523 * values.std(ddof=1) / np.sqrt(30)

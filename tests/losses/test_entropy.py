@@ -55,7 +55,9 @@ def test_the_sequence_entropy_of_the_right_rows_differs_from_the_off_by_one_read
 def test_any_tile_equals_float64(T, D, V, tile, way, monkeypatch):
     monkeypatch.setattr(home, "tile_rows", lambda *_, **__: (tile, tile))
     hidden, head, target = random_case(T, D, V)
-    assert_exact(token_scores(hidden, head, target, implementation=way), hidden.double() @ head.double().T, target)
+    scores, logits = token_scores(hidden, head, target, hits=True, implementation=way), hidden @ head.T
+    assert_exact(scores, logits.double(), target)
+    assert scores.hit_T.tolist() == (logits.argmax(-1) == target).tolist()
 
 
 @every_way
@@ -67,7 +69,9 @@ def test_a_head_that_scales_caps_or_shifts_is_taken_whole(options, way):
     logits = (hidden.double() @ weight.double().T + (0 if bias is None else bias.double())) * options.get("scale", 1)
     if "cap" in options:
         logits = options["cap"] * (logits / options["cap"]).tanh()
-    assert_exact(token_scores(hidden, head, target, implementation=way), logits, target)
+    scores = token_scores(hidden, head, target, hits=True, implementation=way)
+    assert_exact(scores, logits, target)
+    assert scores.hit_T.bool().equal(logits.argmax(-1) == target)
 
 
 @every_way

@@ -124,6 +124,15 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(folders):
         assert cost.micro_batch == micro and (cost.memory.total <= 139.8 * GIB) == fits
 
 
+def test_a_packed_micro_batch_is_as_large_in_tokens_and_holds_more_rows(folders):
+    (plain, packed) = (
+        next(cost for cost in planned("qwen3-4b-math", folders, *words).costs if cost.workload.name == "sft")
+        for words in ([], ["sft.packing=true"])
+    )
+    assert packed.micro_batch > plain.micro_batch and packed.steps == plain.steps
+    assert packed.memory.total == pytest.approx(plain.memory.total, rel=0.02)  # the longest row is a full sequence
+
+
 def test_more_devices_split_the_weights_and_the_batch(folders):
     one = {cost.workload.name: cost for cost in planned("qwen3-8b-math", folders).costs}
     eight = {cost.workload.name: cost for cost in planned("qwen3-8b-math", folders, gpus="8xH200").costs}

@@ -14,8 +14,8 @@ from run_files import put, put_active, put_scores
 from weakdriven.report import accuracy_rows, load_run, write_report
 from weakdriven.report.plots import CURVE_POINTS
 from weakdriven.report.read import BARS, SCATTER_POINTS, odds_bars
+from weakdriven.report.run.answers import sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
-from weakdriven.report.run.page import sample_items
 from weakdriven.runs.directory import PLAN_FILE, work_folder
 from weakdriven.runs.files import read_json, write_json
 
@@ -249,9 +249,9 @@ def test_the_page_shows_the_cost_of_data_selection(run: Path) -> None:
 @pytest.mark.parametrize(
     "wmss, control, headline",
     [
-        (70, 50, "WMSS (round 1) is significantly better than SFT (same epochs): 20.0 points more on "),
-        (40, 70, "WMSS (round 1) is significantly worse than SFT (same epochs): 30.0 points less on "),
-        (50, 53, "No significant difference between WMSS (round 1) and SFT (same epochs): 3.0 points less on "),
+        (70, 50, "WMSS (round 1) is significantly better than SFT (same epochs): +20.0 points on "),
+        (40, 70, "WMSS (round 1) is significantly worse than SFT (same epochs): -30.0 points on "),
+        (50, 53, "No significant difference between WMSS (round 1) and SFT (same epochs): -3.0 points on "),
     ],
 )
 def test_the_verdict_says_no_more_than_the_paired_test(tmp_path: Path, wmss: int, control: int, headline: str) -> None:
@@ -276,7 +276,7 @@ def test_several_benchmarks_are_judged_one_by_one_and_on_average(run: Path) -> N
     page = write_report(run).read_text(encoding="utf-8")
     assert "on average over 2 benchmarks, 95% interval" in page
     for benchmark in ("arithmetic", "gsm8k"):
-        assert re.search(rf"<p class=\"more\">On {benchmark}, WMSS .*: \d+\.\d points", page)
+        assert re.search(rf"<p class=\"more\">On {benchmark}, WMSS .*: [+-]\d+\.\d points", page)
 
 
 def test_two_versions_of_a_benchmark_are_not_compared(tmp_path: Path) -> None:
@@ -402,6 +402,6 @@ def test_the_report_needs_no_heavy_library() -> None:
 
 
 def test_shown_answers_hold_as_many_wins_as_losses(run: Path) -> None:
-    items = sample_items("arithmetic", load_run(run))
+    items = sample_items("arithmetic", load_run(run), "round-1", "baseline-sft")
     pairs = [(item["answers"]["round-1"]["correct"], item["answers"]["baseline-sft"]["correct"]) for item in items]
     assert pairs.count((True, False)) == pairs.count((False, True)) == 2

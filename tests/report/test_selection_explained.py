@@ -11,6 +11,7 @@ from rich.console import Console
 
 from run_files import put, put_active, put_scores, put_table
 from weakdriven.errors import UserError
+from weakdriven.report import write_report
 from weakdriven.report.selection_explained import (
     describe_example,
     explain_example,
@@ -19,6 +20,7 @@ from weakdriven.report.selection_explained import (
     load_selection,
     summarise,
 )
+from weakdriven.report.uniformity import uniformity, uniformity_words
 
 IDS = ["a", "b", "c", "d"]
 WEAK, STRONG = [1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0]
@@ -125,6 +127,24 @@ def test_a_selection_is_printed_in_words(tmp_path: Path) -> None:
     ):
         assert words in text
     assert "What is a?" not in text
+
+
+def test_the_explanation_begins_with_how_far_from_uniform_the_draw_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    text = printed(explain_selection, run, None)
+    first = text[: text.index("formula")]
+    # |0.2517 - 0.25| + |0.3245 - 0.25| + |0.4238 - 0.25| + |0 - 0.25|, halved; 2 of 4 left out, and (3/4)^4
+    for words in ("far from uniform", "25.0%", "42.4%", "3 of 4 (71.8%)", "left out 50.0%", "31.6%"):
+        assert words in first
+    assert "far from uniform" in write_report(run).read_text(encoding="utf-8")
+    put_active(run, 1, IDS, [0.26, 0.24, 0.25, 0.25], [1, 1, 1, 0])
+    assert "close to uniform: 1.0%" in printed(explain_selection, run, None)
+    assert "somewhat uneven" in " ".join(uniformity_words(uniformity(np.array([0.4, 0.2, 0.2, 0.2]), np.ones(4), 4)))
+
+
+def test_damaged_probabilities_are_not_called_even() -> None:
+    assert uniformity(np.array([0.5, float("nan")]), np.ones(2), 2) is None
+    assert uniformity(np.zeros(3), np.zeros(3), 3) is None and uniformity(np.array([]), np.array([]), 1) is None
 
 
 def test_the_official_formula_is_printed_as_it_is_computed(tmp_path: Path) -> None:

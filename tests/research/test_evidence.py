@@ -1,6 +1,7 @@
 """The page of the study shows what its result files say, and a result file says what its runs did."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,35 +11,115 @@ from evidence_cases import result
 
 from research.evidence.__main__ import main, refuse_loss
 from research.evidence.collect import collect, unpacked, without_paths
+from research.evidence.comparisons import QUOTED, Numbers
 from research.evidence.diagnosed import BRANCHES, diagnosed, read_diagnosed
+from research.evidence.figures import digest, figures, mechanism_figure, write_drawn
 from research.evidence.page import (
     BLOCK,
+    PAGES,
     all_tables,
     diagnosed_tables,
-    figures,
-    on_test_items,
+    read_all,
     sampled_table,
     with_tables,
+    written,
 )
-from research.evidence.results import STUDENTS, read_results, trained_methods, verdicts
+from research.evidence.results import STUDENTS, trained_methods, verdicts
 from run_files import put
+from weakdriven.eval.statistics import score_of
 from weakdriven.runs.files import read_json
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/evidence"
 
 
-def test_the_tables_of_the_page_are_those_of_its_results():
-    page, seen = (FOLDER / "README.md").read_text(encoding="utf-8"), read_diagnosed(FOLDER / "diagnosed")
-    tables = all_tables(read_results(FOLDER / "results"), seen)
-    assert {match["name"] for match in BLOCK.finditer(page)} >= set(tables)
-    assert with_tables(page, tables) == page, "run `python -m research.evidence write`"
+@pytest.fixture(scope="module")
+def study():
+    return read_all(FOLDER)
 
 
-def test_the_figures_of_the_page_are_there():
-    found = trained_methods(on_test_items(read_results(FOLDER / "results")))
-    wanted = {f"{figure.name}.{ending}" for figure in figures(found) for ending in ("png", "svg")}
-    assert {path.name for path in (FOLDER / "figures").glob("*")} == wanted
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_a_page_holds_what_its_results_say(study, page):
+    text = page.read_text(encoding="utf-8")
+    assert written(text, *study) == text, "run `python -m research.evidence write`"
+
+
+def test_every_table_is_on_a_page(study):
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {match["name"] for match in BLOCK.finditer(text)} >= set(study[1])
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: path.stem)
+def test_no_interval_is_typed_in(page):
+    text = QUOTED.sub("", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    assert not re.search(r"\[[-+]?\d+\.\d+, ", text)
+
+
+def test_the_first_page_is_one_page():
+    text = re.sub(r"<!--.*?-->|\]\([^)]*\)", "", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 600
+
+
+def test_the_figures_are_drawn_from_the_results(study):
+    drawn = figures(study[0])
+    assert {path.name for path in (FOLDER / "figures").glob("*")} == {f"{figure.name}.svg" for figure in drawn}
+    for figure in drawn:
+        text = (FOLDER / f"figures/{figure.name}.svg").read_text(encoding="utf-8")
+        assert text.endswith(digest(figure)), "run `python -m research.evidence write`"
+
+
+def test_a_figure_of_other_data_is_drawn_again(tmp_path):
+    old, new = (mechanism_figure({"weak branch": gap, "mixture": 2.0}) for gap in (1.0, 1.5))
+    (path,) = write_drawn([old], tmp_path)
+    before = path.read_text(encoding="utf-8")
+    assert ">1.0<" in before and before.endswith(digest(old)) != before.endswith(digest(new))
+    path.write_text(before.replace(">1.0<", ">9.9<"), encoding="utf-8")
+    write_drawn([old], tmp_path)
+    assert ">9.9<" in path.read_text(encoding="utf-8"), "the same data is not drawn again"
+    write_drawn([new], tmp_path)
+    assert ">1.5<" in path.read_text(encoding="utf-8") and [*tmp_path.iterdir()] == [path]
+
+
+def listed(**comparisons):
+    """Numbers of two students; on Gemma, WMSS gains more in a second session, and so does its restart."""
+    gains = zip(STUDENTS[:2], (0.3, 0.2), strict=True)
+    results = [result(student, wmss=gain, sft_active=0.1) for student, gain in gains]
+    results.append(result(STUDENTS[0], study="saturated", seeds=(43, 44, 45), wmss=0.5))
+    return Numbers(results, [], comparisons)
+
+
+def test_a_comparison_is_paired_by_student_seed_and_item():
+    numbers = listed(
+        joint={"of": "core/wmss", "to": "core/sft_active"},
+        one={"of": {STUDENTS[1]: "core/wmss"}, "to": {STUDENTS[1]: "core/sft_active"}},
+        part={"of": "core/wmss", "without": ["svamp"]},
+        later={"of": "saturated/wmss", "to": "core/wmss", "own": True},
+    )
+    wmss, active = (numbers.trained[STUDENTS[0], f"core/{name}"] for name in ("wmss", "sft_active"))
+    gains = [wmss.scores[name].mean() - active.scores[name].mean() for name in ("gsm8k", "svamp")]
+    whole = numbers.difference("joint")
+    assert [*whole.by_student] == [*STUDENTS[:2]]
+    assert score_of(whole.by_student[STUDENTS[0]]) == pytest.approx(sum(gains) / 2)
+    assert [*numbers.difference("one").by_student] == [STUDENTS[1]]
+    assert [*numbers.difference("part").by_student[STUDENTS[0]]] == ["gsm8k"]
+    (later,) = numbers.difference("later").by_student.values()
+    again = numbers.trained[STUDENTS[0], "saturated/wmss"]
+    expected = again.differences["gsm8k"][:2] - wmss.differences["gsm8k"][1:]
+    assert later["gsm8k"].tolist() == expected.tolist(), "seeds 43 and 44, which both have"
+
+
+def test_a_page_quotes_numbers_by_name():
+    numbers = listed(joint={"of": "core/wmss", "to": "core/sft_active"})
+    page = "a 9.9 [8.0, 9.9]<!--joint-->, 1<!--core/sft_active of core/wmss--> and 0<!--score core/m1 gemma-3-270m-->."
+    text = numbers.quoted(page)
+    whole = numbers.difference("core/wmss")
+    share = 100 * numbers.difference("core/sft_active").mean / whole.mean
+    assert text.startswith(f"a {numbers.difference('joint').shown()}<!--joint-->, {share:.0f}%<!--")
+    assert text.endswith("<!--score core/m1 gemma-3-270m-->.") and numbers.quoted(text) == text
+    assert numbers.text("core/wmss gemma-3-270m") == whole.shown("gemma-3-270m") != whole.shown()
+    assert 0 <= float(numbers.text("core/wmss p")) <= 1 and whole.shown(STUDENTS[2]) == "–"
+    with pytest.raises(SystemExit, match="cor/wmss: no comparison"):
+        numbers.quoted("1<!--cor/wmss-->")
 
 
 def test_result_files_hold_no_path_of_a_machine():
@@ -148,10 +229,21 @@ def test_a_ratio_of_times_is_of_runs_under_the_same_load():
     assert found["wdjt_only"].over_sft == pytest.approx(3)  # of its own file, where all took three times as long
     assert found["wmss"].seconds == pytest.approx((3 * 10 + 2 * 60) / 5)
     assert found["wmss"].over_sft == pytest.approx((3 * 10 + 2 * 60) / (3 * 10 + 2 * 30))
-    assert found["wmss"].trained_per_second == pytest.approx(5e6 / 150)
     del methods["wmss"]["seeds"]["46"]  # a seed without a result does not make the others cheaper
     (fewer,) = [one for one in trained_methods(files) if one.method == "wmss"]
     assert fewer.over_sft == pytest.approx((3 * 10 + 60) / (3 * 10 + 30))
+
+
+def test_costs_are_counted_in_epochs_of_sft():
+    file = result("gemma-3-270m", wmss=0.3, wdjt_only=0.1, wmss_frozen=0.2, dpo=0.1)
+    tokens = {"sft_restart": 2e6, "wmss": 2.2e6, "wdjt_only": 3e6, "wmss_frozen": 1.6e6, "dpo": 1.5e6}
+    for name, count in tokens.items():
+        one = file["methods"][name]
+        one["cost"] = one["cost"] | {"trained_tokens": count, "generated_tokens": 9.0 * (name == "dpo")}
+    found = {one.method: one.epochs for one in trained_methods([file])}
+    assert found["m1"] == 1 and found["sft_restart"] == 2 and found["wdjt_only"] == 3 and found["dpo"] is None
+    assert found["wmss"] == pytest.approx(2.2 + 2 / 3), "two scans"
+    assert found["wmss_frozen"] == pytest.approx(1.6 + 2 / 3 + 0.2), "and the weak model's forward passes"
 
 
 def test_what_was_diagnosed_is_kept_without_paths_and_shown(tmp_path, monkeypatch):
@@ -208,7 +300,7 @@ def compared(tmp_path):
             put(run / name / "samples.jsonl", rows)
             put(run / name / "scores.json", {"tokens": 90, "cut": 1})
         put(run / "plan.json", plan)
-        put(run / "recipe.yaml", f"model: {tmp_path}/gemma\nsft: {{learning_rate: 1.0e-05}}\n")
+        put(run / "recipe.yaml", f"model: {tmp_path}/gemma\nsft: {{learning_rate: 1.0e-05, epochs: 1}}\n")
     methods = {name: {"model": models[name], "stages": stages[name]} for name in models}
     facts = {"recipe": "x", "seeds": {"42": "seed-42", "43": "seed-43"}, "methods": methods}
     failed = {"dpo": {"42": f"No pairs in {tmp_path}/pairs.jsonl."}}
@@ -276,7 +368,7 @@ def test_several_answers_to_an_item_are_counted_and_compared(compared):
         }.items():
             rows = [{"id": f"q{i}", "sample": n, "correct": n < x} for i, x in enumerate(right) for n in range(4)]
             put(compared / f"seed-{seed}/eval/{model}/gsm8k/samples.jsonl", rows)
-        put(compared / f"seed-{seed}/recipe.yaml", "eval: {samples: 4, temperature: 0.6}\n")
+        put(compared / f"seed-{seed}/recipe.yaml", "sft: {epochs: 1}\neval: {samples: 4, temperature: 0.6}\n")
     (found,) = collect(compared, study="sampled", student="gemma", names={"wmss": "t0.6"}).values()
     assert found["items"]["gsm8k"]["samples"] == 4
     base, m1, restart, wmss = sampled_table([found | {"file": "x"}]).splitlines()[2:]

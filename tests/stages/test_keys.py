@@ -83,7 +83,9 @@ def test_no_snapshots_leave_the_keys_of_older_runs_alone():
 
 def test_what_changes_speed_or_memory_changes_no_key():
     free = ["eval.batch_size=7", "eval.batching=static", "eval.max_prompt_tokens=400", "selection.batch_tokens=1024"]
-    free += [f"{phase}.{one}" for phase in ("sft", "joint") for one in ("micro_batch_size=4", "save_steps=9")]
+    free += [
+        f"{phase}.{one}" for phase in ("sft", "joint") for one in ("micro_batch_size=4", "save_steps=9", "packing=true")
+    ]
     free += ["sft.logging_steps=3", "sft.gradient_checkpointing=true", "fast_layers=off"]
     for checkpointing in ("true", "keep_products"):
         assert keys(*free, f"joint.gradient_checkpointing={checkpointing}") == keys()

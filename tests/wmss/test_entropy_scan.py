@@ -14,7 +14,7 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.wmss.entropy import PART_SCHEMA, can_pack, column, plan_batches, scan, score_dataset
+from weakdriven.wmss.entropy import HITS_SCHEMA, PART_SCHEMA, can_pack, column, plan_batches, scan, score_dataset
 
 ROWS = 18
 
@@ -77,6 +77,17 @@ def assert_exact(scores, dataset, exact):
 def test_scores_equal_a_dense_float64_pass_over_each_row_for_any_batches(size, ordered, dataset, exact):
     assert 0 < sum(dataset["truncated"]) < ROWS
     assert_exact(scanned(dataset, batches_of(size, ordered=ordered)), dataset, exact)
+
+
+@torch.no_grad()
+def test_hits_are_the_tokens_that_the_model_finds_most_probable(dataset):
+    parts = list(scan(model(), dataset, batches_of(5, ordered=False), hits=True))
+    found = {row["id"]: row["hits"] for row in pa.Table.from_batches(parts, HITS_SCHEMA).to_pylist()}
+    for row in dataset:
+        logits, target = model()(input_ids=torch.tensor([row["input_ids"]])).logits[0], torch.tensor(row["labels"])
+        places = (target != IGNORE).nonzero()[:, 0]
+        assert found[row["id"]] == int((logits[places - 1].argmax(-1) == target[places]).sum())
+    assert sum(found.values()) > 0
 
 
 @pytest.mark.parametrize("budget", [400, 100_000])

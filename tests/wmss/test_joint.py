@@ -369,6 +369,8 @@ def test_an_anchor_is_part_of_the_loss_and_of_nothing_else(run, tmp_path):
     same = ("mixed_loss", "strong_loss", "weak_loss", "strong_gap")
     assert {key: first[key] for key in same} == pytest.approx({key: plain[key] for key in same}, abs=1e-6)
     assert first["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["strong_loss"], abs=1e-5)
+    found = anchored.evaluate(ROWS)
+    assert found["eval_loss"] == pytest.approx(found["eval_mixed_loss"] + 0.5 * found["eval_strong_loss"], rel=1e-6)
 
 
 def test_a_growing_gap_is_warned_of_on_the_main_process_only(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from weakdriven import __version__
+from weakdriven.commands.chat import chat
 from weakdriven.commands.compare import compare
 from weakdriven.commands.data import data_app
 from weakdriven.commands.diagnose import diagnose
@@ -26,7 +27,8 @@ from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 # fmt: off
 ORDER = (
-    "recipes", "data", "plan", "run", "eval", "report", "diagnose", "compare", "sweep", "select", "export", "verify",
+    "recipes", "data", "plan", "run", "chat", "eval", "report", "diagnose", "compare", "sweep", "select", "export",
+    "verify",
 )
 # fmt: on
 """The commands in the order of use, as --help lists them."""
@@ -68,6 +70,7 @@ app.command()(sweep)
 app.command()(plan)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command()(chat)
 app.command()(diagnose)
 app.add_typer(report_app, name="report", no_args_is_help=True)
 app.command()(verify)

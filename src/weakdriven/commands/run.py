@@ -84,7 +84,7 @@ def places(output: str | None, work: Path | None) -> tuple[Path | None, str | No
 
 
 def print_scores(root: Path) -> None:
-    from weakdriven.report import accuracy_rows
+    from weakdriven.report import accuracy_rows, validation_table
 
     rows = [
         (
@@ -98,3 +98,5 @@ def print_scores(root: Path) -> None:
     ]
     if rows:
         common.print_table(("model", "benchmark", "correct", "accuracy", "95% interval"), rows)
+    if validated := validation_table(root):
+        common.print_table(validated["titles"], validated["cells"])

@@ -1,4 +1,4 @@
-"""Settings of the training data."""
+"""Settings of the training and validation data."""
 
 import os
 from typing import Any, Literal
@@ -65,6 +65,17 @@ class DataSettings(Settings):
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
+    validation: str | None = None
+    """Rows that no model is trained on, from a source like `path`: the loss of every model on them is reported."""
+    validation_split: str = "validation"
+    """Split of a Hub dataset in `validation`."""
+    validation_share: float | None = None
+    """Instead of `validation`: about this share of the training rows is taken out before training, the same rows for
+    every method and seed."""
+
+    @property
+    def validates(self) -> bool:
+        return self.validation is not None or self.validation_share is not None
 
     @property
     def each(self) -> list[SourceSettings]:
@@ -109,4 +120,15 @@ class DataSettings(Settings):
     def _one_system_prompt(self) -> "DataSettings":
         if self.system_prompt is not None and self.style != "plain":
             raise ValueError(f"system_prompt is set, and style {self.style} brings its own; remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source_of_validation_rows(self) -> "DataSettings":
+        share = self.validation_share
+        if share is not None and not 0 < share < 1:
+            raise ValueError(f"expected a validation_share between 0 and 1, such as 0.05, found {share:g}")
+        if share is not None and self.validation is not None:
+            raise ValueError(
+                "validation names rows to validate on, and validation_share takes some of the training rows; remove one"
+            )
         return self

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
 from weakdriven.config.data import DataSettings
-from weakdriven.config.settings import Settings, TrainSettings, refuse_repeats
+from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
 
 # fmt: off
 Benchmark = Literal[
@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
-class SftSettings(TrainSettings):
+class SftSettings(PackableSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
@@ -74,7 +74,7 @@ class SelectionSettings(Settings):
         return self
 
 
-class JointSettings(TrainSettings):
+class JointSettings(PackableSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
     enabled: bool = True

@@ -117,7 +117,8 @@ def _values(field: dict[str, Any]) -> str:
         return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
     if field.get("type") == "array":
         return f"list: {_values(field['items'])}" if field.get("items") else "list"
-    kind = {"string": "text", "boolean": "true, false"}.get(field.get("type", ""), field.get("type", "value"))
+    kind: str = field.get("type", "value")
+    kind = {"string": "text", "boolean": "true, false"}.get(kind, kind)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {field[name]}" for name, sign in signs.items() if name in field]
     return " ".join([kind, " and ".join(bounds)]).strip()

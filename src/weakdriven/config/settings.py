@@ -94,3 +94,12 @@ class TrainSettings(Settings):
         if self.optimizer == "rmsprop" and self.adam_betas != (0.9, 0.999):
             raise ValueError("adam_betas are of AdamW, but optimizer is rmsprop; remove one of them")
         return self
+
+
+class PackableSettings(TrainSettings):
+    """A training phase whose rows can be packed."""
+
+    packing: bool = False
+    """Join the rows of a micro-batch into one sequence without padding, as many as fit into `micro_batch_size` times
+    `data.max_length` tokens; attention stays within a row. Results differ by rounding. Without flash attention keep
+    `micro_batch_size` at 1, because the attention mask grows with the square of the sequence."""

@@ -155,8 +155,13 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _readable(text: str) -> str:
-    """Shortened, and without control characters."""
+    """Shortened and printable."""
     if (more := len(text) - LONGEST) > 0:
         half = LONGEST // 2
         text = f"{text[:half]} … {more:,} characters … {text[-half:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which would steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

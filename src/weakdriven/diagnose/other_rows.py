@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from weakdriven.config.recipe import DataSettings
-from weakdriven.data.prompts import Renderer, give_chat_template
+from weakdriven.data.prompts import Renderer
 from weakdriven.data.rows.sources import open_source
 from weakdriven.data.tokenize import VERSION as TOKENS_VERSION
 from weakdriven.data.tokenize import load_tokens, write_tokens
@@ -63,14 +63,9 @@ class OtherRows:
 
 
 def find_other_rows(path: str, split: str, found: RunModels) -> OtherRows:
-    """The rows, with the chat template that the run's models were saved with: the recipe's file may have changed."""
+    """The rows, in the form that the run's models were trained with."""
     if not path:
         raise UserError("--rows is empty; name a file or a dataset, or leave it out to measure training examples.")
-    if not (first := found.tokenizer()):
+    if not (renderer := found.renderer()):
         raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer to read them with.")
-    recipe, (model, tokenizer) = found.recipe, first
-    if not tokenizer.chat_template or not model.folder.is_relative_to(found.root):
-        give_chat_template(tokenizer, recipe.chat_template, recipe.model)
-    renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style, recipe.data.system_prompt)
-    renderer.check()
-    return OtherRows(path, split, renderer, recipe.data)
+    return OtherRows(path, split, renderer, found.recipe.data)

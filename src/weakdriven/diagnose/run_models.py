@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
+from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint, load_tokenizer, locate_model
 from weakdriven.report.files import read_object
@@ -77,6 +78,17 @@ class RunModels:
             with suppress(UserError):  # a weak model that was kept has none of its own
                 return model, load_tokenizer(model.folder, trust_remote_code=self.recipe.trust_remote_code)
         return None
+
+    def renderer(self) -> Renderer | None:
+        """The form of prompts, with the chat template of the saved models: the recipe's file may have changed."""
+        if not (first := self.tokenizer()):
+            return None
+        (model, tokenizer), recipe, data = first, self.recipe, self.recipe.data
+        if not tokenizer.chat_template or not model.folder.is_relative_to(self.root):
+            give_chat_template(tokenizer, recipe.chat_template, recipe.model)
+        renderer = Renderer(tokenizer, data.domain, data.style, data.system_prompt)
+        renderer.check()
+        return renderer
 
     def add(self, stage: str, name: str) -> None:
         """A model that is the result of a stage."""

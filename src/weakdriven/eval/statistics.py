@@ -55,6 +55,20 @@ def bootstrap_interval(values_P: Numbers, *, draws: int = DRAWS, seed: int = 42)
     return percentiles(np.concatenate([values[places_BP].mean(axis=1) for places_BP in drawn]))
 
 
+def ratio_values(sums_P: Numbers, weights_P: Numbers) -> Floats:
+    """Values whose mean is the ratio of two sums, such as loss over tokens, for tests and intervals of means.
+
+    They are the ratio's linear approximation (the delta method): problems drawn with replacement have the ratio that is
+    the mean of their values, but for terms that fall with the number of problems.
+
+    >>> ratio_values([6.0, 1.0, 2.0], [3, 1, 2]).tolist()
+    [2.25, 1.25, 1.0]
+    """
+    sums, weights = as_floats(sums_P), as_floats(weights_P)
+    ratio = sums.sum() / weights.sum()
+    return ratio + (sums - ratio * weights) / weights.mean()
+
+
 def percentiles(drawn_B: Floats) -> tuple[float, float]:
     """The interval that holds 95% of the draws."""
     low, high = np.quantile(drawn_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -178,7 +192,7 @@ def interval_of(*groups: Scores) -> tuple[float, float]:
     seeds, problems, residual = variances(groups)
     seed, problem, rest = (sum(variance for variance, _ in part) for part in (seeds, problems, residual))
     total, used = (seed + problem - rest, seeds + problems + residual) if problem > rest else (seed, seeds)
-    if total < EXACT:  # the seeds happen to agree
+    if total < rest:  # seeds that agree by chance
         total, used = rest, residual
     if total < EXACT:
         return mean, mean

@@ -24,6 +24,8 @@ class TokenScores(NamedTuple):
     """Of the whole distribution, in nats."""
     nll_T: Tensor
     """Negative log-likelihood of the true token."""
+    hit_T: Tensor | None = None
+    """1 where the true token has the largest logit, else 0; computed if asked for."""
 
 
 def token_entropy_reference(logits_TV: Tensor) -> Tensor:
@@ -48,12 +50,20 @@ def token_entropy(hidden_TD: Tensor, head_VD: Tensor | Head, *, implementation: 
 
 @torch.no_grad()
 def token_scores(
-    hidden_TD: Tensor, head_VD: Tensor | Head, target_T: Tensor, *, implementation: Implementation = "auto"
+    hidden_TD: Tensor,
+    head_VD: Tensor | Head,
+    target_T: Tensor,
+    *,
+    hits: bool = False,
+    implementation: Implementation = "auto",
 ) -> TokenScores:
     """Entropy, and the negative log-likelihood of the targets, from one pass over the logits.
 
+    Args:
+        hits: Also find out whether each target has the largest logit, which is a second pass.
+
     >>> scores = token_scores(torch.tensor([[4.0, 1, 0, -1]]), torch.eye(4), torch.tensor([0]))
-    >>> [round(x.item(), 5) for x in scores]
+    >>> [round(x.item(), 5) for x in scores[:2]]
     [0.31064, 0.07217]
     """
     head = as_head(head_VD)
@@ -66,18 +76,26 @@ def token_scores(
     if implementation == "reference":
         logits_TV = head.logits(hidden_TD)
         nll_T = -logits_TV.log_softmax(-1).gather(1, target_T[:, None])[:, 0]
-        return TokenScores(token_entropy_reference(logits_TV), nll_T)
+        return TokenScores(token_entropy_reference(logits_TV), nll_T, _hits(logits_TV, target_T) if hits else None)
     fill, vocabulary = row_function(triton), len(head.weight_VD)
     rows, _ = tile_rows(hidden_TD, vocabulary, triton=triton, pair=False, gradients=NO_GRADIENT)
     tile_RV = hidden_TD.new_empty(min(rows, len(hidden_TD)), vocabulary)
     branch = Branch(hidden_TD, head.weight_VD, head.bias_V, [False] * 3)
     result_T9 = torch.empty(len(hidden_TD), 9, dtype=branch.wide, device=hidden_TD.device)
+    hit_T = torch.empty_like(result_T9[:, 0]) if hits else None
     mixing = Mixing(strong_scale=head.scale, strong_cap=head.cap or 0.0)
     with torch.autocast(hidden_TD.device.type, enabled=False):
         for begin in range(0, len(hidden_TD), rows):
             end = min(begin + rows, len(hidden_TD))
             logits_RV, target_R = branch.logits(begin, end, tile_RV), target_T[begin:end].contiguous()
+            if hit_T is not None:
+                hit_T[begin:end] = _hits(logits_RV, target_R)
             result_T9[begin:end] = fill(logits_RV, None, target_R, mixing, statistics=True, gradients=NO_GRADIENT)
     found = MixStatistics(*result_T9.unbind(1))
     # a certain prediction may come out a rounding error below zero
-    return TokenScores(found.mixed_entropy.clamp_min(0), found.mixed_loss)
+    return TokenScores(found.mixed_entropy.clamp_min(0), found.mixed_loss, hit_T)
+
+
+def _hits(logits_RV: Tensor, target_R: Tensor) -> Tensor:
+    """Scaling and capping logits, as some models do, does not change which one is the largest."""
+    return (logits_RV.argmax(-1) == target_R).to(logits_RV.dtype)

@@ -36,6 +36,7 @@ from weakdriven.stages.evaluation import evaluation_stage
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import merged
 from weakdriven.stages.remote_copy import RemoteCopy
+from weakdriven.stages.validation import validation_rows, validation_stage
 from weakdriven.training.snapshots import snapshot_steps
 
 Work = Callable[[Context], Any]
@@ -140,6 +141,8 @@ def carry_out(
         try:
             progress.plan(planned)
             data = data_stage(context)  # reads every row, so a bad one is found before an older run here is touched
+            if evaluates and recipe.data.validates:
+                validation_rows(context)
             refuse_same_snapshots(recipe, data)
             if not reads_only:
                 check_room(context, data, planned, work, force=options.force)
@@ -199,7 +202,7 @@ def whole_plan(context: Context, planned: list[Planned]) -> dict[str, str]:
         all_stages(context.with_run(listing))
         return {name: stage.key for name, stage in listing.stages.items()}
     except UserError:  # a benchmark's file is missing, which does not matter to a selection
-        if any(entry.name.startswith("eval/") for entry in planned):
+        if any(entry.name.startswith(("eval/", "validation/")) for entry in planned):
             raise
         return {entry.name: entry.key for entry in planned}
 
@@ -256,9 +259,12 @@ def stages_for(context: Context, method: str) -> tuple[Model, dict[str, Stage]]:
 
 
 def evaluate_models(context: Context, models: Sequence[Model]) -> None:
-    """Evaluate each model on each benchmark; its snapshots before it, if `eval.snapshots` is set."""
+    """Evaluate each model on the validation rows and each benchmark; its snapshots before it, if `eval.snapshots` is
+    set."""
     settings = context.recipe.eval
     kept = {model.name: [model.at(place) for place in model.kept] for model in models if settings.snapshots}
     for model in (one for last in models for one in (*kept.get(last.name, []), last)):
+        if context.recipe.data.validates:
+            validation_stage(context, model)
         for benchmark in settings.benchmarks:
             evaluation_stage(context, model, benchmark)

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weakdriven.config.recipe import LoraSettings, Recipe
+from weakdriven.config.settings import PackableSettings
 from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
 from weakdriven.planning.model_shape import Shape, shape_of
-from weakdriven.planning.rows import Rows
+from weakdriven.planning.rows import Rows, validation_count
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
+from weakdriven.runs.directory import VALIDATION
 from weakdriven.runs.disk import CHECKPOINTS
 from weakdriven.runs.processes import divide
 from weakdriven.stages.workload import Workload
@@ -178,13 +180,13 @@ class Planner:
         rows = self.rows
         if workload.kind == "train":
             return self._train(workload)
-        if workload.kind == "scan":
-            return self._scan(workload)
+        if workload.name.startswith(("validation/", VALIDATION)):
+            rows = replace(rows, count=validation_count(self.recipe, rows.count))
+            return replace(self, rows=rows)._scan_or_data(workload)
+        if workload.kind in ("scan", "data"):
+            return self._scan_or_data(workload)
         if workload.kind == "generate":
             return self._generate(workload)
-        if workload.kind == "data":
-            kept = rows.count * (TOKEN_BYTES * rows.mean + rows.text_bytes)
-            return Cost(workload, tokens=rows.count * rows.mean, kept=kept)
         if workload.name == "merged":
             return Cost(workload, self.shape.parameters, kept=self._model_bytes(replace(self.shape, adapter=None)))
         if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
@@ -201,8 +203,14 @@ class Planner:
         settings, shape = workload.settings, self.shape_for(workload)
         assert settings is not None
         rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
-        micro, many = micro_batch(rows, settings.batch_size, settings.micro_batch_size, devices)
-        largest = self._step(workload, length=self.longest(workload), micro=micro, accumulates=many > 1)
+        longest, fit = self.longest(workload), settings.micro_batch_size
+        packing = isinstance(settings, PackableSettings) and settings.packing
+        if packing:
+            fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
+        micro, many = micro_batch(rows, settings.batch_size, fit, devices)
+        if packing:  # a full sequence, whatever its rows are
+            longest = settings.micro_batch_size * self.recipe.data.max_length / micro
+        largest = self._step(workload, length=longest, micro=micro, accumulates=many > 1)
         mean = self._step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
@@ -263,6 +271,13 @@ class Planner:
         if shape.adapter:
             return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
         return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes
+
+    def _scan_or_data(self, workload: Workload) -> Cost:
+        rows = self.rows
+        if workload.kind == "scan":
+            return self._scan(workload)
+        kept = rows.count * (TOKEN_BYTES * rows.mean + rows.text_bytes)
+        return Cost(workload, tokens=rows.count * rows.mean, kept=kept)
 
     def _scan(self, workload: Workload) -> Cost:
         rows = self.rows

@@ -19,7 +19,7 @@ from weakdriven.planning.costs import Cost, Planner, batch_is_known, disk_bytes
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.plan import machine_at_hand, planner_for
 from weakdriven.planning.rows import rows_of
-from weakdriven.runs.directory import WORK, Progress, work_folder
+from weakdriven.runs.directory import VALIDATION, WORK, Progress, work_folder
 from weakdriven.runs.disk import gib, held, shortage, unlinkable
 from weakdriven.runs.processes import on_main
 from weakdriven.runs.stage import Planned, Stage
@@ -48,7 +48,8 @@ def check_room(
     costs: list[Cost] = []
     if workloads:
         planner = planner_here(context, data)
-        refuse_long_rows(context, planner.rows.longest)
+        found = [rows_of(context.run.root / VALIDATION)] if VALIDATION in context.run.stages else []
+        refuse_long_rows(context, max(rows.longest for rows in (planner.rows, *found)))
         try:
             costs = [planner.cost(workload) for workload in workloads]
         except UserError as error:  # an architecture that a plan does not know trains all the same

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
-from weakdriven.config.settings import TrainSettings
+from weakdriven.config.settings import PackableSettings, TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
@@ -165,11 +165,16 @@ class Rehearsal:
         tokens = load_tokens(self.data.path / TOKENS)
         rows = epoch_rows(workload, self.recipe, len(tokens))
         largest = settings.micro_batch_size if batch_is_known(workload, self.recipe, len(tokens)) else 1
+        length_N = row_lengths(tokens)
+        packing = isinstance(settings, PackableSettings) and settings.packing
+        if packing:
+            largest *= max(self.recipe.data.max_length // int(length_N.max()), 1)
         micro, many = micro_batch(rows, settings.batch_size, largest)
         batch = micro * min(many, 2)
-        order = np.argsort(-row_lengths(tokens), kind="stable")[:batch]
+        order = np.argsort(-length_N, kind="stable")[:batch]
         longest = tokens.select(np.resize(order, batch))
-        changes = {"batch_size": batch, "micro_batch_size": micro, "epochs": STEPS, "snapshots": []}
+        changes = {"batch_size": batch, "epochs": STEPS, "snapshots": []}
+        changes |= {} if packing else {"micro_batch_size": micro}
         return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:

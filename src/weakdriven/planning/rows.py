@@ -10,7 +10,7 @@ import numpy as np
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
-from weakdriven.data.rows.files import EMBEDDED
+from weakdriven.data.rows.files import EMBEDDED, cheap_count
 from weakdriven.data.rows.mixture import open_sources
 from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
 from weakdriven.models.load import load_tokenizer
@@ -24,6 +24,8 @@ ASSUMED = 100_000
 """Examples where the data is not here; --rows says otherwise."""
 MEAN_SHARE = 0.5
 """Assumed mean length of an example, as a share of data.max_length."""
+VALIDATION_SHARE = 0.05
+"""Assumed rows of data.validation, as a share of the training rows, where they are not here."""
 CHARACTERS = 3.5
 """Assumed characters of a token where there is no tokenizer here."""
 
@@ -49,7 +51,7 @@ def known_rows(recipe: Recipe, root: Path) -> Rows | None:
         return None
     manifest, wanted = read_json(folder / MANIFEST), recipe.data.model_dump(mode="json")
     found = manifest["settings"] | manifest["execution"]
-    names = ["max_length", "domain", "style", "system_prompt"]
+    names = ["max_length", "domain", "style", "system_prompt", "validation_share"]
     names += ["path", "split", "limit"] if recipe.data.path else []
     same = all(found.get(name) == wanted[name] for name in names) and found.get("fields", {}) == wanted["fields"]
     return rows_of(folder) if same and found.get("sources", []) == wanted_sources(recipe) else None
@@ -75,7 +77,7 @@ def rows_of(folder: Path) -> Rows:
 
 def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
-    settings, limit = recipe.data, recipe.data.max_length
+    settings, limit, left = recipe.data, recipe.data.max_length, 1 - (recipe.data.validation_share or 0)
     longest = f"The longest row has data.max_length tokens ({limit:,})."
     away = [one for one in settings.each if one.path != EMBEDDED and not Path(one.path).expanduser().exists()]
     if away:
@@ -83,7 +85,9 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
         said = () if rows else (f"{away[0].path} is not here: {count:,} rows (--rows says otherwise).",)
         mean = MEAN_SHARE * limit
         assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
-        return Rows(count, mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed))
+        return Rows(
+            round(left * count), mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed)
+        )
     source = open_sources([one.model_dump() for one in settings.each], domain=settings.domain, empty_completions="drop")
     sample = list(islice(source, SAMPLED))
     text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
@@ -99,4 +103,13 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
         found = [min(characters / CHARACTERS, limit) for characters in texts]
         how = f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
         how += f"row in the first {len(sample):,}."
-    return Rows(count, float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))
+    return Rows(round(left * count), float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))
+
+
+def validation_count(recipe: Recipe, training: int) -> int:
+    """Validation rows next to so many training rows; assumed if they are not here."""
+    share, path = recipe.data.validation_share, recipe.data.validation
+    if share is not None:
+        return max(round(training * share / (1 - share)), 1)
+    known = cheap_count(path) if path is not None and Path(path).expanduser().exists() else None
+    return known or max(round(VALIDATION_SHARE * training), 1)

@@ -5,7 +5,7 @@ are the figures that all pages share, `format.py` numbers and names as text, `re
 What is measured belongs to `diagnose`, how answers are scored to `eval`.
 """
 
-from weakdriven.report.read import accuracy_rows, load_run
+from weakdriven.report.read import accuracy_rows, load_run, validation_table
 from weakdriven.report.run.page import write_report
 
-__all__ = ["accuracy_rows", "load_run", "write_report"]
+__all__ = ["accuracy_rows", "load_run", "validation_table", "write_report"]

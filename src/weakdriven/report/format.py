@@ -102,7 +102,7 @@ def stage_of(model: str) -> str:
 
 
 def stage_kind(name: str) -> str:
-    if name.startswith("eval/"):
+    if name.startswith(("eval/", "validation/")):
         return "evaluation"
     if name.startswith("entropy/") or name.endswith("/active"):
         return "WD-DS"

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from weakdriven.report.figure import PALETTE, TEMPLATES, Figure, drawn_by_page
-from weakdriven.report.format import colour, duration, gibibytes, model_name, number, percent, plain, shorten
+from weakdriven.report.format import colour, duration, gibibytes, in_prose, model_name, number, percent, plain, shorten
 
 
 def render(template: str, shown: dict[str, Any], figures: Iterable[Figure]) -> str:
@@ -25,7 +25,7 @@ def environment(**options: Any) -> Environment:
     """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
     loader = FileSystemLoader(TEMPLATES)
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, **options)
-    filters = (number, percent, duration, plain, shorten, colour, model_name, gibibytes)
+    filters = (number, percent, duration, plain, shorten, colour, model_name, in_prose, gibibytes)
     made.filters |= {function.__name__: function for function in filters}
     return made
 

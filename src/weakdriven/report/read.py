@@ -12,6 +12,8 @@ from weakdriven.errors import UserError
 from weakdriven.report import format
 from weakdriven.report.files import Columns, read_columns, read_examples, read_lines, read_object
 from weakdriven.report.run.tokens import token_view
+from weakdriven.report.uniformity import uniformity, uniformity_words
+from weakdriven.report.validation import table, validation_rows
 from weakdriven.runs import directory
 from weakdriven.runs.manifest import MANIFEST
 
@@ -24,6 +26,11 @@ SCATTER_POINTS, BARS = 2000, 24
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
     """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
     return _accuracy(_read_scores(run, current_manifests(run), []))
+
+
+def validation_table(run: Path) -> dict[str, Any]:
+    """Titles, cells and caption of the validation losses; empty if there are none."""
+    return table(validation_rows(run, current_manifests(run)))
 
 
 def current_stages(run: Path) -> set[str]:
@@ -60,6 +67,7 @@ def load_run(run: Path) -> dict[str, Any]:
         "scores": scores,
         "accuracy": _accuracy(scores),
         "samples": {(name, model): _read_samples(run / f"eval/{model}/{name}", problems) for name, model in scores},
+        "validation": _read_validation(run, current, problems),
         "diagnosis": _read_diagnosis(run, manifests, problems),
         "tokens": token_view(run, problems),
         "problems": problems,
@@ -116,7 +124,13 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
         stage, strong = f"round-{t}/active", format.model_at(t)
         weak = format.weak_of(t, current.get(stage), current.get(f"round-{t}/strong"))
         drawn = columns(stage, directory.ACTIVE, "probability", "draws")
-        shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else []}
+        shown: dict[str, Any] = {"points": [], "bars": odds_bars(**drawn.values) if drawn else [], "evenness": []}
+        if drawn:
+            multiplier = current[stage].get("settings", {}).get("multiplier", 1.0)
+            even = uniformity(
+                drawn.values["probability"], drawn.values["draws"], max(round(multiplier * len(drawn.ids)), 1)
+            )
+            shown["evenness"] = uniformity_words(even) if even else []
         entropies = [columns(f"entropy/{model}", directory.SCORES, "entropy") for model in (weak, strong)]
         if entropies[0] and entropies[1]:
             if all(one.ids.equals(entropies[0].ids) for one in (entropies[1], drawn) if one):
@@ -185,6 +199,7 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
         row["answers"] = row["items"] and row["items"] * one.get("samples", 1)
         row["pass_at_k"] = {k: share for k, share in one.get("pass_at_k", {}).items() if k != "1"}
         row["low"], row["high"] = one.get("interval", (None, None))
+        row["no_answer"], row["cut"] = one.get("unanswered"), one.get("cut")
         rows.append(row)
     return rows
 
@@ -199,6 +214,14 @@ def _read_samples(stage: Path, problems: list[str]) -> dict[str, dict[str, Any]]
         if not row.get("sample"):
             first[item] = row | {key: format.shorten(row.get(key)) for key in ("prompt", "text")}
     return {"right": right, "first": first}
+
+
+def _read_validation(run: Path, current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return validation_rows(run, current)
+    except DAMAGED as error:
+        problems.append(f"The validation losses cannot be shown ({type(error).__name__}: {error}).")
+        return []
 
 
 def _read_diagnosis(run: Path, manifests: Manifests, problems: list[str]) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from weakdriven.report.files import Columns, read_columns, read_examples
 from weakdriven.report.format import MISSING, model_at, model_name, plain, share_words, shorten, weak_of
 from weakdriven.report.read import read_plan
 from weakdriven.report.run.figures import CHANGES
+from weakdriven.report.uniformity import uniformity, uniformity_words
 from weakdriven.runs.directory import ACTIVE, EXAMPLES, RUN_FILE, SCORES
 from weakdriven.runs.files import read_json
 from weakdriven.runs.manifest import MANIFEST
@@ -209,6 +210,9 @@ def explain_selection(run: Path, round_number: int | None, console: Console, top
     selection = load_selection(run, round_number)
     facts = summarise(selection, top)
     _print_note(selection, console)
+    drawn = selection.active.values
+    if found := uniformity(drawn["probability"], drawn["draws"], selection.draws):
+        console.print(Text(f"{' '.join(uniformity_words(found))}\n"))
     console.print(_pairs(_selection_lines(selection, facts), f"Selection of round {selection.round_number}"))
     if facts["hardest"]:
         console.print(_example_table("Hardest: highest entropy under the strong model", facts["hardest"]))

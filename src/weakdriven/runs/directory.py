@@ -23,6 +23,7 @@ EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.par
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
 FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
 DIAGNOSTICS, SNAPSHOTS = "diagnostics", "snapshots"
+VALIDATION, LOSSES = "validation-data", "losses.parquet"
 DIAGNOSIS_VERSION = 2
 """Of what `weakdriven diagnose` measures; raised where results of an older version must not be used."""
 

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from weakdriven.data.rows.mixture import SEPARATOR, Mixture, open_sources, sourc
 from weakdriven.data.rows.sources import Source, open_source
 from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
+from weakdriven.data.validation import is_taken
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN
+from weakdriven.runs.directory import EXAMPLES, FUNNEL, TOKENS, TRAIN, VALIDATION
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, write_json
 from weakdriven.runs.manifest import MANIFEST, is_stage, refuse_damage
 from weakdriven.runs.processes import agree, is_main, on_main
@@ -33,12 +35,11 @@ logger = logging.getLogger(__name__)
 def data_stage(context: Context) -> Stage:
     """The tokenised examples of a recipe."""
     settings, sources = context.recipe.data, context.recipe.data.each
-    names = source_names([one.path for one in sources])
     drop = settings.held_out == "drop"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         held, found, progress = context.held_out, list[Hit](), context.progress
-        examples = open_rows(settings)
+        examples = training_rows_of(settings)
         total, kept = examples.count(), Counter[str]()
         progress.note(examples.described(total))
 
@@ -48,8 +49,9 @@ def data_stage(context: Context) -> Stage:
 
         if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
             raise UserError(fault)
+        rows = without_validation(examples, settings.validation_share)
         counters = write_tokens(
-            keep_out(examples, held, found, drop=drop) if held else examples,
+            keep_out(rows, held, found, drop=drop) if held else rows,
             context.renderer,
             out / TOKENS,
             max_length=settings.max_length,
@@ -68,26 +70,13 @@ def data_stage(context: Context) -> Stage:
         return {**counters, **compared, "rows_read": total, "layout": ", ".join(dict.fromkeys(examples.layouts))}
 
     def decisive() -> dict[str, Any]:
-        left_out = {"path", "split", "fields", "sources", "empty_completions", "held_out"}
-        settled = settings.model_dump(mode="json", exclude=left_out) | {"version": VERSION}
-        if len(sources) > 1:
-            told = {"limit", "weight", "fields"}
-            parts = [one.model_dump(mode="json", include=told, exclude_defaults=True) for one in sources]
-            settled["mixture"] = [{"name": name} | part for name, part in zip(names, parts, strict=True)]
-        else:
-            settled["limit"] = sources[0].limit
-            if sources[0].fields:
-                settled["fields"] = sources[0].fields
-        if settings.system_prompt is None:  # older runs had no such setting, and stay valid
-            del settled["system_prompt"]
-        if settings.empty_completions == "drop":  # else there is no such row, and older runs stay valid
-            settled["empty_completions"] = "drop"
+        settled = decisive_settings(settings)
         if drop and (held := context.held_out):  # else the questions decide only whether there is an error
             settled["held_out"] = held.key
         return settled
 
-    inputs = {name: partial(data_key, one.path, one.split) for name, one in rows_inputs(settings).items()}
-    inputs["tokenizer"] = lambda: digest([context.base.key, context.renderer.tokenizer.chat_template])
+    tokenizer = lambda: digest([context.base.key, context.renderer.tokenizer.chat_template])  # noqa: E731
+    inputs = rows_keys(settings) | {"tokenizer": tokenizer}
     source = sources[0].model_dump(mode="json", include={"path", "split"})
     if len(sources) > 1:
         source = {"sources": [one.model_dump(mode="json", exclude_defaults=True) for one in sources]}
@@ -99,17 +88,27 @@ def data_stage(context: Context) -> Stage:
     return stage
 
 
-def open_rows(settings: DataSettings) -> Source | Mixture:
-    """The examples of a recipe, of one source or mixed."""
+def training_rows_of(settings: DataSettings) -> Source | Mixture:
+    """The rows of all sources, before any is left out."""
     options = settings.model_dump(include={"domain", "empty_completions"})
     return open_sources([one.model_dump() for one in settings.each], **options)
 
 
-def rows_inputs(settings: DataSettings) -> dict[str, SourceSettings]:
-    """Each source by the name under which its key is among the stage's inputs."""
-    sources = settings.each
-    names = source_names([one.path for one in sources])
-    return dict(zip((f"rows of {name}" for name in names) if len(sources) > 1 else ["rows"], sources, strict=True))
+def without_validation(examples: Iterable[Example], share: float | None) -> Iterator[Example]:
+    """The rows that are left for training; an error if none is left, or none taken."""
+    taken = left = 0
+    for example in examples:
+        if share and is_taken(example, share):
+            taken += 1
+        else:
+            left += 1
+            yield example
+    if share and not (taken and left):
+        what, remedy = ("no row", "raise") if left else (f"all {taken} rows", "lower")
+        raise UserError(
+            f"data.validation_share={share:g} takes {what} out of the training data; {remedy} it, or name a file in "
+            "data.validation."
+        )
 
 
 def source_counts(mixture: Mixture, kept: Counter[str]) -> dict[str, dict[str, Any]]:
@@ -121,29 +120,67 @@ def source_counts(mixture: Mixture, kept: Counter[str]) -> dict[str, dict[str, A
     }
 
 
+def decisive_settings(settings: DataSettings) -> dict[str, Any]:
+    """What decides the tokens besides the rows and the tokenizer; settings at their default left out, so that older
+    runs stay valid."""
+    elsewhere = {"path", "split", "fields", "sources", "empty_completions", "held_out"}
+    elsewhere |= {"validation", "validation_split", "validation_share"}
+    settled = settings.model_dump(mode="json", exclude=elsewhere) | {"version": VERSION}
+    if len(sources := rows_inputs(settings)) > 1:
+        told = {"limit", "weight", "fields"}
+        settled["mixture"] = [
+            [name, one.model_dump(mode="json", include=told, exclude_defaults=True)] for name, one in sources.items()
+        ]
+    else:
+        settled |= settings.each[0].model_dump(mode="json", include={"limit"})
+        settled |= settings.each[0].model_dump(mode="json", include={"fields"}, exclude_defaults=True)
+    if settings.system_prompt is None:
+        del settled["system_prompt"]
+    if settings.empty_completions == "drop":
+        settled["empty_completions"] = "drop"
+    if settings.validation_share is not None:
+        settled["validation_share"] = settings.validation_share
+    return settled
+
+
+def rows_inputs(settings: DataSettings) -> dict[str, SourceSettings]:
+    """Each source by the name under which its key is among the stage's inputs."""
+    sources = settings.each
+    names = [f"rows of {name}" for name in source_names([one.path for one in sources])]
+    return dict(zip(names if len(sources) > 1 else ["rows"], sources, strict=True))
+
+
+def rows_keys(settings: DataSettings) -> dict[str, Callable[[], str]]:
+    return {name: partial(data_key, one.path, one.split) for name, one in rows_inputs(settings).items()}
+
+
 def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
     """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them.
 
-    The first rows of other sources are read, so that a source that cannot be trained on is found before all else.
+    The first rows of other training sources are read, so that one that cannot be trained on is found before all else.
     """
-    manifest = root / "data" / MANIFEST
 
-    def settled() -> dict[str, str]:
-        finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest("data")
+    def settled(stage: str, sources: dict[str, SourceSettings]) -> dict[str, str]:
+        manifest = root / stage / MANIFEST
+        finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest(stage)
         try:
             earlier = dict(json.loads(finished or "{}")["inputs"])
         except (ValueError, KeyError, TypeError):  # whoever needs the stage reports the damage
             earlier = {}
         commits = dict[str, str]()
-        for name, one in rows_inputs(settings).items():
+        for name, one in sources.items():
             if commit := settle_commit(one.path, one.split, earlier.get(name)):
                 commits[one.path] = commit
-            else:
+            elif stage == "data":
                 open_source(**one.model_dump(exclude={"weight"}), empty_completions=settings.empty_completions)
         return commits
 
-    for path, commit in agree(on_main(settled)).items():
-        use_commit(path, commit)
+    wanted = {"data": rows_inputs(settings)}
+    if settings.validation and settings.validation not in [one.path for one in settings.each]:  # else it is settled
+        wanted[VALIDATION] = {"rows": SourceSettings(path=settings.validation, split=settings.validation_split)}
+    for stage, sources in wanted.items():
+        for path, commit in (agree(on_main(partial(settled, stage, sources))) or {}).items():
+            use_commit(path, commit)
 
 
 def refuse_plain_text(context: Context, data: Stage) -> None:

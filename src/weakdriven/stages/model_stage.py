@@ -25,7 +25,14 @@ from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.wmss.pair import WEAK_FOLDER
 from weakdriven.wmss.trainer import train_joint
 
-SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "activation_offloading", "save_steps", "logging_steps"}
+SPEED_ONLY = {
+    "micro_batch_size",
+    "packing",
+    "gradient_checkpointing",
+    "activation_offloading",
+    "save_steps",
+    "logging_steps",
+}
 """Training settings that change time, memory or bookkeeping and not the result."""
 
 

@@ -51,13 +51,24 @@ def alike_together(order: np.ndarray, length_N: np.ndarray, batch_size: int) -> 
 
 
 def training_arguments(
-    settings: TrainSettings, recipe: Recipe, *, rows: int, epochs: int, stage: str, folder: Path
+    settings: TrainSettings,
+    recipe: Recipe,
+    *,
+    rows: int,
+    epochs: int,
+    stage: str,
+    folder: Path,
+    packed: int | None = None,
 ) -> SFTConfig:
-    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch."""
+    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
+
+    Args:
+        packed: Rows of a micro-batch, if it is one sequence without padding.
+    """
     batch = min(settings.batch_size, rows)
     processes = size()
     refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)
-    micro, accumulation = divide(batch, settings.micro_batch_size, processes)
+    micro, accumulation = divide(batch, packed or settings.micro_batch_size, processes)
     steps = settings.steps(rows, epochs)
     eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
@@ -68,6 +79,7 @@ def training_arguments(
         train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
+        padding_free=packed is not None,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.schedule,
         warmup_steps=int(settings.warmup_ratio * steps),

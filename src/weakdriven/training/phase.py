@@ -18,13 +18,14 @@ from weakdriven.errors import UserError, is_disk_full
 from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.disk import disk_need, held, refuse_full_disk
-from weakdriven.runs.processes import agree, on_main
+from weakdriven.runs.processes import agree, on_main, size
 from weakdriven.runs.signals import Stopped
 from weakdriven.training import checkpoints
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.optimizer import optimizer_class, state_bytes
+from weakdriven.training.packing import packed_order
 from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
 from weakdriven.training.upstream import require_hooks
 
@@ -46,14 +47,25 @@ class Phase:
     """Writes the model into a folder; needed if the settings ask for snapshots."""
 
     def prepare(
-        self, rows: Dataset, settings: TrainSettings, recipe: Recipe, columns: Sequence[str] = ("input_ids", "labels")
+        self,
+        rows: Dataset,
+        settings: TrainSettings,
+        recipe: Recipe,
+        columns: Sequence[str] = ("input_ids", "labels"),
+        *,
+        packing: bool = False,
     ) -> dict[str, Any]:
         """What every trainer takes: the rows in order, the arguments, our callbacks."""
         count, epochs = len(rows), self.epochs
         options = {"seed": recipe.seed, "phase": self.number, "epoch_rows": self.epoch_rows}
         order = training_order(count, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
         count = self.epoch_rows or count
-        order = alike_together(order, padded_lengths(rows), min(settings.batch_size, count))
+        batch, length_N, packed = min(settings.batch_size, count), padded_lengths(rows), None
+        if packing:
+            capacity = settings.micro_batch_size * recipe.data.max_length
+            order, packed = packed_order(order, length_N, batch, processes=size(), capacity=capacity)
+        else:
+            order = alike_together(order, length_N, batch)
         folder = self.work / "checkpoints"
         callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
         if settings.snapshots and self.keep:
@@ -61,8 +73,9 @@ class Phase:
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         # the default is inside the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
+        where: dict[str, Any] = {"stage": self.stage, "folder": folder}
         return {
-            "args": training_arguments(settings, recipe, rows=count, epochs=epochs, stage=self.stage, folder=folder),
+            "args": training_arguments(settings, recipe, rows=count, epochs=epochs, packed=packed, **where),
             "train_dataset": rows.select_columns(list(columns)).select(order),
             "callbacks": callbacks,
             "optimizer_cls_and_kwargs": optimizer_class(settings),

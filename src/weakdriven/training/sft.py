@@ -12,12 +12,13 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from weakdriven.config.recipe import Recipe
-from weakdriven.config.settings import TrainSettings
+from weakdriven.config.settings import PackableSettings, TrainSettings
 from weakdriven.models.head import causal_lm
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
 from weakdriven.training.fsdp import ShardedCheckpoints
+from weakdriven.training.packing import refuse_mixed_rows
 from weakdriven.training.phase import Phase, fit
 
 
@@ -57,7 +58,10 @@ def train_supervised(
 ) -> dict[str, Any]:
     """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
     keep(model, settings.gradient_checkpointing)
-    made = phase.prepare(dataset, settings, recipe)
+    packing = isinstance(settings, PackableSettings) and settings.packing and type(variant) is Variant
+    if packing:
+        refuse_mixed_rows(model, "sft" if settings is recipe.sft else "joint")
+    made = phase.prepare(dataset, settings, recipe, packing=packing)
     with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
         return fit(variant.trainer(teacher=teacher, model=model, processing_class=tokenizer, **made))

@@ -1,6 +1,6 @@
 """One teacher-forced pass over a tokenised dataset: entropy and likelihood of each example.
 
-N = examples, B = examples of a batch, L = its width, T = its supervised tokens.
+N = examples, B = examples of a batch, L = its width, T = its supervised tokens, S = scores of a token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,6 +31,8 @@ SCHEMA = pa.schema(
 """Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
 PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
 """With the row number of each example in the dataset."""
+HITS_SCHEMA = pa.schema([*PART_SCHEMA, ("hits", pa.int32())])
+"""Also the number of supervised tokens that are the most probable ones."""
 MEANS = ("entropy", "nll", "target_probability")
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layers that keep packed rows apart; others, such as convolutions, would leak one row into the next."""
@@ -96,11 +98,13 @@ def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterabl
 
 
 @torch.no_grad()
-def scan(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[pa.RecordBatch]:
+def scan(
+    model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray], *, hits: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
     waiting = None
     for *rows, hidden_TD, target_T in supervised_states(model, dataset, batches):
-        launched = rows, _to_host(token_scores(hidden_TD, head(model), target_T))
+        launched = rows, _to_host(token_scores(hidden_TD, head(model), target_T, hits=hits))
         if waiting:  # read one batch late, so that the device never waits
             yield _collect(*waiting)
         waiting = launched
@@ -187,21 +191,21 @@ def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
 
 def _to_host(scores: TokenScores) -> tuple[Tensor, Any]:
     """Start copying to the host; the copy is complete once the event has passed."""
-    both_2T = torch.stack(scores)
-    if not both_2T.is_cuda:
-        return both_2T, None
-    host_2T = torch.empty_like(both_2T, device="cpu", pin_memory=True)
-    host_2T.copy_(both_2T, non_blocking=True)
-    return host_2T, torch.cuda.current_stream().record_event()
+    all_ST = torch.stack([score_T for score_T in scores if score_T is not None])
+    if not all_ST.is_cuda:
+        return all_ST, None
+    host_ST = torch.empty_like(all_ST, device="cpu", pin_memory=True)
+    host_ST.copy_(all_ST, non_blocking=True)
+    return host_ST, torch.cuda.current_stream().record_event()
 
 
 def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
     """Means over each example's supervised tokens, in float64; `rows` are the first four of `States`."""
     numbers, ids, truncated, count_B = rows
-    host_2T, event = copying
+    host_ST, event = copying
     if event:
         event.synchronize()
-    entropy_T, nll_T = host_2T.double().numpy()
+    entropy_T, nll_T, *hit_T = host_ST.double().numpy()
     some_B, begin_B = count_B > 0, np.cumsum(count_B) - count_B
     means = {name: np.zeros(len(count_B)) for name in MEANS}
     for mean_B, value_T in zip(means.values(), (entropy_T, nll_T, np.exp(-nll_T)), strict=True):
@@ -215,4 +219,9 @@ def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
         )
     columns = [numbers, ids, count_B.astype(np.int32)]
     columns += [pa.array(mean_B, mask=~some_B) for mean_B in means.values()]
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in (*columns, truncated)], schema=PART_SCHEMA)
+    columns.append(truncated)
+    if hit_T:
+        row_T = np.repeat(np.arange(len(count_B)), count_B)
+        columns.append(np.bincount(row_T, hit_T[0], len(count_B)).astype(np.int32))
+    schema = HITS_SCHEMA if hit_T else PART_SCHEMA
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=schema)

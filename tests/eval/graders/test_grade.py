@@ -12,8 +12,9 @@ import pytest
 
 from sandbox_cases import wait_until
 from weakdriven.eval import Graded, check_golds, grade, grade_many
-from weakdriven.eval.graders.answers import grade_math, last_boxed
+from weakdriven.eval.graders.answers import grade_math, last_boxed, listed_boxes
 from weakdriven.eval.graders.judge import MEMORY_MB
+from weakdriven.eval.graders.latex import as_words
 from weakdriven.eval.graders.workers import Pool, shared_pool
 from weakdriven.runs.machine import cores
 
@@ -196,3 +197,24 @@ def running(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    "text, listed",
+    [
+        (r"\boxed{1}", None),
+        (r"\boxed{1}, \boxed{2} and \boxed{3}", "1, 2, 3"),
+        (r"First \boxed{1}. Then \boxed{2} or \boxed{3}", "2, 3"),
+        (r"\boxed{1}, so it is \boxed{2}", None),
+        ("nothing", None),
+    ],
+)
+def test_only_the_last_boxes_with_separators_between_them_are_a_list(text, listed):
+    assert listed_boxes(text) == listed
+
+
+@pytest.mark.parametrize(
+    "latex, words", [("the cat", "cat"), ("an ox", None), (r"\text{an ox}", "ox"), ("(cat)", "cat")]
+)
+def test_words_without_a_text_command_have_three_letters_each(latex, words):
+    assert as_words(latex) == words

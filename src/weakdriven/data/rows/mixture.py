@@ -118,13 +118,13 @@ class Mixture:
         if used == rows:
             yield from source
         else:
-            drawn = np.zeros(rows, dtype=bool)
-            drawn[np.random.default_rng([SEED, place + 1]).permutation(rows)[:used]] = True
-            yield from source.examples(drawn)
+            drawn = np.zeros(rows, dtype=np.uint8)
+            drawn[np.random.default_rng([SEED, place + 1]).permutation(rows)[:used]] = 1
+            yield from source.examples(drawn.tobytes())
         raise UserError(f"{source.path} has fewer rows than a moment ago; leave it unchanged, and run again.")
 
 
-def open_sources(sources: Sequence[Mapping[str, Any]], **options: str) -> Source | Mixture:
+def open_sources(sources: Sequence[Mapping[str, Any]], **options: Any) -> Source | Mixture:
     """One source as it is, several as a mixture; each has the arguments of `open_source`, and perhaps a weight."""
     opened = [
         open_source(**{name: value for name, value in one.items() if name != "weight"}, **options) for one in sources

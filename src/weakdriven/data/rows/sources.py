@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from weakdriven.data.example import Example
 from weakdriven.data.rows.files import count_rows, numbered_rows
@@ -29,8 +30,8 @@ class Source:
     def __iter__(self) -> Iterator[Example]:
         return self.examples()
 
-    def examples(self, drawn: Sequence[bool] | None = None) -> Iterator[Example]:
-        """All examples, or those whose place is marked in `drawn`; the other rows are not judged."""
+    def examples(self, drawn: Sequence[int] | None = None) -> Iterator[Example]:
+        """All examples, or those whose place is 1 in `drawn`; the other rows are not judged."""
         seen: dict[str, int] = {}
         rows = islice(numbered_rows(self.path, self.split), self.limit)
         for count, (file, number, row) in enumerate(rows, start=1):
@@ -87,6 +88,6 @@ def open_source(
     return Source(path, split, limit, domain, empty_completions, layout, fields or {})
 
 
-def load_examples(path: str, split: str = "train", limit: int | None = None, **options: str) -> list[Example]:
+def load_examples(path: str, split: str = "train", limit: int | None = None, **options: Any) -> list[Example]:
     """All examples of a source; an empty source or a repeated id is an error."""
     return list(open_source(path, split, limit, **options))

@@ -9,6 +9,7 @@ import yaml
 from markupsafe import Markup
 
 from weakdriven.errors import UserError
+from weakdriven.report import validation
 from weakdriven.report.card.front_matter import from_hub, front_matter, licence, public_name, without_paths
 from weakdriven.report.format import WAITING, in_prose, mapping
 from weakdriven.report.html import environment
@@ -85,6 +86,7 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "model": model,
         "rows": rows,
         "chances": sorted({k for row in rows for k in row["pass_at_k"]}, key=lambda k: (len(k), k)),
+        "validated": validation.table(data["validation"]),
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
         "source": ", ".join(public_name(source, known) for source in rows_from) or "an unknown source",
         "counters": done.get("data", {}).get("counters", {}),

@@ -7,15 +7,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from weakdriven.report import validation
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import LEFTOVER, WAITING, mapping, stage_kind
 from weakdriven.report.html import embedded, render
 from weakdriven.report.read import DAMAGED, load_run
+from weakdriven.report.run.answers import count_wins, sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_figures, diagnosis_tables, sample_words
 from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
 from weakdriven.report.run.progress import Progress, is_running
-from weakdriven.report.run.verdict import control_of, effort, final_model, verdict
+from weakdriven.report.run.verdict import control_of, effort, final_model, outcome, verdict
 from weakdriven.runs.directory import REPORT, WORK
 from weakdriven.runs.files import write_text
 from weakdriven.runs.signals import stop_here
@@ -74,6 +76,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         for package, version in manifest.get("versions", {}).items():
             versions.setdefault(package, set()).add(version)
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in data["scores"]))
+    ours, theirs = final_model(data) or "", control_of(data)
     waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
     return data | {
         "name": data["info"].get("recipe") or "unnamed run",
@@ -82,11 +85,13 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "untrained": [name for name in waiting if stage_kind(name) in TRAININGS and name not in data["metrics"]],
         "leftover": LEFTOVER,
         "verdict": verdict(data),
+        "outcome": outcome(data),
         "effort": effort(data),
         "benchmarks": benchmarks,
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
         "mixture": mixture_of(manifests.get("data", {})),
+        "validated": validation.table(data["validation"]),
         "drawn": {
             "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
             "losses": loss_figures(data),
@@ -100,7 +105,10 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "cost": (cost := selection_cost(data["stages"])),
         "cost_words": cost_words(cost) if cost else "",
         "manifests": manifests,
-        "sample_items": [item for name in benchmarks for item in sample_items(name, data)],
+        "wins": {name: wins for name in benchmarks if (wins := count_wins(data, [name], ours, theirs))},
+        "ours": ours,
+        "theirs": theirs,
+        "sample_items": [item for name in benchmarks for item in sample_items(name, data, ours, theirs)],
         "planned": [stage["name"] for stage in data["stages"] if stage["status"] != LEFTOVER],
         "total_wall": sum(one.get("wall_seconds") or 0.0 for one in manifests.values() if not one.get("taken_from")),
         "versions": {package: ", ".join(sorted(found)) for package, found in sorted(versions.items())},
@@ -115,23 +123,6 @@ def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -
             # runs of 0.1.0 have no `answers`: they have one to each item
             table.setdefault(level, {})[model] = cell["correct"] / (cell.get("answers") or cell["items"])
     return dict(sorted(table.items(), key=lambda entry: (len(entry[0]), entry[0])))
-
-
-def sample_items(benchmark: str, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Items on which every model was evaluated; as many wins of WMSS as losses, so that the choice is not biased."""
-    models = {model: one["first"] for (name, model), one in data["samples"].items() if name == benchmark}
-    models = {model: rows for model, rows in models.items() if rows}
-    if not models:
-        return []
-    shared = [item for item in next(iter(models.values())) if all(item in rows for rows in models.values())]
-    chosen, ours, theirs = shared[:4], models.get(final_model(data) or ""), models.get(control_of(data))
-    if ours and theirs:
-        kinds: dict[tuple[bool, bool], list[str]] = {(a, b): [] for a in (True, False) for b in (True, False)}
-        for item in shared:
-            kinds[bool(ours[item].get("correct")), bool(theirs[item].get("correct"))].append(item)
-        each = min(2, len(kinds[True, False]), len(kinds[False, True]))
-        chosen = kinds[True, False][:each] + kinds[False, True][:each] + kinds[True, True][:1] + kinds[False, False][:1]
-    return [{"benchmark": benchmark, "answers": {m: rows[item] for m, rows in models.items()}} for item in chosen]
 
 
 def training_set(funnel: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 
 from weakdriven.eval.statistics import SeedComparison, compare_seeds
-from weakdriven.report.format import CONTROLS, in_prose, plain, score
+from weakdriven.report import validation
+from weakdriven.report.format import CONTROLS, in_prose, plain, score, stage_of
+from weakdriven.report.run.answers import count_wins, missing_words
 
 SIGNIFICANCE_LEVEL = 0.05
+Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Benchmark to the share of right samples of each item under two models."""
 
 
 def final_model(data: dict[str, Any]) -> str | None:
@@ -26,18 +30,18 @@ def _first_evaluated(data: dict[str, Any], models: Iterable[str]) -> str | None:
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
-    """A headline, then a sentence for each benchmark."""
+    """What is worse than M1, a headline, why, then a sentence for each benchmark."""
     rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
-        return ["Nothing has been evaluated yet, so there is nothing to compare."]
+        unknown = ["Nothing has been evaluated yet, so there is nothing to compare."]
+        return validation.sentences(data["validation"]) or unknown
     if final is None:
         scored = [f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in data["accuracy"]]
         opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"
-        return [f"{opening} {'; '.join(scored)}."]
+        return [*below_m1(data), f"{opening} {'; '.join(scored)}."]
     benchmarks = [benchmark for benchmark, model in rows if model == final]
-    both = [name for name in benchmarks if (name, control) in rows]
-    pairs = {name: pair for name in both if (pair := paired(data, name, control, final)) is not None}
+    both, pairs = [name for name in benchmarks if (name, control) in rows], pairs_of(data, final, control)
     sentences = []
     for name in benchmarks:
         sentence = f"On {name}, {in_prose(final)} scores {score(rows[name, final])}"
@@ -52,10 +56,53 @@ def verdict(data: dict[str, Any]) -> list[str]:
         else:
             sentence += f"; {in_prose(control)} has no score to compare it with"
         sentences.append(f"{sentence}.")
-    return [headline(final, control, list(pairs), compared(pairs)), *sentences] if pairs else sentences
+    if pairs:
+        why = missing_words(count_wins(data, pairs, final, control), final, control)
+        sentences = [headline(final, control, list(pairs), compared(pairs)), *([why] if why else []), *sentences]
+    return [*below_m1(data), *sentences]
 
 
-def compared(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> SeedComparison:
+def below_m1(data: dict[str, Any]) -> list[str]:
+    """At most one sentence: the last WMSS model and every other one that started from M1 and is worse than it."""
+    final, worse = final_model(data), []
+    for model in dict.fromkeys(row["model"] for row in data["accuracy"]):
+        if model != final and not started_from_m1(data, model):
+            continue
+        if pairs := pairs_of(data, model, "sft"):
+            result = compared(pairs)
+            significant = result.p_items < SIGNIFICANCE_LEVEL
+            if result.difference < 0 and (significant or model == final):
+                worse.append(
+                    f"{in_prose(model)}: {difference_words(result)}{'' if significant else ', not significant'}"
+                )
+    return [f"Worse than M1, which training started from: {'; '.join(worse)}."] if worse else []
+
+
+def started_from_m1(data: dict[str, Any], model: str) -> bool:
+    """Whether a model's own stage has M1 among its inputs, other than to know how long to train."""
+    m1 = data["done"].get("sft", {}).get("key")
+    inputs = data["done"].get(stage_of(model), {}).get("inputs", {})
+    return m1 is not None and m1 in [key for name, key in inputs.items() if name != "budget"]
+
+
+def outcome(data: dict[str, Any]) -> str:
+    """Of the last WMSS model against its control: better, worse, or open where no difference is significant."""
+    final = final_model(data)
+    pairs = pairs_of(data, final, control_of(data)) if final else {}
+    result = compared(pairs) if pairs else None
+    if result is None or result.p_items >= SIGNIFICANCE_LEVEL:
+        return "open"
+    return "better" if result.difference > 0 else "worse"
+
+
+def pairs_of(data: dict[str, Any], model: str, other: str) -> Pairs:
+    """By benchmark, where both were evaluated on the same items."""
+    names = list(dict.fromkeys(row["benchmark"] for row in data["accuracy"] if row["model"] == model))
+    both = [name for name in names if (name, other) in data["scores"]]
+    return {name: pair for name in both if (pair := paired(data, name, other, model)) is not None}
+
+
+def compared(pairs: Pairs) -> SeedComparison:
     return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
 
 
@@ -80,10 +127,9 @@ def headline(final: str, control: str, benchmarks: list[str], whole: SeedCompari
 
 
 def difference_words(result: SeedComparison, where: str = "") -> str:
-    points, (low, high) = 100 * result.difference, result.interval
-    words = "the same" if abs(points) < 0.05 else f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
+    low, high = result.interval
     chance = "p < 0.001" if result.p_items < 0.001 else f"p = {result.p_items:.3f}"
-    return f"{words}{where}, 95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
+    return f"{100 * result.difference:+.1f} points{where}, 95% interval {100 * low:+.1f} to {100 * high:+.1f}, {chance}"
 
 
 def effort(data: dict[str, Any]) -> str:

@@ -1,0 +1,139 @@
+"""The comparisons of docs/evidence/comparisons.yaml, and every number that a page quotes.
+
+A page quotes a number as `-1.3 [-2.0, -0.6]<!--wmss-->`; the comment, which no reader sees, is its name. Names are
+those of the list, or STUDY/METHOD for a method against the SFT restart of its own runs. What may come after a name:
+
+    wmss                      mean over the students, with its interval
+    wmss gemma-3-270m         that student's
+    wmss p                    p-value with students as a random factor: for other students
+    core/sft_active of wmss   ratio of two means, in percent
+    score core/wmss STUDENT   accuracy in percent; `epochs core/wmss STUDENT` what it cost in epochs of SFT
+    time core/wmss STUDENT    how long it took, in times of two epochs of SFT
+    seen FILE MODEL STATISTIC of what `weakdriven diagnose` measured
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from research.evidence.diagnosed import mechanism
+from research.evidence.results import SAMPLED, SIZES, STUDENTS, Trained, by_point, on_test_items, trained_methods
+from weakdriven.eval.statistics import Scores, interval_of, score_of, t_test
+from weakdriven.report.format import MISSING, with_brackets
+from weakdriven.runs.yaml import read_yaml
+
+LIST = Path(__file__).parents[2] / "docs/evidence/comparisons.yaml"
+QUOTED = re.compile(r"(?P<shown>[^\s|(]+(?: \[[^]]*\])?)<!--(?P<name>[\w./ -]+)-->")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method less another, item by item."""
+
+    by_student: dict[str, Scores]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean([score_of(one) for one in self.by_student.values()]))
+
+    @property
+    def chance(self) -> float | None:
+        """p-value of a t-test over students: that the mean over other students is 0."""
+        return t_test(np.array([score_of(one) for one in self.by_student.values()]))
+
+    def shown(self, student: str = "") -> str:
+        """With its interval, for one student or as the mean of all."""
+        if student and student not in self.by_student:
+            return MISSING
+        one = Difference({student: self.by_student[student]}) if student else self
+        return with_brackets(one.mean, interval_of(*one.by_student.values()), "+")
+
+
+class Numbers:
+    """Everything that a table or a page may say, computed from the result files when it is asked for."""
+
+    def __init__(self, results: list[dict[str, Any]], seen: list[dict[str, Any]], listed: Mapping[str, Any]):
+        self.trained: dict[tuple[str, str], Trained] = {
+            (one.student, f"{one.study}/{one.method}"): one for one in trained_methods(on_test_items(results))
+        }
+        for study in (SIZES, SAMPLED):
+            for _, point, method, one in by_point(results, study):
+                self.trained[one.student, f"{study}-{point}/{method}"] = one
+        self.listed = listed
+        self.seen = {one["file"]: one for one in seen}
+
+    def difference(self, name: str) -> Difference:
+        what = self.listed.get(name) or {"of": name}
+        found = {}
+        for student in STUDENTS:
+            of, to = (
+                place.get(student) if isinstance(place, dict) else place for place in (what["of"], what.get("to"))
+            )
+            one, other = self.trained.get((student, of)), self.trained.get((student, to))
+            if one is not None and (other is not None or "to" not in what):
+                scores = paired(one, other, own="own" in what)
+                kept = [key for key in scores if key not in what.get("without", ())]
+                found[student] = {key: scores[key] for key in kept}
+        if not found:
+            raise SystemExit(f"{name}: no comparison of {LIST.name}, and no result of that name.")
+        return Difference(found)
+
+    def text(self, name: str) -> str:
+        """A number by its name; see the head of this file."""
+        first, *rest = name.split()
+        match first, rest:
+            case "mechanism", [fact]:
+                return mechanism(self.seen)[fact]
+            case "score", [place, student]:
+                return f"{100 * score_of(self.trained[student, place].scores):.1f}"
+            case "epochs", [place, student]:
+                return f"{self.trained[student, place].epochs:.1f}"
+            case "time", [place, student]:
+                return f"{self.trained[student, place].over_sft:.2f}"
+            case "seen", [file, model, statistic]:
+                return f"{self.seen[file]['models'][model][statistic]['mean']:.3f}"
+            case _, ["of", whole]:
+                return f"{100 * self.difference(first).mean / self.difference(whole).mean:.0f}%"
+            case _, ["p"]:
+                return f"{self.difference(first).chance:.2f}"
+            case _:
+                return self.difference(first).shown(*rest)
+
+    def quoted(self, page: str) -> str:
+        """The page with every quoted number computed again."""
+        return QUOTED.sub(lambda match: f"{self.text(match['name'])}<!--{match['name']}-->", page)
+
+    def rows(self, names: list[str]) -> list[list[str]]:
+        """One line for each comparison: each student's difference, and their mean."""
+        found = {name: self.difference(name) for name in names}
+        return [
+            [self.listed[name]["text"], *(one.shown(student) for student in STUDENTS), one.shown()]
+            for name, one in found.items()
+        ]
+
+
+def read_comparisons() -> dict[str, Any]:
+    return read_yaml(LIST)
+
+
+def paired(one: Trained, other: Trained | None, *, own: bool) -> Scores:
+    """Differences, (S, P), under the seeds that both have; without another, to the SFT restart of the same runs.
+
+    Args:
+        own: Both by what they are above the restart of their own runs: for runs of different sessions.
+    """
+    if other is None:
+        return one.differences
+    seeds = [seed for seed in one.seeds if seed in other.seeds]
+    a, b = (
+        {name: values_SP[[each.seeds.index(seed) for seed in seeds]] for name, values_SP in scores.items()}
+        for each, scores in (
+            (one, one.differences if own else one.scores),
+            (other, other.differences if own else other.scores),
+        )
+    )
+    return {name: a[name] - b[name] for name in a}

@@ -1,0 +1,45 @@
+"""`weakdriven chat`: talk to a model, or to the models of a run next to each other."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from weakdriven.commands.common import Debug, quieten_libraries
+
+
+def chat(
+    source: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="Run directory, model folder or Hub id.")],
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the answers, if the temperature is not 0.")] = 42,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Talk to a model, or to M0, M1 and the result of a run next to each other. /exit or Ctrl-D ends it."""
+    quieten_libraries()
+    from weakdriven.pipeline.chat import open_speakers, print_answers, talk
+
+    speakers, console = open_speakers(source, trust_remote_code=trust_remote_code), Console()
+    options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing has to be saved
+    with suppress(KeyboardInterrupt):
+        talk(speakers, typed_lines(), partial(print_answers, console=console), **options)
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines of the terminal, asked for, or of a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return

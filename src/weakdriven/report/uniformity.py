@@ -1,0 +1,72 @@
+"""How far the draw of a selection (WD-DS) is from a uniform one, in numbers and in words. N = examples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weakdriven.report.format import percent, share_words
+
+CLOSE, FAR = 0.1, 0.25
+"""Total variation distance below which a draw is called close to uniform, and from which on it is called far."""
+
+
+@dataclass(frozen=True)
+class Uniformity:
+    """A draw next to a uniform draw of as many examples."""
+
+    examples: int
+    draws: int
+    distance: float
+    """Total variation: the share of draws that fall on other examples than in a uniform draw."""
+    effective: float
+    """Effective number of examples, 1 / sum of p^2: that many equally likely ones would be as uneven."""
+    top_tenth: float
+    """Share of the draws that the likeliest tenth of the examples gets; 0.1 in a uniform draw."""
+    left_out: float
+    """Share of the examples that were never drawn."""
+    left_out_uniform: float
+    """The same share in a uniform draw, on average."""
+
+
+def uniformity(probability_N: np.ndarray, draws_N: np.ndarray, draws: int) -> Uniformity | None:
+    """None where the probabilities are damaged or there are none.
+
+    >>> found = uniformity(np.array([0.4, 0.4, 0.1, 0.1]), np.array([1, 1, 0, 0]), 4)
+    >>> round(found.distance, 3), round(found.effective, 2), found.left_out, round(found.left_out_uniform, 3)
+    (0.3, 2.94, 0.5, 0.316)
+    """
+    count = len(probability_N)
+    if not count or not np.isfinite(probability_N).all() or not probability_N.any():
+        return None
+    likeliest = np.sort(probability_N)[::-1][: max(1, round(count / 10))]
+    return Uniformity(
+        examples=count,
+        draws=draws,
+        distance=float(np.abs(probability_N - 1 / count).sum() / 2),
+        effective=float(1 / np.square(probability_N).sum()),
+        top_tenth=float(likeliest.sum()),
+        left_out=float((draws_N == 0).mean()),
+        left_out_uniform=(1 - 1 / count) ** draws,
+    )
+
+
+def uniformity_words(found: Uniformity) -> list[str]:
+    """How far from uniform; what was left out; and what to expect of the active set."""
+    if found.distance < CLOSE:
+        kind = "close to uniform"
+        meaning = "The active set is nearly a random subset, so expect of it what a random subset of its size does."
+    elif found.distance < FAR:
+        kind = "somewhat uneven"
+        meaning = "The entropies tilt the draw, and chance still decides most of it."
+    else:
+        kind = "far from uniform"
+        meaning = "The active set is a real choice: which examples are trained on depends on the entropies."
+    effective = f"{found.effective:,.0f} of {found.examples:,} ({share_words(found.effective / found.examples)})"
+    return [
+        f"This draw is {kind}: {percent(found.distance)} of its probability would have to move to make it uniform "
+        f"(total variation distance), and the likeliest tenth of the examples gets {percent(found.top_tenth)} of the "
+        f"draws (uniform: 10.0%). Effective number of examples: {effective}.",
+        f"It left out {percent(found.left_out)} of the examples; a uniform draw of {found.draws:,} leaves out "
+        f"{percent(found.left_out_uniform)} on average.",
+        meaning,
+    ]

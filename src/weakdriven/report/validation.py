@@ -1,0 +1,165 @@
+"""Validation losses of the models of runs: read from files, tested against a reference, as tables and sentences."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weakdriven.eval.statistics import Floats, compare_seeds
+from weakdriven.eval.validation import as_scores, draws_for, summarise
+from weakdriven.report.files import Columns, read_columns
+from weakdriven.report.format import CONTROLS, MISSING, in_prose, model_name, model_order, percent
+from weakdriven.runs.directory import LOSSES
+
+Row = dict[str, Any]
+STAGE = "validation/"
+SIGNIFICANCE_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Validated:
+    """One model's losses; equal to the same ones that another run took over."""
+
+    key: str
+    run: Path = field(compare=False)
+    stage: str = field(compare=False)
+
+
+BySeed = Mapping[str, Validated]
+
+
+def validated_models(run: Path, manifests: Mapping[str, Any]) -> dict[str, Validated]:
+    """Models with a validation loss among the finished stages of a run, weak to strong."""
+    found = {
+        name.removeprefix(STAGE): Validated(one["key"], run, name)
+        for name, one in manifests.items()
+        if name.startswith(STAGE)
+    }
+    return dict(sorted(found.items(), key=lambda entry: model_order(entry[0])))
+
+
+@cache
+def _columns(model: Validated) -> Columns:
+    return read_columns(model.run, f"{model.stage}/{LOSSES}", ["tokens", "loss", "hits"])
+
+
+def _sums(models: Sequence[Validated], name: str) -> Floats:
+    """Sums over the tokens of each example, (S, P)."""
+    return np.array([_columns(model).values[name] for model in models])
+
+
+def describe(models: Sequence[Validated]) -> Row:
+    """Of one model under several seeds, on average."""
+    tokens_SP, loss_SP = _sums(models, "tokens"), _sums(models, "loss")
+    by_seed = loss_SP.sum(axis=1) / tokens_SP.sum(axis=1)
+    return summarise(tokens_SP[0], loss_SP, _sums(models, "hits")) | {"by_seed": by_seed.tolist()}
+
+
+def compare(own: BySeed, theirs: BySeed) -> Row | None:
+    """The difference in loss under the seeds that both have; None if there are none, or the examples differ."""
+    seeds = [seed for seed in own if seed in theirs]
+    found = _difference(tuple(theirs[one] for one in seeds), tuple(own[one] for one in seeds)) if seeds else None
+    return found and found | {"seeds": seeds}
+
+
+@cache
+def _difference(theirs: tuple[Validated, ...], own: tuple[Validated, ...]) -> Row | None:
+    first, *rest = map(_columns, (*theirs, *own))
+    if not all(one.ids.equals(first.ids) for one in rest):
+        return None
+    tokens_P = first.values["tokens"]
+    a, b = (as_scores(_sums(models, "loss"), tokens_P) for models in (theirs, own))
+    return vars(compare_seeds(a, b, draws=draws_for(len(tokens_P))))
+
+
+def validation_rows(run: Path, manifests: Mapping[str, Any]) -> list[Row]:
+    """One row per model of a run, weak to strong, with its difference to the reference."""
+    models = validated_models(run, manifests)
+    against = reference(list(models))
+    rows = []
+    for model, one in models.items():
+        row: Row = {"model": model, "name": model_name(model), **describe([one])}
+        if against and model != against:
+            row["against"] = compare({"": one}, {"": models[against]})
+        rows.append(row | {"reference": against})
+    return rows
+
+
+def reference(models: Sequence[str]) -> str | None:
+    """What the others are tested against: an SFT control, else M1, else M0."""
+    return next((name for name in (*CONTROLS, "sft", "base") if name in models), None)
+
+
+def loss_words(row: Row) -> str:
+    return _with_brackets(row["loss"], row["loss_interval"])
+
+
+def difference_words(against: Row | None) -> str:
+    return _with_brackets(against["difference"], against["interval"], "+") if against else MISSING
+
+
+def chance_words(against: Row | None) -> str:
+    return MISSING if not against else "< 0.001" if against["p_items"] < 0.001 else f"{against['p_items']:.3f}"
+
+
+def _with_brackets(value: float, interval: Sequence[float], sign: str = "") -> str:
+    low, high = interval
+    return f"{value:{sign}.4f} [{low:{sign}.4f}, {high:{sign}.4f}]"
+
+
+def table(rows: Sequence[Row]) -> Row:
+    """Titles, cells and caption of a run's table; empty if nothing was validated."""
+    if not rows:
+        return {}
+    titles = ["model", "loss", "perplexity", "token accuracy", "difference", "p"]
+    return {"titles": titles, "cells": _cells(rows), "caption": _caption(rows)}
+
+
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    return [
+        [
+            row["name"],
+            loss_words(row),
+            f"{row['perplexity']:.4g}",
+            percent(row["token_accuracy"]),
+            difference_words(row.get("against")),
+            chance_words(row.get("against")),
+        ]
+        for row in rows
+    ]
+
+
+def _caption(rows: Sequence[Row]) -> str:
+    """What the numbers of a table are."""
+    first = rows[0]
+    words = (
+        f"{first['examples']:,} validation examples with {first['tokens']:,} completion tokens, which no model was "
+        "trained on. Loss: nats per token; brackets: 95% interval over examples."
+    )
+    if first["reference"] and len(rows) > 1:
+        words += f" Difference: loss less that of {in_prose(first['reference'])}; p: paired test over examples."
+    return words
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """The verdict of a run without benchmarks: its last round, else its best model, against the reference."""
+    if not rows:
+        return []
+    rounds = [row for row in rows if re.fullmatch(r"round-\d+", row["model"])]
+    row = rounds[-1] if rounds else min(rows, key=lambda one: one["loss"])
+    name, against = in_prose(row["model"]), row.get("against")
+    if against is None:
+        return [f"On the validation rows, {name} has a loss of {row['loss']:.4f} nats per token."]
+    other, (low, high) = in_prose(row["reference"]), against["interval"]
+    if against["p_items"] >= SIGNIFICANCE_LEVEL:
+        opening = f"No significant difference in validation loss between {name} and {other}"
+    else:
+        better = "lower" if against["difference"] < 0 else "higher"
+        opening = f"{name} has a significantly {better} validation loss than {other}"
+    difference = f"{against['difference']:+.4f} nats per token, 95% interval {low:+.4f} to {high:+.4f}"
+    chance = "p < 0.001" if against["p_items"] < 0.001 else f"p = {against['p_items']:.3f}"
+    return [f"{opening}: {difference}, {chance}."]

@@ -1,0 +1,74 @@
+"""Rows of a step -> micro-batches without padding: as many rows in one sequence as fit, attention apart."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from weakdriven.errors import UserError
+from weakdriven.models.head import hidden_states
+
+
+def packed_order(
+    order: np.ndarray, length_N: np.ndarray, batch_size: int, *, processes: int, capacity: int
+) -> tuple[np.ndarray, int]:
+    """Training order in which consecutive rows form micro-batches, and the rows of each.
+
+    Each step keeps its rows. All its micro-batches hold the same number of them, the largest with which none in the
+    whole phase has more than `capacity` tokens; rows are spread so that micro-batches have about as many tokens each.
+
+    >>> packed_order(np.array([0, 1, 2, 3]), np.array([5, 2, 3, 4]), 4, processes=1, capacity=8)
+    (array([0, 1, 3, 2]), 2)
+    """
+    rows_SB = order.reshape(-1, batch_size)
+    rows_SB = np.take_along_axis(rows_SB, np.argsort(-length_N[rows_SB], axis=1, kind="stable"), axis=1)
+    of_a_process = batch_size // processes
+    for rows in (count for count in range(of_a_process, 0, -1) if of_a_process % count == 0):
+        found_SGR, token_SG = _spread(rows_SB, length_N, rows)
+        if rows == 1 or token_SG.max() <= capacity:
+            return found_SGR.ravel(), rows
+    raise AssertionError("one row is the last count")
+
+
+def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of `rows` rows of each step and their tokens: the next longest rows go to the groups with fewest tokens.
+
+    S = steps, B = rows of a step, G = groups, R = rows of a group.
+    """
+    steps, batch = rows_SB.shape
+    groups = batch // rows
+    token_SG = np.zeros((steps, groups), np.int64)
+    found_SGR = np.empty((steps, groups, rows), rows_SB.dtype)
+    for number in range(rows):
+        next_SG = rows_SB[:, number * groups : (number + 1) * groups]
+        emptiest_SG = np.argsort(token_SG, axis=1, kind="stable")
+        np.put_along_axis(found_SGR[:, :, number], emptiest_SG, next_SG, axis=1)
+        added_SG = np.zeros_like(token_SG)
+        np.put_along_axis(added_SG, emptiest_SG, length_N[next_SG].astype(np.int64), axis=1)
+        token_SG += added_SG
+    return found_SGR, token_SG
+
+
+@torch.no_grad()
+def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
+    """Raise an error if a row's hidden states change with the row before it in the same sequence.
+
+    Attention is kept apart by position ids that restart; recurrent layers and convolutions may not look at them.
+    """
+    network: Any = model
+    device = next(network.parameters()).device
+    ids_L, training = torch.arange(1, 9, device=device) % 7, network.training
+    network.eval()
+    try:
+        alone = hidden_states(network, {"input_ids": ids_L[None], "use_cache": False})[0].float()
+        both = {"input_ids": torch.cat([ids_L.flip(0), ids_L])[None], "use_cache": False}
+        position_1L = torch.arange(8, device=device).repeat(2)[None]
+        packed = hidden_states(network, {**both, "position_ids": position_1L})[0, 8:].float()
+    finally:
+        network.train(training)
+    if not (packed - alone).abs().max() <= 0.1 * alone.std():
+        raise UserError(
+            f"{setting}.packing is true, but layers of this {network.config.model_type} model mix rows that are in one "
+            f"sequence; set {setting}.packing: false."
+        )

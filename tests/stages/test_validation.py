@@ -1,0 +1,162 @@
+"""Validation rows and the loss of every model of a run on them, from the rows to the report."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.nn import functional as F
+
+from command_line import WHOLE
+from conftest import Recorder, run_small, small_recipe
+from helpers import write_rows
+from recipe_cases import parse, stage_keys
+from weakdriven.config.file import load_recipe
+from weakdriven.data.demo import demo_rows
+from weakdriven.data.tokenize import IGNORE, load_tokens
+from weakdriven.errors import UserError
+from weakdriven.models.load import load_model
+from weakdriven.pipeline.run import RunOptions, run_recipe, select_recipe
+from weakdriven.report.read import load_run
+from weakdriven.runs.files import read_json, read_jsonl
+from weakdriven.runs.take_over import Siblings
+
+ROWS = demo_rows("train")[:44]
+SHARE = "data.validation_share=0.2"
+SFT = ["method=sft", "baselines=[]", "eval.benchmarks=[]", "sft.epochs=1"]
+
+
+@pytest.fixture(scope="session")
+def validated(once, whole_run, tmp_path_factory):
+    """WMSS and its control, taken over from the whole run, with 12 validation rows and no benchmark."""
+    own = tmp_path_factory.mktemp("rows") / "validation.jsonl"
+
+    def build(root):
+        recipe = [*WHOLE, "eval.benchmarks=[]", f"data.validation={write_rows(own, ROWS[32:])}"]
+        recorder = Recorder()
+        run_recipe(load_recipe("demo", recipe), root, recorder, RunOptions(Siblings([whole_run[0]])))
+        return recorder
+
+    return once("validated", build)[0]
+
+
+def ids(root, stage):
+    return [row["id"] for row in read_jsonl(root / stage / "examples.jsonl")]
+
+
+def found(root, model):
+    return read_json(root / f"validation/{model}/manifest.json")["counters"]
+
+
+def test_each_row_is_trained_on_or_validated_on(tmp_path):
+    run_small(tmp_path, *SFT, SHARE, "data.limit=40", "sft.batch_size=8", "sft.micro_batch_size=8")
+    training, validation = ids(tmp_path, "data"), ids(tmp_path, "validation-data")
+    assert sorted([*training, *validation]) == sorted(row["id"] for row in demo_rows("train")[:40])
+    assert 3 < len(validation) < 16 and not set(training) & set(validation)
+    assert found(tmp_path, "base")["examples"] == len(validation)
+
+
+@torch.no_grad()
+def dense(folder, row):
+    """Tokens, loss and hits of one row from all of its logits."""
+    network = load_model(folder, precision="fp32")
+    logits = network(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].double()
+    target = torch.tensor(row["labels"])[1:]
+    kept = target != IGNORE
+    loss = F.cross_entropy(logits[kept], target[kept], reduction="sum").item()
+    return int(kept.sum()), loss, int((logits[kept].argmax(-1) == target[kept]).sum())
+
+
+def test_the_loss_of_a_model_is_that_of_its_logits_over_all_completion_tokens(validated):
+    rows = load_tokens(validated / "validation-data/tokens.arrow")
+    table = pq.read_table(validated / "validation/sft/losses.parquet").to_pylist()
+    assert [row["id"] for row in table] == list(rows["id"])
+    exact = [dense(validated / "sft", row) for row in rows]
+    for row, (tokens, loss, hits) in zip(table, exact, strict=True):
+        assert (row["tokens"], row["hits"]) == (tokens, hits) and row["loss"] == pytest.approx(loss, rel=1e-4)
+    tokens, loss, hits = map(sum, zip(*exact, strict=True))
+    counters = found(validated, "sft")
+    assert (counters["tokens"], counters["examples"]) == (tokens, len(rows))
+    assert counters["loss"] == pytest.approx(loss / tokens, rel=1e-5)
+    assert counters["perplexity"] == pytest.approx(np.exp(loss / tokens), rel=1e-4)
+    assert counters["token_accuracy"] == pytest.approx(hits / tokens)
+    low, high = counters["loss_interval"]
+    assert low < counters["loss"] < high
+
+
+def test_the_report_tests_every_model_against_the_control(validated):
+    rows = {row["model"]: row for row in load_run(validated)["validation"]}
+    assert list(rows) == ["base", "sft", "baseline-sft", "round-1"]
+    assert "against" not in rows["baseline-sft"]
+    for model in ("base", "sft", "round-1"):
+        against, losses = rows[model]["against"], [rows[name]["loss"] for name in (model, "baseline-sft")]
+        assert against["difference"] == pytest.approx(losses[0] - losses[1])
+        assert against["interval"][0] <= against["difference"] <= against["interval"][1]
+        assert 0 < against["p_items"] <= 1
+    assert rows["base"]["loss"] > rows["baseline-sft"]["loss"] and rows["base"]["against"]["p_items"] < 0.05
+
+
+def test_page_and_card_of_a_run_without_benchmarks_have_the_losses_and_a_verdict(validated):
+    page, card = (validated / "report.html").read_text(), (validated / "round-1/strong/README.md").read_text()
+    loss = f"{found(validated, 'round-1')['loss']:.4f}"
+    for text in (page, card):
+        assert loss in text and "validation loss" in text and "95% interval" in text
+
+
+def test_validation_rows_from_a_file_change_no_training_and_can_be_added_to_a_finished_run(tmp_path):
+    source = "data.path=" + write_rows(tmp_path / "rows.jsonl", ROWS[:32])
+    own = "data.validation=" + write_rows(tmp_path / "validation.jsonl", ROWS[32:])
+    run_small(tmp_path / "run", *SFT, source)
+    later = run_small(tmp_path / "run", *SFT, source, own)
+    assert later.skipped == ["data", "baselines/sft"]
+    assert list(later.ran) == ["validation-data", "validation/base", "validation/baseline-sft"]
+    assert ids(tmp_path / "run", "validation-data") == [row["id"] for row in ROWS[32:]]
+    assert run_small(tmp_path / "run", *SFT, source, own).ran == {}
+
+
+def test_only_rows_that_are_taken_out_change_the_key_of_the_training_data(tmp_path):
+    own = "data.validation=" + write_rows(tmp_path / "validation.jsonl", ROWS[32:])
+    keys, added, shared = stage_keys(), stage_keys(own), stage_keys(SHARE)
+    assert keys.items() <= added.items() and set(added) > set(keys)
+    assert all(shared[name] != keys[name] for name in ("data", "sft", "round-1/strong"))
+    assert shared["data"] == stage_keys(SHARE, "seed=7")["data"] != stage_keys("data.validation_share=0.3")["data"]
+
+
+def test_a_row_that_is_trained_on_cannot_be_validated_on(tmp_path):
+    source = "data.path=" + write_rows(tmp_path / "rows.jsonl", ROWS[:32])
+    leaky = "data.validation=" + write_rows(tmp_path / "leaky.jsonl", [*ROWS[30:34], {**ROWS[3], "id": "copy"}])
+    with pytest.raises(UserError, match=r"3 rows of data.validation are training rows.*'copy'"):
+        run_small(tmp_path / "run", *SFT, source, leaky)
+    assert not list((tmp_path / "run").glob("validation*")) and not list((tmp_path / "run").glob("baselines"))
+
+
+@pytest.mark.parametrize("share, word", [(1e-9, "no row"), (1 - 1e-9, "all 96 rows")])
+def test_a_share_that_takes_no_row_or_all_of_them_is_an_error_before_training(share, word, tmp_path):
+    with pytest.raises(UserError, match=word):
+        run_small(tmp_path / "run", *SFT, f"data.validation_share={share}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_without_rows_is_an_error_before_training(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=r"empty.jsonl"):
+        run_small(tmp_path / "run", *SFT, f"data.validation={tmp_path / 'empty.jsonl'}")
+    assert not list((tmp_path / "run").glob("baselines"))
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
+def test_a_share_lies_between_0_and_1(share):
+    with pytest.raises(UserError, match=r"validation_share between 0 and 1"):
+        parse(f"data.validation_share={share}")
+
+
+def test_rows_are_named_or_taken_out_and_not_both():
+    with pytest.raises(UserError, match=r"validation_share"):
+        parse("data.validation_share=0.1", "data.validation=rows.jsonl")
+
+
+def test_a_selection_needs_no_validation(tmp_path):
+    assert select_recipe(small_recipe("data.limit=16", SHARE), tmp_path / "run", Recorder())
+    assert not list((tmp_path / "run").glob("validation*"))
+    assert json.loads((tmp_path / "run/data/manifest.json").read_text())["counters"]["examples"] < 16
