@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from research.evidence.diagnosed import mechanism
-from research.evidence.results import SAMPLED, SIZES, STUDENTS, Trained, by_point, on_test_items, trained_methods
+from research.evidence.results import STUDENTS, Trained, on_test_items
 from weakdriven.eval.statistics import Scores, interval_of, score_of, t_test
 from weakdriven.report.format import MISSING, with_brackets
 from weakdriven.runs.yaml import read_yaml
@@ -57,12 +57,7 @@ class Numbers:
     """Everything that a table or a page may say, computed from the result files when it is asked for."""
 
     def __init__(self, results: list[dict[str, Any]], seen: list[dict[str, Any]], listed: Mapping[str, Any]):
-        self.trained: dict[tuple[str, str], Trained] = {
-            (one.student, f"{one.study}/{one.method}"): one for one in trained_methods(on_test_items(results))
-        }
-        for study in (SIZES, SAMPLED):
-            for _, point, method, one in by_point(results, study):
-                self.trained[one.student, f"{study}-{point}/{method}"] = one
+        self.trained = {(one.student, f"{one.study}/{one.method}"): one for one in on_test_items(results)}
         self.listed = listed
         self.seen = {one["file"]: one for one in seen}
 
@@ -107,13 +102,11 @@ class Numbers:
         """The page with every quoted number computed again."""
         return QUOTED.sub(lambda match: f"{self.text(match['name'])}<!--{match['name']}-->", page)
 
-    def rows(self, names: list[str]) -> list[list[str]]:
-        """One line for each comparison: each student's difference, and their mean."""
-        found = {name: self.difference(name) for name in names}
-        return [
-            [self.listed[name]["text"], *(one.shown(student) for student in STUDENTS), one.shown()]
-            for name, one in found.items()
-        ]
+    def row(self, name: str) -> list[str]:
+        """Of a table: what is compared, each student's difference, their mean, and its p-value for other students."""
+        found = self.difference(name)
+        chance = MISSING if found.chance is None else f"{found.chance:.2f}"
+        return [self.listed[name]["text"], *(found.shown(student) for student in STUDENTS), found.shown(), chance]
 
 
 def read_comparisons() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from research.evidence.comparisons import Numbers
 from research.evidence.diagnosed import gaps
-from research.evidence.results import REFERENCE, Trained
+from research.evidence.results import REFERENCE, STUDENTS, Trained
 from weakdriven.eval.statistics import interval_of, score_of
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.runs.files import write_text
@@ -80,7 +80,7 @@ def compute_figure(found: list[Trained]) -> Figure:
     spec = {
         "data": {"values": rows},
         "transform": [{"filter": "datum.epochs > 0"}],
-        "facet": {"field": "student", "type": "nominal", "title": None},
+        "facet": {"field": "student", "type": "nominal", "title": None, "sort": [*STUDENTS]},
         "columns": 3,
         "spec": {"width": 200, "height": 240, "layer": layers},
         "resolve": {"scale": {"y": "independent"}},

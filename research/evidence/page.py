@@ -1,7 +1,6 @@
 """The tables and figures of docs/evidence, computed from its result files alone."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,19 @@ from research.evidence.comparisons import Numbers, read_comparisons
 from research.evidence.diagnosed import BRANCHES, STATISTICS, branch_rows, model_rows, read_diagnosed
 from research.evidence.figures import figures, write_drawn
 from research.evidence.results import (
-    DRAWS,
+    POINTED,
     REFERENCE,
-    SAMPLED,
-    SIZES,
     STARTS,
     STUDENTS,
     VALIDATION,
     Trained,
-    by_point,
-    in_order,
     on_test_items,
     read_results,
     trained_methods,
     verdicts,
 )
-from weakdriven.eval.statistics import compare_seeds, interval_of, score_of
-from weakdriven.report.format import MISSING, brackets, duration, markdown_table
+from weakdriven.eval.statistics import interval_of, score_of
+from weakdriven.report.format import MISSING, duration, markdown_table, with_brackets
 from weakdriven.runs.files import write_text
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +30,7 @@ HEADLINE = ("wmss", "wmss_sft", "wmss_compute", "wmss_saturated")
 """Comparisons of the page's table."""
 ALONE = "alone"
 """Only measures costs; its scores are of one small benchmark."""
-STUDIES = {
-    "core": "WMSS, its parts and its controls",
-    "variants": "Repaired forms and further controls",
-    "published": "Methods of others",
-    "saturated": "After saturated SFT",
-    "exploratory": "WMSS with one setting changed",
-}
+STUDIES = ("core", "variants", "published", "saturated", "exploratory")
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of table -->", re.DOTALL)
 NOTHING = "No results yet."
 
@@ -57,10 +46,10 @@ def write(folder: Path) -> list[Path]:
 def read_all(folder: Path) -> tuple[Numbers, dict[str, str]]:
     results, seen, listed = read_results(folder / "results"), read_diagnosed(folder / "diagnosed"), read_comparisons()
     numbers = Numbers(results, seen, listed)
-    titles = ["points", *STUDENTS, "mean"]
+    titles = ["points", *STUDENTS, "mean", "p (students)"]
     of_list = {
-        "headline": table(titles, numbers.rows([*HEADLINE])),
-        "comparisons": table(titles, numbers.rows([*listed])),
+        "headline": table(titles[:-1], [numbers.row(name)[:-1] for name in HEADLINE]),
+        "comparisons": table(titles, [numbers.row(name) for name in listed]),
     }
     return numbers, all_tables(results, seen) | of_list
 
@@ -81,55 +70,53 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
 
 def all_tables(results: list[dict[str, Any]], seen: list[dict[str, Any]]) -> dict[str, str]:
-    found = trained_methods(on_test_items(results))
+    found = on_test_items(results)
     tables = {"verdicts": verdict_table(found), "validation": validation_table(results), "files": file_table(results)}
-    for study in [*STUDIES, *sorted({one.study for one in found} - {*STUDIES, ALONE})]:
-        tables[study] = score_tables([one for one in found if one.study == study])
-    tables |= {SAMPLED: sampled_table(results), SIZES: sizes_table(results)}
+    for study in dict.fromkeys([*STUDIES, *POINTED, *(one.study.partition("-")[0] for one in found)]):
+        tables[study] = score_tables([one for one in found if one.study.partition("-")[0] == study])
+    tables.pop(ALONE, None)
     return tables | {"costs": cost_table(found), "diagnosed": diagnosed_tables(seen)}
 
 
 def verdict_table(found: list[Trained]) -> str:
     rows = []
     for one in verdicts(found):
-        each = "; ".join(
-            f"{student} {points(against.difference)} {brackets(against.interval)}"
-            for student, against in one.by_student.items()
-        )
-        mean = MISSING
-        if one.difference is not None and one.interval is not None:
-            mean = f"{points(one.difference)} {brackets(one.interval)}"
+        each = [f"{student} {with_brackets(x.difference, x.interval, '+')}" for student, x in one.against.items()]
+        mean = with_brackets(one.difference, one.interval, "+") if each else MISSING
         chance = MISSING if one.chance is None else f"{one.chance:.3f}"
-        rows.append([one.text, each or MISSING, mean, chance, one.word])
+        rows.append([one.text, "; ".join(each) or MISSING, mean, chance, one.word])
     return table(["hypothesis", "difference by student", "mean", "p (Holm)", "verdict"], rows)
 
 
 def score_tables(found: list[Trained]) -> str:
-    """One table for each student."""
+    """One table for each student and study."""
     parts = []
-    for student in dict.fromkeys(one.student for one in found):
-        own = [one for one in found if one.student == student]
+    for student, study in dict.fromkeys((one.student, one.study) for one in found):
+        own = [one for one in found if (one.student, one.study) == (student, study)]
         benchmarks = list(own[0].scores)
         titles = ["method", "seeds", "mean", "without aqua", *benchmarks]
         titles += [f"over {REFERENCE}", "p (items)", "p (seeds)", "cut"]
-        parts += [f"**{student}**", "", table(titles, [score_cells(one, benchmarks) for one in in_order(own)]), ""]
+        rows = [score_cells(one, benchmarks) for one in in_order(own)]
+        parts += [f"**{student}**" if study in STUDIES else f"**{student}, {study}**", "", table(titles, rows), ""]
     return "\n".join(parts).strip() or NOTHING
 
 
+def in_order(found: list[Trained]) -> list[Trained]:
+    """What comes before training, the reference, the rest by score."""
+    first = [*STARTS, REFERENCE]
+    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
+    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
+
+
 def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
-    cells = [
-        one.method,
-        str(len(one.seeds)),
-        f"{100 * score_of(one.scores):.1f} {brackets(interval_of(one.scores))}",
-    ]
+    cells = [one.method, str(len(one.seeds)), with_brackets(score_of(one.scores), interval_of(one.scores))]
     means = [score_of(without_letters(one.scores)), *(one.scores[name].mean() for name in benchmarks)]
     cells += [f"{100 * value:.1f}" for value in means]
     against, cut = one.against, f"{100 * one.cut:.0f}%"
     if against is None:
         return [*cells, *[MISSING] * 3, cut]
     chance = MISSING if against.p_seeds is None else f"{against.p_seeds:.3f}"
-    difference = f"{points(against.difference)} {brackets(against.interval)}"
-    return [*cells, difference, f"{against.p_items:.3f}", chance, cut]
+    return [*cells, with_brackets(against.difference, against.interval, "+"), f"{against.p_items:.3f}", chance, cut]
 
 
 def without_letters(scores: dict[str, Any]) -> dict[str, Any]:
@@ -156,56 +143,10 @@ def cost_table(found: list[Trained]) -> str:
     """Time against two epochs of SFT is that of a GPU that others shared, unless a run had it alone."""
     rows = []
     for one in found:
-        if one.seconds is not None:
+        if one.seconds is not None and "-" not in one.study:
             ratio, epochs = (MISSING if value is None else f"{value:.2f}" for value in (one.over_sft, one.epochs))
             rows.append([one.student, one.study, one.method, str(len(one.seeds)), duration(one.seconds), ratio, epochs])
     return table(["student", "study", "method", "seeds", "time", "time over sft", "epochs of SFT"], rows)
-
-
-def sampled_table(results: list[dict[str, Any]]) -> str:
-    """pass@1, and the share of items with a right answer among all; at the end WMSS against a cooler reference."""
-    rows, tries = [], 0
-    mixed: dict[str, dict[float, Trained]] = {}
-    for recipe, _, method, one in by_point(results, SAMPLED):
-        tries, temperature = recipe["eval"]["samples"], recipe["eval"]["temperature"]
-        over = sampled_over(one.reference, one.scores) if one.reference else [MISSING, MISSING]
-        rows.append([one.student, f"{temperature:g}", method, str(len(one.seeds)), *sampled_scores(one), *over])
-        if method == "wmss":
-            mixed.setdefault(one.student, {})[temperature] = one
-    for student, each in mixed.items():
-        for (low, cool), (high, hot) in pairwise(sorted(each.items())):
-            if cool.reference and cool.seeds == hot.seeds:
-                cells = [student, f"{high:g}, {REFERENCE} {low:g}", "wmss", str(len(hot.seeds)), *sampled_scores(hot)]
-                rows.append([*cells, *sampled_over(cool.reference, hot.scores)])
-    names = ("pass@1", f"pass@{tries}")
-    titles = ["student", "temperature", "method", "seeds", *names, *(f"{name} over {REFERENCE}" for name in names)]
-    return table(titles, rows)
-
-
-def sampled_scores(one: Trained) -> list[str]:
-    return [f"{100 * score_of(kind):.1f}" for kind in (one.scores, solved(one.scores))]
-
-
-def sampled_over(reference: dict[str, Any], scores: dict[str, Any]) -> list[str]:
-    each, any_right = (reference, scores), (solved(reference), solved(scores))
-    both = [compare_seeds(*pair, draws=DRAWS) for pair in (each, any_right)]
-    return [f"{points(found.difference)} {brackets(found.interval)}" for found in both]
-
-
-def sizes_table(results: list[dict[str, Any]]) -> str:
-    rows = []
-    for _, point, method, one in by_point(results, SIZES):
-        over = f"{points(one.against.difference)} {brackets(one.against.interval)}" if one.against else MISSING
-        used, scores = point.removeprefix("rows_"), (one.scores, without_letters(one.scores))
-        cells = [one.student, used, method, str(len(one.seeds)), *(f"{100 * score_of(kind):.1f}" for kind in scores)]
-        rows.append([*cells, over])
-    rows.sort(key=lambda row: (row[0], int(row[1])))
-    return table(["student", "rows", "method", "seeds", "mean", "without aqua", f"over {REFERENCE}"], rows)
-
-
-def solved(scores: dict[str, Any]) -> dict[str, Any]:
-    """Which items have a right answer among all, as scores."""
-    return {name: (values_SP > 0).astype(float) for name, values_SP in scores.items()}
 
 
 def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
@@ -244,7 +185,3 @@ def shortened(why: str) -> str:
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
     return "\n".join(markdown_table(titles, rows)) if rows else NOTHING
-
-
-def points(share: float) -> str:
-    return f"{100 * share:+.1f}"

@@ -1,8 +1,8 @@
 """Result files of the study -> differences, tests and verdicts (docs/evidence/protocol.md)."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from research.evidence.collect import VERSION, shares
-from weakdriven.eval.statistics import SeedComparison, compare_seeds, interval_of, score_of, t_chance
+from weakdriven.eval.statistics import SeedComparison, compare_seeds, interval_of, t_chance
 from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 
 VALIDATION = ("rate", "wmss_rate", "epochs")
 """Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
-SAMPLED, SIZES = "sampled", "sizes"
+POINTED = ("sampled", "sizes")
 """Several samples per item; other numbers of rows. Each of their points has references of its own."""
 STARTS = ("base", "m1")
 """Models that every comparison has, besides the reference."""
@@ -80,8 +80,30 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def on_test_items(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in results if one["study"] not in (*VALIDATION, SAMPLED, SIZES)]
+def on_test_items(results: list[dict[str, Any]]) -> list[Trained]:
+    """All trainings that were evaluated on test items.
+
+    A point of `POINTED` is a study of its own, such as `sizes-rows_2048`, whose method is WMSS; several samples per
+    item are also counted as one that is right if any of them is, in `sampled-t0.6-any`.
+    """
+    found = trained_methods([one for one in results if one["study"] not in (*VALIDATION, *POINTED)])
+    files: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in results:
+        for point, trained in one["methods"].items() if one["study"] in POINTED else ():
+            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
+                files.setdefault((one["student"], one["study"], point), []).append(one)
+    for (_, study, point), own in files.items():
+        for one in trained_methods(own):
+            one = replace(one, study=f"{study}-{point}", method="wmss" if one.method == point else one.method)
+            found.append(one)
+            if "samples" in next(iter(own[0]["items"].values())):
+                reference = one.reference and any_right(one.reference)
+                found.append(replace(one, study=f"{one.study}-any", scores=any_right(one.scores), reference=reference))
+    return found
+
+
+def any_right(scores: dict[str, Any]) -> dict[str, Any]:
+    return {name: (values_SP > 0).astype(float) for name, values_SP in scores.items()}
 
 
 def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
@@ -180,25 +202,6 @@ def epochs_of(method: str, result: dict[str, Any]) -> float | None:
     return methods[method]["cost"]["trained_tokens"] / epoch + scans + frozen
 
 
-def by_point(results: list[dict[str, Any]], study: str) -> Iterator[tuple[dict[str, Any], str, str, Trained]]:
-    """Recipe, point, method and scores of a study whose points are all WMSS, with references of their own."""
-    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in results:
-        for point, trained in one["methods"].items() if one["study"] == study else ():
-            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
-                files.setdefault((one["student"], point), []).append(one)
-    for (_, point), own in files.items():
-        for one in in_order(trained_methods(own)):
-            yield own[0]["recipe"], point, "wmss" if one.method == point else one.method, one
-
-
-def in_order(found: list[Trained]) -> list[Trained]:
-    """What comes before training, the reference, the rest by score."""
-    first = [*STARTS, REFERENCE]
-    rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
-    return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
-
-
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:
     """Benchmark -> (S, P) of one file."""
     each = result["methods"].get(method, {"seeds": {}})["seeds"]
@@ -224,28 +227,32 @@ class Verdict:
     """One hypothesis over the students that have it."""
 
     text: str
-    by_student: dict[str, SeedComparison]
-    difference: float | None
-    interval: tuple[float, float] | None
+    by_student: dict[str, Trained]
     chance: float | None
     """p-value over seeds, corrected by Holm over all registered hypotheses."""
-    word: str
+
+    @property
+    def against(self) -> dict[str, SeedComparison]:
+        return {name: one.against for name, one in self.by_student.items() if one.against}
+
+    @property
+    def difference(self) -> float:
+        return float(np.mean([one.difference for one in self.against.values()]))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The students share the items and have seeds of their own."""
+        return interval_of(*(one.differences for one in self.by_student.values()))
+
+    @property
+    def word(self) -> str:
+        return judged(self.against, self.difference, self.interval, self.chance) if self.by_student else "not run"
 
 
 def verdicts(found: list[Trained]) -> list[Verdict]:
-    each = {key: [one for one in found if (one.study, one.method) == key and one.against] for key in HYPOTHESES}
-    adjusted = holm([chance_of(one.against for one in ones if one.against) for ones in each.values()])
-    return [verdict(HYPOTHESES[key], each[key], chance) for key, chance in zip(each, adjusted, strict=True)]
-
-
-def verdict(text: str, ones: list[Trained], chance: float | None) -> Verdict:
-    """Mean of the students' differences and its interval: they share the items and have seeds of their own."""
-    by_student = {one.student: one.against for one in ones if one.against}
-    if not by_student:
-        return Verdict(text, {}, None, None, None, "not run")
-    difference = float(np.mean([one.difference for one in by_student.values()]))
-    interval = interval_of(*(one.differences for one in ones))
-    return Verdict(text, by_student, difference, interval, chance, judged(by_student, difference, interval, chance))
+    each = [{one.student: one for one in found if (one.study, one.method) == key} for key in HYPOTHESES]
+    adjusted = holm([chance_of(one.against for one in ones.values() if one.against) for ones in each])
+    return [Verdict(*one) for one in zip(HYPOTHESES.values(), each, adjusted, strict=True)]
 
 
 def chance_of(each: Iterable[SeedComparison]) -> float | None:

@@ -273,3 +273,9 @@ def test_a_run_on_a_built_set_shows_its_funnel(tmp_path):
         "<td>wrong answer</td><td>1</td><td>11.1%</td>" in page
         and "&lt;b&gt;: found &#39;3&#39;, expected &#39;4&#39;" in page
     )
+
+
+def test_questions_of_ones_own_test_set_are_held_out_too(tmp_path):
+    path = write_rows(tmp_path / "own.jsonl", [{"question": "What is 3 + 4?", "answer": 7}])
+    items = building.held_items(build_settings("math", "rows.jsonl", benchmarks=asked_benchmarks(path)))
+    assert items == {"math": [("own", "1", "What is 3 + 4?")]}

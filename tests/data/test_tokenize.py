@@ -11,7 +11,7 @@ from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens
 from weakdriven.errors import UserError
-from weakdriven.eval import run as run_module
+from weakdriven.eval import test_sets
 from weakdriven.eval.benchmarks import Item
 from weakdriven.eval.generate.local import LocalEngine
 from weakdriven.eval.run import evaluate, prepare_task
@@ -51,7 +51,7 @@ def test_supervised_are_the_completion_and_the_end_of_its_turn_and_nothing_else(
 def test_training_ids_begin_with_the_prompt_that_evaluation_gives_the_model(style, tmp_path, monkeypatch):
     renderer, example = Renderer(TOKENIZER, "math", style), EXAMPLES[0]
     item = Item("a", example.prompt[0]["content"], "1")
-    monkeypatch.setattr(run_module, "load_items", lambda name, data_dir: [item])
+    monkeypatch.setattr(test_sets, "load_items", lambda name, data_dir: [item])
     task = prepare_task("arithmetic", renderer, EvalSettings(max_new_tokens=1), seed=0)
     model = load_model(locate_model(EMBEDDED), precision="fp32")
     evaluate(task, lambda: LocalEngine(model, TOKENIZER), work=tmp_path, out=tmp_path, progress=Progress())

@@ -18,7 +18,7 @@ from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template
 from weakdriven.data.rows.layouts import as_example
 from weakdriven.data.tokenize import IGNORE, load_tokens, split_turns, tokenize, write_tokens
 from weakdriven.errors import UserError
-from weakdriven.eval import run as run_module
+from weakdriven.eval import test_sets
 from weakdriven.eval.benchmarks import as_item
 from weakdriven.eval.run import prepare_task
 from weakdriven.models.load import load_tokenizer
@@ -218,7 +218,7 @@ def test_a_row_is_trained_with_the_prompt_that_evaluation_asks(name, domain, sty
     In style plain the benchmark also asks for the form of its answer, and the row does not."""
     benchmark, row = ROWS[domain]
     item = as_item(benchmark, row, "f")
-    monkeypatch.setattr(run_module, "load_items", lambda benchmark, data_dir: [item])
+    monkeypatch.setattr(test_sets, "load_items", lambda benchmark, data_dir: [item])
     renderer = renderer_of(name, "math", style)
     task = prepare_task(benchmark, renderer, EvalSettings(), seed=0)
     example = as_example(row | {"solution": "7", "domain": domain}, 1, "f")

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from helpers import write_rows
-from weakdriven.config.recipe import Benchmark
+from weakdriven.config.benchmarks import Benchmark
 from weakdriven.errors import UserError
 from weakdriven.eval import benchmarks
 from weakdriven.eval.benchmarks import (

@@ -162,7 +162,7 @@ def test_a_folder_of_results_is_graded_again_without_the_data(folders, monkeypat
     assert scores["arithmetic"]["correct"] == 4
 
 
-def test_a_new_version_or_gold_is_graded_again_and_not_generated_again(folders, monkeypatch):
+def test_a_new_version_or_gold_is_graded_again_and_not_generated_again(folders):
     task = task_of()
     evaluate(task, lambda: Scripted(task, [1, 0, 1, 1]), **folders)
     wrong_before = next(read_jsonl(folders["out"] / "samples.jsonl"))
@@ -171,8 +171,7 @@ def test_a_new_version_or_gold_is_graded_again_and_not_generated_again(folders, 
     refresh(folders["out"], mended, Progress())
     assert read_json(folders["out"] / "scores.json")["correct"] == 2
     assert next(read_jsonl(folders["out"] / "samples.jsonl"))["text"] == wrong_before["text"]
-    monkeypatch.setitem(BENCHMARKS, "arithmetic", replace(BENCHMARKS["arithmetic"], version=99))
-    refresh(folders["out"], task, Progress())
+    refresh(folders["out"], replace(task, entry=replace(task.entry, version=99)), Progress())
     scores = read_json(folders["out"] / "scores.json")
     assert (scores["version"], scores["correct"]) == (99, 3)
 
@@ -225,6 +224,7 @@ def test_too_few_positions_and_a_python_that_is_none_are_errors_before_generatio
     with pytest.raises(UserError, match=f"the model has {task.longest() - 1} positions; lower max_new_tokens"):
         check_task(task, task.longest() - 1)
     item = Item("a", "?", {"prompt": "", "entry_point": "f", "test": "", "test_style": "check", "id": "a"})
-    code = replace(task, benchmark="humaneval_plus", items=[item], grading={"unsafe": True, "python": "/no/python"})
+    entry, grading = BENCHMARKS["humaneval_plus"], {"unsafe": True, "python": "/no/python"}
+    code = replace(task, benchmark="humaneval_plus", entry=entry, items=[item], grading=grading)
     with pytest.raises(UserError, match="/no/python"):
         check_task(code)

@@ -23,14 +23,19 @@ def write(folder, benchmark, right, **changes):
     (folder / benchmark).mkdir(parents=True)
     samples = samples_of(right)
     protocol = {"samples": len(right[0]), "temperature": 0.0, "top_p": 1.0, "max_new_tokens": 64}
-    scores = score(benchmark, samples, [1]) | {"protocol": protocol, "golds": "g", "model": "m"} | changes
+    entry = BENCHMARKS[benchmark]
+    scores = (
+        score(benchmark, samples, [1], version=entry.version, rows=entry.rows)
+        | {"protocol": protocol, "golds": "g", "model": "m"}
+        | changes
+    )
     (folder / benchmark / "scores.json").write_text(json.dumps(scores))
     (folder / benchmark / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     return folder
 
 
 def test_counts_levels_and_unanswered_items_add_up():
-    scores = score("gsm8k", samples_of([[1, 0], [0, 0], [1, 1]], level=["a", "a", "b"]), [1, 2])
+    scores = score("gsm8k", samples_of([[1, 0], [0, 0], [1, 1]], level=["a", "a", "b"]), [1, 2], version=2, rows=1319)
     assert scores["levels"]["a"] == {"items": 2, "answers": 4, "correct": 1}
     assert scores["levels"]["b"] == {"items": 1, "answers": 2, "correct": 2}
     assert (scores["correct"], scores["unanswered"], scores["accuracy"]) == (3, 3, 0.5)
@@ -95,5 +100,5 @@ def test_an_average_mixes_neither_versions_nor_parts_with_wholes(tmp_path):
 
 
 def test_where_no_sample_is_right_the_interval_still_has_a_width():
-    low, high = score("gsm8k", samples_of([[0, 0]] * 10), [1])["interval"]
+    low, high = score("gsm8k", samples_of([[0, 0]] * 10), [1], version=2, rows=1319)["interval"]
     assert low == 0 and 0.2 < high < 0.35

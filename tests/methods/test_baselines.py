@@ -10,7 +10,10 @@ from safetensors.torch import load_file
 
 from conftest import run_small
 
-ALL = "sft,sft_restart,sft_active,sft_compute,uniform_active,scaled_ce,neftune,undial,wdjt_only,wdds_only,wmss_frozen"
+ALL = (
+    "sft,sft_restart,sft_active,sft_compute,uniform_active,scaled_ce,neftune,undial,wdjt_only,wdds_only,wmss_frozen,"
+    "wmss_annealed"
+)
 ROWS, BATCH = 16, 4
 SIZES = [f"{phase}.{name}={BATCH}" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
 QUICK = ["eval.benchmarks=[]", f"data.limit={ROWS}", *SIZES]
@@ -59,7 +62,7 @@ def test_the_restart_continues_from_m1_and_differs_from_two_epochs_in_one(everyt
 def test_controls_of_the_joint_phase_take_matched_steps(everything):
     root, _ = everything
     theirs = manifest(root, "round-1/strong")
-    for name in ("sft_active", "uniform_active", "scaled_ce", "wdds_only", "wmss_frozen"):
+    for name in ("sft_active", "uniform_active", "scaled_ce", "wdds_only", "wmss_frozen", "wmss_annealed"):
         ours = manifest(root, f"baselines/{name}")
         assert ours["counters"]["steps"] == theirs["counters"]["steps"]
         assert ours["counters"]["rows"] == theirs["counters"]["rows"]
@@ -104,6 +107,8 @@ def test_manifests_say_which_variant_ran(everything):
     assert settings["undial"]["undial"] == {"mode": "adjusted_logits", "strength": 1.0, "ce_weight": 0.0}
     assert settings["scaled_ce"]["strong_weight"] == 0.5
     assert settings["wmss_frozen"]["weak"] == "frozen" and settings["wdjt_only"]["weak"] == "joint"
+    ends = {name: settings[name]["strong_weight_end"] for name in ("wmss_annealed", "wmss_frozen")}
+    assert ends == {"wmss_annealed": 1.0, "wmss_frozen": None}
     inputs = manifest(root, "baselines/undial")["inputs"]
     assert inputs["teacher"] == inputs["start"] == manifest(root, "sft")["key"]
     assert "active" not in manifest(root, "baselines/wdjt_only")["inputs"]

@@ -20,7 +20,7 @@ from research.evidence.page import (
     all_tables,
     diagnosed_tables,
     read_all,
-    sampled_table,
+    score_tables,
     with_tables,
     written,
 )
@@ -371,20 +371,14 @@ def test_several_answers_to_an_item_are_counted_and_compared(compared):
         put(compared / f"seed-{seed}/recipe.yaml", "sft: {epochs: 1}\neval: {samples: 4, temperature: 0.6}\n")
     (found,) = collect(compared, study="sampled", student="gemma", names={"wmss": "t0.6"}).values()
     assert found["items"]["gsm8k"]["samples"] == 4
-    base, m1, restart, wmss = sampled_table([found | {"file": "x"}]).splitlines()[2:]
-    assert base.startswith("| gemma | 0.6 | base | 2 | 0.0 | 0.0 |") and m1.startswith(
-        "| gemma | 0.6 | m1 | 2 | 8.3 | 33.3 |"
-    )
-    assert restart == "| gemma | 0.6 | sft_restart | 2 | 33.3 | 33.3 | – | – |"
-    assert wmss.startswith("| gemma | 0.6 | wmss | 2 | 16.7 | 66.7 | -16.7 [") and " | +33.3 [" in wmss
-    hot = json.loads(json.dumps(found).replace('"t0.6"', '"t1.0"').replace('"temperature": 0.6', '"temperature": 1.0'))
-    for answers in hot["methods"]["t1.0"]["seeds"].values():
-        answers["gsm8k"]["right"] = "040400"  # of three items
-    for answers in hot["methods"]["sft_restart"]["seeds"].values():
-        answers["gsm8k"]["right"] = "000000"  # its own reference, which a cooler one takes the place of
-    shown = sampled_table([found | {"file": "x"}, hot | {"file": "y"}]).splitlines()
-    assert len(shown) == 11 and shown[9].startswith("| gemma | 1 | wmss | 2 | 66.7 | 66.7 | +66.7 [")
-    assert shown[10].startswith("| gemma | 1, sft_restart 0.6 | wmss | 2 | 66.7 | 66.7 | +33.3 [")
+    numbers = Numbers([found | {"file": "x"}], [], {})
+    scores = {place: score_of(one.scores) for (_, place), one in numbers.trained.items()}
+    assert scores["sampled-t0.6/sft_restart"] == scores["sampled-t0.6-any/sft_restart"] == pytest.approx(1 / 3)
+    assert scores["sampled-t0.6/wmss"] == pytest.approx(1 / 6)
+    assert scores["sampled-t0.6-any/wmss"] == pytest.approx(2 / 3), "right if any is"
+    wmss = numbers.trained["gemma", "sampled-t0.6-any/wmss"]
+    assert wmss.against.difference == pytest.approx(1 / 3)
+    assert "| wmss | 2 | 66.7 [" in score_tables([*numbers.trained.values()])
 
 
 def test_a_comparison_that_was_stopped_gives_what_it_has(compared):

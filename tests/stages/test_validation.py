@@ -1,5 +1,6 @@
 """Validation rows and the loss of every model of a run on them, from the rows to the report."""
 
+import csv
 import json
 
 import numpy as np
@@ -17,7 +18,10 @@ from weakdriven.data.demo import demo_rows
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_model
+from weakdriven.pipeline.compare import compare_methods
 from weakdriven.pipeline.run import RunOptions, run_recipe, select_recipe
+from weakdriven.pipeline.sweep import sweep_recipe
+from weakdriven.report.compare.page import write_compare
 from weakdriven.report.read import load_run
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.take_over import Siblings
@@ -160,3 +164,41 @@ def test_a_selection_needs_no_validation(tmp_path):
     assert select_recipe(small_recipe("data.limit=16", SHARE), tmp_path / "run", Recorder())
     assert not list((tmp_path / "run").glob("validation*"))
     assert json.loads((tmp_path / "run/data/manifest.json").read_text())["counters"]["examples"] < 16
+
+
+@pytest.mark.slow
+def test_methods_are_compared_by_their_validation_loss_alone(tmp_path):
+    few = ["data.limit=32", "eval.benchmarks=[]", SHARE, "sft.batch_size=8", "sft.micro_batch_size=8"]
+    compare_methods("demo", few, tmp_path, Recorder(), methods=["sft"], seeds=2)
+    rows = {row["method"]: row for row in read_json(tmp_path / "comparison.json")["rows"]}
+    assert list(rows) == ["base", "m1", "sft_restart", "sft"]
+    for method, row in rows.items():
+        assert row["seeds"] == ["42", "43"] and "score" not in row
+        losses = [found(tmp_path / f"seed-{seed}", row["model"])["loss"] for seed in (42, 43)]
+        assert row["validation"]["by_seed"] == pytest.approx(losses)
+        assert row["validation"]["loss"] == pytest.approx(sum(losses) / 2)
+        assert ("validation_against" in row) == (method != "sft_restart")
+    difference = rows["sft"]["validation"]["loss"] - rows["sft_restart"]["validation"]["loss"]
+    assert rows["sft"]["validation_against"]["difference"] == pytest.approx(difference)
+    (line,) = [one for one in csv.DictReader((tmp_path / "comparison.csv").open()) if one["method"] == "sft"]
+    assert float(line["validation_loss"]) == rows["sft"]["validation"]["loss"]
+    page = write_compare([tmp_path]).read_text()
+    assert "Lowest validation loss" in page and f"{rows['sft']['validation']['loss']:.4f}" in page
+    runs = write_compare([tmp_path / "seed-42", tmp_path / "seed-43"], tmp_path / "runs.html").read_text()
+    assert f"{rows['sft']['validation']['by_seed'][1]:.4f}" in runs
+
+
+@pytest.mark.slow
+def test_a_sweep_has_a_column_of_validation_losses(tmp_path):
+    few = ["data.limit=32", "eval.benchmarks=[]", SHARE, "method=sft", "baselines=[]", "sft.epochs=1"]
+    sweep_recipe("demo", few, tmp_path, Recorder(), grids=["sft.learning_rate=1e-4,1e-3"], seeds=1)
+    summary = read_json(tmp_path / "sweep.json")["summary"]
+    losses = {row["point"]: row["validation"]["loss"] for row in summary if row["role"] == "result"}
+    assert len(set(losses.values())) == 2
+    text = (tmp_path / "sweep.md").read_text()
+    assert all(f"{loss:.4f}" in text for loss in losses.values()) and "validation loss" in text
+
+
+def test_methods_are_compared_by_benchmarks_or_validation_rows(tmp_path):
+    with pytest.raises(UserError, match=r"data.validation_share"):
+        compare_methods("demo", ["eval.benchmarks=[]"], tmp_path, Recorder(), methods=["sft"], seeds=1)

@@ -17,14 +17,15 @@ from weakdriven.build.distil import Judge, OpenTeacher, distil, open_teacher
 from weakdriven.build.overlaps import find_overlaps
 from weakdriven.build.rows import KEPT, as_learned, verify_facts, verify_rows
 from weakdriven.build.settings import BuildSettings
+from weakdriven.config.benchmarks import name_of
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.overlap.decontaminate import NGRAM_SHARE, clean
 from weakdriven.data.overlap.find import HeldItem
 from weakdriven.data.questions import bare
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import BENCHMARKS, load_items
 from weakdriven.eval.graders.candidates import verifier
+from weakdriven.eval.test_sets import load_benchmark
 from weakdriven.runs.directory import FUNNEL, TRAIN, WORK, Progress, claim_run
 from weakdriven.runs.files import digest, read_json, read_jsonl, write_json, write_jsonl
 from weakdriven.runs.redact import without_login
@@ -55,7 +56,7 @@ class Build:
 def build(settings: BuildSettings, root: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Make the set in `root`, or continue it; returns the funnel as written to funnel.json."""
     progress = progress or Progress()
-    items = held_items(settings.benchmarks, settings.data_dir)  # before any work: one may be missing
+    items = held_items(settings)  # before any work: one may be missing
     teacher = open_teacher(settings.teacher, settings.domain, settings.style) if settings.teacher else None
     share = settings.ngram_share
     shares = NGRAM_SHARE if share is None else dict.fromkeys(NGRAM_SHARE, share)
@@ -105,7 +106,7 @@ def clean_rows(job: Build, total: int) -> Funnel:
     """Write the rows that may be trained on to `cleaned.jsonl`."""
     settings, progress, kept = job.settings, job.progress, job.work / KEPT
     funnel, begin = Funnel(), time.monotonic()
-    progress.begin("clean", f"{total} rows against {', '.join(settings.benchmarks) or 'no benchmark'}")
+    progress.begin("clean", f"{total} rows against {', '.join(map(name_of, settings.benchmarks)) or 'no benchmark'}")
 
     def examples() -> Iterator[Example]:
         for done, row in enumerate(read_jsonl(kept), start=1):
@@ -143,19 +144,20 @@ def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> tuple[Funnel, F
     return counts
 
 
-def held_items(benchmarks: list[Any], data_dir: str | None) -> Items:
-    """The questions of the benchmarks, by domain."""
+def held_items(settings: BuildSettings) -> Items:
+    """The questions of the benchmarks, by domain; those of test sets of the user are of the domain of the rows."""
     items: Items = {}
     missing: dict[str, UserError] = {}
-    for name in benchmarks:
+    for entry in settings.benchmarks:
         try:
-            found = [HeldItem(name, item.id, bare(item.question)) for item in load_items(name, data_dir)]
+            name, benchmark, held = load_benchmark(entry, settings.data_dir)
         except UserError as error:
-            missing[name] = error
+            missing[name_of(entry)] = error
             continue
-        items.setdefault(BENCHMARKS[name].domain, []).extend(found)
+        found = [HeldItem(name, item.id, bare(item.question)) for item in held]
+        items.setdefault(benchmark.domain or settings.domain, []).extend(found)
     if missing:
-        here = ",".join(name for name in benchmarks if name not in missing) or "none"
+        here = ",".join(name for name in map(name_of, settings.benchmarks) if name not in missing) or "none"
         raise UserError(
             f"Rows are compared with {', '.join(missing)}, which cannot be read (first: "
             f"{next(iter(missing.values()))}) Put their files into --data-dir, or go without them: --benchmarks {here}."

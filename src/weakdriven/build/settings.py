@@ -1,19 +1,19 @@
 """Settings of `weakdriven data build`, and of the teacher that may write the completions."""
 
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from weakdriven.config.recipe import Benchmark
-from weakdriven.config.settings import Settings, refuse_repeats
+from weakdriven.config.benchmarks import SHIPPED, Entry, refuse_same_names
+from weakdriven.config.settings import Settings
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.eval.graders.candidates import Checks
 from weakdriven.eval.settings import TargetSettings
 from weakdriven.runs.directory import TRAIN
 
 CANDIDATES = "candidates.jsonl"
-PUBLISHED = [name for name in get_args(Benchmark) if name != "arithmetic"]
+PUBLISHED: list[Any] = [name for name in SHIPPED if name != "arithmetic"]
 """All benchmarks but the embedded one."""
 
 
@@ -57,7 +57,7 @@ class BuildSettings(Settings):
     """Split of a Hub dataset."""
     style: Literal["tagged", "tag-free", "plain"] = "tagged"
     """How completions have to be written: `tagged`, `tag-free` or `plain`, as `data.style` of a recipe."""
-    benchmarks: list[Benchmark] = Field(default=PUBLISHED)
+    benchmarks: list[Entry] = Field(default=PUBLISHED)
     """Rows that overlap with these are dropped."""
     data_dir: str | None = None
     """Folder with a file for each benchmark; unset, they come from the Hub."""
@@ -86,7 +86,7 @@ class BuildSettings(Settings):
     teacher: TeacherSettings | None = None
     """Writes the completions; those of the sources are then not used."""
 
-    _no_repeats = field_validator("benchmarks")(refuse_repeats)
+    _no_repeats = field_validator("benchmarks")(refuse_same_names)
 
     @property
     def uses_completions(self) -> bool:

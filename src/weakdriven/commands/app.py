@@ -14,7 +14,7 @@ from weakdriven.commands.diagnose import diagnose
 from weakdriven.commands.eval import eval_app
 from weakdriven.commands.export import export_app
 from weakdriven.commands.plan import plan
-from weakdriven.commands.recipes import recipes_app
+from weakdriven.commands.recipes import init, recipes_app
 from weakdriven.commands.report import report_app
 from weakdriven.commands.run import run
 from weakdriven.commands.select import select_app
@@ -27,8 +27,8 @@ from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 # fmt: off
 ORDER = (
-    "recipes", "data", "plan", "run", "chat", "eval", "report", "diagnose", "compare", "sweep", "select", "export",
-    "verify",
+    "init", "recipes", "data", "plan", "run", "chat", "eval", "report", "diagnose", "compare", "sweep", "select",
+    "export", "verify",
 )
 # fmt: on
 """The commands in the order of use, as --help lists them."""
@@ -63,6 +63,7 @@ def options(
     pass
 
 
+app.command()(init)
 app.command()(run)
 app.add_typer(select_app, name="select")
 app.command()(compare)

@@ -69,9 +69,11 @@ Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
 Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 
 
-def prepare(recipe: str, overrides: list[str] | None, output: Path | None, quiet: bool) -> tuple[Recipe, Path, Any]:
+def prepare(
+    recipe: str | Recipe, overrides: list[str] | None, output: Path | None, quiet: bool
+) -> tuple[Recipe, Path, Any]:
     """Settings, run directory and progress for a command that computes a run."""
-    settings = load_recipe(recipe, overrides)
+    settings = load_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
     return settings, output or Path("runs") / settings.name, progress_of(quiet or rank() > 0)
 
 

@@ -12,6 +12,7 @@ from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, setting
 from weakdriven.errors import UserError
 
 data_app = typer.Typer(
+    short_help="Look at training data, or build a verified set.",
     help="Training data: weakdriven data show SOURCE, weakdriven data build math|code|logic SOURCE --output DIR.",
     no_args_is_help=True,
 )

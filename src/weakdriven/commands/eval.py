@@ -21,6 +21,7 @@ from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, setting
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 
 eval_app = typer.Typer(
+    short_help="Evaluate a model on benchmarks, or grade its answers again.",
     help="Benchmarks: weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR (short for eval run ...).",
     cls=default_command("run"),
 )
@@ -31,7 +32,9 @@ KeyValues = Annotated[list[str] | None, typer.Argument(help="Settings to change,
 @eval_app.command("run", cls=settings_command(EvaluationSettings), context_settings=UNKNOWN_OPTIONS)
 def eval_run(
     model: Annotated[str, typer.Option(help="Model or adapter folder, or a Hub id.")],
-    benchmarks: Annotated[str, typer.Option(help="Names, separated by commas; docs/benchmarks.md lists them.")],
+    benchmarks: Annotated[
+        str, typer.Option(help="Names and files of your own, separated by commas (docs/evaluation.md).")
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to resume.", callback=here)],
     settings: KeyValues = None,
     data_dir: DataDir = None,

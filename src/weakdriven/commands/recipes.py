@@ -1,14 +1,30 @@
-"""`weakdriven recipes`: the recipes that come with the package."""
+"""`weakdriven recipes`: the recipes that come with the package; `weakdriven init`: a first recipe of one's own."""
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weakdriven.commands.common import RecipeArgument, print_described
+from weakdriven.commands.common import Debug, RecipeArgument, here, print_described, quieten_libraries
 from weakdriven.config.file import dump_recipe, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.config.reference import explain_setting, settings_page
+from weakdriven.errors import UserError
 
+if TYPE_CHECKING:
+    from weakdriven.pipeline.new_recipe import NewRecipe
+
+ModelOption = Annotated[str | None, typer.Option(help="Base model: a folder, a Hub id, or embedded:base.")]
+DataOption = Annotated[str | None, typer.Option(help="Training rows: a file, a folder, or a Hub dataset.")]
+TestOption = Annotated[
+    str | None, typer.Option(help="Benchmarks or test files, separated by commas; none: validate on 5% of the rows.")
+]
+QUESTIONS = {
+    "model": "Base model (folder, Hub id, or embedded:base)",
+    "data": "Training rows (file, folder, or Hub dataset)",
+    "test": "Test set (file, or benchmarks such as gsm8k; none: keep 5% of the rows for validation)",
+}
 recipes_app = typer.Typer(help="The recipes that come with the package.", invoke_without_command=True)
 
 
@@ -42,3 +58,34 @@ def recipes_explain(
 def recipes_schema() -> None:
     """Print the JSON Schema of a recipe, for editors."""
     print(recipe_schema(), end="")
+
+
+def init(
+    model: ModelOption = None,
+    data: DataOption = None,
+    test: TestOption = None,
+    output: Annotated[Path, typer.Option(help="New recipe file.", callback=here)] = Path("recipe.yaml"),
+    debug: Debug = False,
+) -> None:
+    """Write a commented recipe that fits the data; asks for what is not given."""
+    new = proposed(model, data, test, ask=sys.stdin.isatty())
+    from weakdriven.pipeline.new_recipe import write_recipe
+
+    recipe = write_recipe(new, output)
+    print(f"{new.found}\nWritten: {output}")
+    look = ["data", "show", recipe.data.path, "--model", recipe.model]
+    for words in (look, ["plan", str(output)], ["run", str(output)]):
+        print("Next:", shlex.join(["weakdriven", *words]))
+
+
+def proposed(model: str | None, data: str | None, test: str | None, *, ask: bool = False) -> "NewRecipe":
+    """A recipe for these three; those missing are asked for on a terminal."""
+    given = {"model": model, "data": data, "test": test}
+    if (missing := [name for name, value in given.items() if value is None]) and not ask:
+        names = ", ".join(f"--{name}" for name in missing)
+        raise UserError(f"Not given: {names}. A recipe needs --model, --data and --test; on a terminal init asks.")
+    answers = {name: typer.prompt(QUESTIONS[name]) if value is None else value for name, value in given.items()}
+    quieten_libraries()
+    from weakdriven.pipeline.new_recipe import propose
+
+    return propose(**answers)

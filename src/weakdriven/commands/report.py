@@ -9,6 +9,7 @@ from weakdriven.commands.common import Debug, default_command, here
 from weakdriven.errors import UserError
 
 report_app = typer.Typer(
+    short_help="Write report.html of a run again, or follow a run.",
     help="weakdriven report RUN writes report.html of a run again (short for report run RUN).",
     cls=default_command("run"),
 )

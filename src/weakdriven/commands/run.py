@@ -9,7 +9,9 @@ import typer
 
 from weakdriven.commands import common
 from weakdriven.commands.export import Private, PushToHub, export_hub, refuse_push
+from weakdriven.commands.recipes import DataOption, ModelOption, TestOption, proposed
 from weakdriven.config.file import load_recipe
+from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
 from weakdriven.runs.launcher import LAUNCHED
 from weakdriven.runs.launcher import launch as start_launcher
@@ -18,8 +20,13 @@ from weakdriven.runs.redact import without_login
 
 
 def run(
-    recipe: common.RecipeArgument,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A .yaml file, or the name of a shipped recipe; or give the next three.")
+    ] = None,
     overrides: common.Overrides = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    test: TestOption = None,
     output: Annotated[
         str | None, typer.Option(help="Run directory, or an address to copy stages to; unset: runs/NAME.")
     ] = None,
@@ -38,11 +45,11 @@ def run(
     debug: common.Debug = False,
 ) -> None:
     """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
-    if launch and LAUNCHED not in os.environ:
-        load_recipe(recipe, overrides)  # so that an error in it is reported once, and not by each process
+    asked = asked_recipe(recipe, overrides, model, data, test)
+    if launch and LAUNCHED not in os.environ:  # an error in the recipe was reported once, and not by each process
         raise typer.Exit(start_launcher(launch, sys.argv[1:]))
     folder, address = places(output, work)
-    settings, root, progress = common.prepare(recipe, overrides, folder, quiet)
+    settings, root, progress = common.prepare(asked, None, folder, quiet)
     refuse_push(push_to_hub, private=private)
     from weakdriven.pipeline.run import RunOptions, run_recipe
     from weakdriven.runs.take_over import Siblings
@@ -59,6 +66,19 @@ def run(
         print(f"Copied: {remote.shown}")
     if push_to_hub:
         export_hub(root, push_to_hub, private)
+
+
+def asked_recipe(
+    recipe: str | None, overrides: list[str] | None, model: str | None, data: str | None, test: str | None
+) -> Recipe:
+    """The recipe that is named, or the one that `weakdriven init` would write."""
+    if model is data is test is None:
+        if recipe is None:
+            raise UserError("Give a recipe (`weakdriven recipes` lists the shipped), or --model, --data and --test.")
+        return load_recipe(recipe, overrides)
+    if recipe is not None and "=" not in recipe:
+        raise UserError(f"{recipe} is a recipe, and --model, --data and --test make one; give one of the two.")
+    return proposed(model, data, test).recipe([*([recipe] if recipe else []), *(overrides or [])])
 
 
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:

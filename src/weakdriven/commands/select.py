@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from weakdriven.pipeline.weak_candidates import Separation
 
 select_app = typer.Typer(
+    short_help="Draw the active set of a recipe (WD-DS), or explain a draw.",
     help="WD-DS: weakdriven select RECIPE draws the active set of a recipe (short for select draw RECIPE).",
     cls=common.default_command("draw"),
     no_args_is_help=True,

@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.config.reference import other_name
-from weakdriven.config.settings import Settings
+from weakdriven.config.settings import UNION, Settings
 from weakdriven.errors import UserError
 from weakdriven.runs.redact import holds_secret, redact
 from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
@@ -207,7 +208,7 @@ def number_like(value: Any) -> Any:
 
 
 def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
-    location = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    location = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", UNION))]
     key = ".".join(location)
     if location == [EXTENDS]:
         return f"{source}: {EXTENDS} is a key of recipe files; write it into one, or name that recipe in place of this."
@@ -237,12 +238,17 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
 
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
-        if part.isdecimal():  # a place in a list
-            continue
-        annotation = model.model_fields[part].annotation
-        choices = get_args(annotation) or (annotation,)  # `LoraSettings | None` has two
-        model = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), model)
+        if part in model.model_fields:  # a number is a place in a list
+            model = next(_groups_in(model.model_fields[part].annotation), model)
     return model
+
+
+def _groups_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Groups of settings in a type, such as that in `LoraSettings | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _groups_in(inner)
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -5,20 +5,15 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
+from weakdriven.config.benchmarks import Entry, refuse_same_names
 from weakdriven.config.data import DataSettings
 from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
 
 # fmt: off
-Benchmark = Literal[
-    "arithmetic",
-    "aime2025", "math500", "amc23", "aqua", "gsm8k", "mawps", "svamp",
-    "humaneval_plus", "mbpp_plus", "bigcodebench", "livecodebench",
-    "logiqa2", "reclor",
-]
 Baseline = Literal[
     "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce",
     "neftune", "undial", "spin", "dpo", "ssb",
-    "wdjt_only", "wdds_only", "wmss_frozen",
+    "wdjt_only", "wdds_only", "wmss_frozen", "wmss_annealed",
 ]
 # fmt: on
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
@@ -158,8 +153,9 @@ class EngineSettings(Settings):
 class EvalSettings(EngineSettings):
     """Evaluation of every model that the run makes."""
 
-    benchmarks: list[Benchmark] = Field(default=[])
-    """Which benchmarks to run, each on every model."""
+    benchmarks: list[Entry] = Field(default=[])
+    """Which benchmarks and test sets of your own to run, each on every model. `test.jsonl` is short for
+    `{path: test.jsonl}`."""
     data_dir: str | None = None
     """Folder with a file for each benchmark (docs/benchmarks.md); unset: from the Hub."""
     preset: Literal["paper", "passk"] = "paper"
@@ -185,7 +181,7 @@ class EvalSettings(EngineSettings):
     unsafe: bool = False
     """Run generated code without isolation if none is available: it can then do whatever you can."""
 
-    _no_repeats = field_validator("benchmarks")(refuse_repeats)
+    _no_repeats = field_validator("benchmarks")(refuse_same_names)
 
     @model_validator(mode="after")
     def _can_be_reported(self) -> "EvalSettings":
@@ -235,7 +231,7 @@ class Recipe(Settings):
     on the rows that WMSS trains on. `sft_compute`: SFT at the compute of WMSS. `uniform_active`: WMSS on as many rows
     drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
     `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
-    frozen weak model."""
+    frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
     precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
 

@@ -86,7 +86,7 @@ def _walk(schema: dict[str, Any], groups: dict[str, Any], prefix: str) -> Iterat
         group = _group_of(field, groups)
         if group is None:
             default = "required" if name in required else _shown(field.get("default"))
-            yield Setting(prefix + name, _values(field), default, field.get("description", ""))
+            yield Setting(prefix + name, _values(field, groups), default, field.get("description", ""))
         else:
             inner.append((prefix + name, group, field.get("description") or group.get("description", "")))
     for key, group, text in inner:
@@ -107,16 +107,18 @@ def _shown(value: Any) -> str:
     return "unset" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _values(field: dict[str, Any]) -> str:
+def _values(field: dict[str, Any], groups: dict[str, Any]) -> str:
     """The values that a field takes, in words."""
+    if "$ref" in field:
+        return f"{{{', '.join(groups[field['$ref'].rpartition('/')[2]]['properties'])}}}"
     if "enum" in field:
         return ", ".join(_shown(one) for one in field["enum"])
     if "const" in field:
         return _shown(field["const"])
     if "anyOf" in field:
-        return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
+        return " or ".join(_values(one, groups) for one in field["anyOf"] if one.get("type") != "null")
     if field.get("type") == "array":
-        return f"list: {_values(field['items'])}" if field.get("items") else "list"
+        return f"list: {_values(field['items'], groups)}" if field.get("items") else "list"
     kind: str = field.get("type", "value")
     kind = {"string": "text", "boolean": "true, false"}.get(kind, kind)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+UNION = "one of: "
+"""Begins the tag of a union's member, which is no part of a setting's key."""
+
 
 class Settings(BaseModel):
     model_config = ConfigDict(

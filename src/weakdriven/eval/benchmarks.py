@@ -8,11 +8,14 @@ import contextlib
 import difflib
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from yaml import YAMLError
+
+from weakdriven.config.benchmarks import is_path
 from weakdriven.data.demo import TEST_ITEMS
 from weakdriven.data.example import refuse_broken_text
 from weakdriven.data.questions import LETTERS, user_message
@@ -20,9 +23,10 @@ from weakdriven.data.rows.files import EMBEDDED, read_rows
 from weakdriven.errors import UserError
 from weakdriven.eval.graders.grading import Kind, check_golds
 from weakdriven.eval.hub_rows import Hub, our_fields, read_hub
+from weakdriven.runs.yaml import load_yaml
 
 Row = dict[str, Any]
-Domain = Literal["math", "code", "logic"]
+Domain = Literal["math", "code", "logic", ""]
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 CODE = {"timeout": 120, "memory_mb": 4096}
 """For one program and all its tests; the slowest HumanEval+ and MBPP+ tests need this much on a small machine."""
@@ -33,7 +37,7 @@ class Benchmark:
     kind: Kind
     """The grader."""
     domain: Domain
-    """Chooses the system prompt."""
+    """Chooses the system prompt; empty: the domain of the training rows, as for test sets of the user."""
     rows: int
     max_new_tokens: int
     version: int
@@ -49,6 +53,10 @@ class Benchmark:
     source: str = ""
     """Where a benchmark that is not on the Hub comes from."""
     embedded: bool = False
+    grader: str = ""
+    """Of a test set of the user: its grader as a recipe names it."""
+    found: bool = False
+    """Whether that was found from the answers."""
 
 
 MAWPS = (
@@ -90,16 +98,36 @@ class Item:
     question: str
     """The user message."""
     gold: Any
-    """What `weakdriven.eval.grade` takes: a text, a letter, or the tests of a program."""
+    """What `weakdriven.eval.grade` takes: a text, a letter, several of them, the tests of a program, or a row."""
     options: list[str] | None = None
     level: str | None = None
+    messages: list[dict[str, str]] | None = None
+    """The whole prompt, if it is more than the question."""
+
+    def as_row(self) -> Row:
+        """Plain values, for JSON; `Item(**row)` is the inverse."""
+        return {name: value for name, value in vars(self).items() if name != "messages" or value}
+
+    def answered(self, gold: Any, options: list[str] | None = None) -> "Item":
+        """The same with its right answer; of a list of one, that one."""
+        return replace(self, gold=gold[0] if isinstance(gold, list) and len(gold) == 1 else gold, options=options)
+
+    @property
+    def shown_gold(self) -> Any:
+        """The right answer as a report shows it; the tests of a program are too long."""
+        return self.gold.get("row", {}).get("answer") if isinstance(self.gold, dict) else self.gold
 
 
-def benchmarks_named(names: str) -> list[str]:
-    """Benchmarks from a command line, separated by commas."""
+def benchmarks_named(names: str) -> list[Any]:
+    """Benchmarks from a command line: names and paths of test sets, separated by commas, or a list as in a recipe."""
+    if names.lstrip().startswith("["):
+        try:
+            return load_yaml(names)
+        except YAMLError:
+            raise UserError(f"--benchmarks: {names} is not valid YAML; write [{{path: test.jsonl}}, gsm8k].") from None
     found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in found:
-        if name not in BENCHMARKS:
+        if name not in BENCHMARKS and not is_path(name):
             hint = "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(name, BENCHMARKS, n=1))
             raise UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
     if not found:
@@ -216,15 +244,15 @@ def text_of(row: Row, key: str, where: str) -> str:
     return str(value)
 
 
-def check_items(name: str, items: list[Item], *, python: str | None = None) -> None:
+def check_items(name: str, items: list[Item], entry: Benchmark | None = None, *, python: str | None = None) -> None:
     """Refuse what would make right answers count as wrong: unreadable gold answers and missing libraries."""
-    entry = BENCHMARKS[name]
+    entry = entry or BENCHMARKS[name]
     options = [item.options for item in items] if entry.kind == "choice" else None
     if bad := check_golds(entry.kind, [item.gold for item in items], options=options):
-        first = items[bad[0]]
+        first, other = items[bad[0]], ", or set another grader (exact compares texts)" if entry.grader else ""
         raise UserError(
-            f"{name}: the grader cannot read the gold answer of {len(bad)} items (first: {first.id}, {first.gold!r}); "
-            "correct them, because every answer to them would count as wrong."
+            f"{name}: the grader {entry.kind} cannot read the gold answer of {len(bad)} items (first: {first.id}, "
+            f"{first.gold!r}); correct them{other}, because every answer to them would count as wrong."
         )
     if missing := missing_libraries(items, python):
         count = len(set().union(*missing.values()))

@@ -116,6 +116,7 @@ def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder
     template = target.chat_template or (trained.chat_template if trained and not tokenizer.chat_template else None)
     give_chat_template(tokenizer, template, target.model)
     data = trained.data if trained and style is None else None
-    renderer = Renderer(tokenizer, "math", *((data.style, data.system_prompt) if data else (style or "plain", None)))
+    domain = trained.data.domain if trained else "math"
+    renderer = Renderer(tokenizer, domain, *((data.style, data.system_prompt) if data else (style or "plain", None)))
     renderer.check()
     return renderer

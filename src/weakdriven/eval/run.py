@@ -10,15 +10,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weakdriven.config.benchmarks import TestSet
 from weakdriven.config.recipe import EvalSettings
+from weakdriven.data.example import Message
 from weakdriven.data.prompts import Renderer, with_request
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import BENCHMARKS, Item, check_items, load_items
+from weakdriven.eval.benchmarks import Benchmark, Item, check_items
 from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Row, by_key, collect
 from weakdriven.eval.graders.grading import grade_many
 from weakdriven.eval.sandbox.run import interpreter, isolation, no_isolation
 from weakdriven.eval.scoring import score
+from weakdriven.eval.test_sets import grading_of, load_benchmark, token_budget
 from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, SAMPLES, Progress
 from weakdriven.runs.files import append_jsonl, digest, read_json, read_jsonl, salvage_jsonl, write_json, write_jsonl
 from weakdriven.runs.machine import cores
@@ -34,14 +37,26 @@ class Questions:
     """Items of a benchmark, and how answers to them are graded."""
 
     benchmark: str
+    """The name of the benchmark or test set."""
+    entry: Benchmark
     items: list[Item]
     k: list[int]
     """pass@k to report."""
     grading: dict[str, Any]
-    """Options of the grader in addition to the benchmark's own: `unsafe` and `python` for code."""
+    """What else decides the verdicts: `unsafe` and `python` for code, the grader of a test set of the user."""
 
     def golds_key(self) -> str:
-        return digest([asdict(item) for item in self.items])
+        """Scores are compared under equal keys only."""
+        rows: list[Any] = [item.as_row() for item in self.items]
+        own = {name: value for name, value in self.grading.items() if name in ("grader", "source")}
+        return digest([*rows, own] if own else rows)
+
+    def score(self, samples: list[Row]) -> dict[str, Any]:
+        entry, own = self.entry, {}
+        if entry.grader:
+            own = {"path": entry.file, "grader": entry.grader, "found": entry.found, "rows": entry.rows}
+        scores = score(self.benchmark, samples, self.k, version=entry.version, rows=entry.rows)
+        return scores | ({"test_set": own} if own else {})
 
 
 @dataclass(frozen=True)
@@ -71,27 +86,39 @@ class Task(Questions):
         return digest([self.prompts, [item.id for item in self.items]])
 
 
-def prepare_task(benchmark: str, renderer: Renderer, settings: EvalSettings, *, seed: int) -> Task:
+def prepare_task(benchmark: str | TestSet, renderer: Renderer, settings: EvalSettings, *, seed: int) -> Task:
     """Load and render a benchmark; wrong row counts, missing fields and prompts over the limit are errors."""
-    entry = BENCHMARKS[benchmark]
-    items = load_items(benchmark, settings.data_dir)[: settings.limit]
-    renderer = replace(renderer, domain=entry.domain)
-    questions = [item.question for item in items]
-    if not entry.embedded:
-        questions = [with_request(question, entry.domain, renderer.style) for question in questions]
-    prompts = [renderer.prompt([{"role": "user", "content": question}]) for question in questions]
+    name, entry, items = load_benchmark(benchmark, settings.data_dir, renderer.domain)
+    items = items[: settings.limit]
+    renderer = replace(renderer, domain=entry.domain or renderer.domain)
+    prompts = [renderer.prompt(prompt_of(item, entry, renderer.style)) for item in items]
     prompt_ids = renderer.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     limit = settings.max_prompt_tokens
     sizes = zip(items, map(len, prompt_ids), strict=True)
     if long := [f"{item.id} ({tokens} tokens)" for item, tokens in sizes if tokens > limit]:
         raise UserError(
-            f"{benchmark}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {', '.join(long[:5])}"
+            f"{name}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {', '.join(long[:5])}"
             f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
         )
-    asked, budget = settings.asking(), settings.max_new_tokens or entry.max_new_tokens
-    sampling = Sampling(budget, tuple(renderer.stop_ids), asked["temperature"], asked["top_p"])
-    grading = {"unsafe": settings.unsafe, "python": settings.code_python} if entry.kind == "code" else {}
-    return Task(benchmark, items, asked["k"], grading, prompts, prompt_ids, sampling, asked["samples"], seed)
+    asked, stops = settings.asking(), tuple(renderer.stop_ids)
+    sampling = Sampling(token_budget(benchmark, settings), stops, asked["temperature"], asked["top_p"])
+    questions = Questions(name, entry, items, asked["k"], grading_of(entry, settings))
+    return Task(
+        **vars(questions),
+        prompts=prompts,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        samples=asked["samples"],
+        seed=seed,
+    )
+
+
+def prompt_of(item: Item, entry: Benchmark, style: str) -> list[Message]:
+    """The messages of an item; a test set of the user is asked as it is."""
+    if item.messages:
+        return item.messages
+    asks = entry.domain and not entry.embedded
+    return [{"role": "user", "content": with_request(item.question, entry.domain, style) if asks else item.question}]
 
 
 def check_task(task: Task, positions: int | None = None) -> None:
@@ -101,9 +128,9 @@ def check_task(task: Task, positions: int | None = None) -> None:
             f"{task.benchmark}: the longest prompt with {task.sampling.max_new_tokens} new tokens has "
             f"{task.longest()}, and the model has {positions} positions; lower max_new_tokens."
         )
-    check_items(task.benchmark, task.items, python=task.grading.get("python"))
-    if BENCHMARKS[task.benchmark].kind == "code":
-        check_sandbox(**task.grading)
+    check_items(task.benchmark, task.items, task.entry, python=task.grading.get("python"))
+    if task.entry.kind == "code":
+        check_sandbox(python=task.grading["python"], unsafe=task.grading["unsafe"])
 
 
 def check_sandbox(*, python: str | None, unsafe: bool) -> None:
@@ -132,6 +159,8 @@ def evaluate(
         model: Key of the model, so that no average is taken over two models.
         spread: False if the main process generates alone, as with one server for all processes.
     """
+    if task.entry.found:
+        progress.note(f"grader {task.entry.grader}, found from the answers")
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
     earlier = sorted(work.glob("completions*.jsonl"))
     done = agree(by_key([row for path in earlier for row in salvage_jsonl(path)]) if is_main() else {})
@@ -171,8 +200,8 @@ def write_results(
     `terms` is what scores.json says besides the numbers; in `work` verdicts survive a kill.
     """
     samples = grade_samples(questions, rows, work, progress)
-    scores = score(questions.benchmark, samples, questions.k)
-    write_jsonl(out / ITEMS, (asdict(item) for item in questions.items))
+    scores = questions.score(samples)
+    write_jsonl(out / ITEMS, (item.as_row() for item in questions.items))
     write_jsonl(out / SAMPLES, samples)
     terms = terms | {"golds": questions.golds_key(), "grading": questions.grading}
     write_json(out / BENCHMARK_SCORES, scores | terms)
@@ -180,11 +209,12 @@ def write_results(
 
 
 def grade_samples(questions: Questions, rows: list[Row], work: Path | None, progress: Progress) -> list[Row]:
-    entry, by_id = BENCHMARKS[questions.benchmark], {item.id: item for item in questions.items}
+    entry, by_id = questions.entry, {item.id: item for item in questions.items}
     # verdicts of an earlier try count only for the same golds and options of the grader
-    terms = digest([entry.version, questions.grading, [asdict(item) for item in questions.items]])
+    terms = digest([entry.version, questions.grading, [item.as_row() for item in questions.items]])
     file = work / f"verdicts-{terms}.jsonl" if work else None
-    verdicts, code = salvage_jsonl(file) if file else [], entry.kind == "code"
+    verdicts = salvage_jsonl(file) if file else []
+    sandbox = {name: questions.grading[name] for name in ("unsafe", "python")} if entry.kind == "code" else {}
     while len(verdicts) < len(rows):
         block = rows[len(verdicts) : len(verdicts) + BLOCK]
         items = [by_id[row["id"]] for row in block]
@@ -195,14 +225,14 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
             options=[item.options for item in items] if entry.kind == "choice" else None,
             workers=cores(),
             **entry.grading,
-            **(questions.grading if code else {}),
+            **sandbox,
         )
         new = [{**asdict(one), "undecided": one.undecided} for one in graded]
         if file:
             append_jsonl(file, new, sealed=True)
         verdicts += new
         progress.update(len(verdicts), len(rows))
-    known = {id: {"gold": None if code else item.gold, "level": item.level} for id, item in by_id.items()}
+    known = {id: {"gold": item.shown_gold, "level": item.level} for id, item in by_id.items()}
     return [{**row, **verdict, **known[row["id"]]} for row, verdict in zip(rows, verdicts, strict=True)]
 
 
@@ -210,7 +240,7 @@ def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
     """Grade the saved samples of one benchmark again, with today's grader; nothing is generated."""
     old, rows = read_json(folder / BENCHMARK_SCORES), list(read_jsonl(folder / SAMPLES))
     begin, name = time.monotonic(), questions.benchmark
-    progress.begin(name, f"graded as version {BENCHMARKS[name].version}")
+    progress.begin(name, f"graded as version {questions.entry.version}")
     with rewriting(folder, ITEMS, SAMPLES, BENCHMARK_SCORES) as manifest:
         terms = {"protocol": old["protocol"], "model": old.get("model", "")}
         manifest["counters"] = write_results(questions, rows, terms, out=folder, progress=progress)
@@ -221,10 +251,10 @@ def refresh(folder: Path, task: Task, progress: Progress) -> None:
     """Grade a finished benchmark again if its grader, its gold answers or the k asked for have changed since."""
     refuse_damage(folder)
     old = read_json(folder / BENCHMARK_SCORES)
-    now = {"version": BENCHMARKS[task.benchmark].version, "golds": task.golds_key(), "grading": task.grading}
+    now = {"version": task.entry.version, "golds": task.golds_key(), "grading": task.grading}
     if any(old.get(key) != value for key, value in now.items()):
         regrade(folder, task, progress)
     elif [int(key) for key in old["pass_at_k"]] != task.k:
-        scores = score(task.benchmark, list(read_jsonl(folder / SAMPLES)), task.k)
+        scores = task.score(list(read_jsonl(folder / SAMPLES)))
         with rewriting(folder, BENCHMARK_SCORES):
             write_json(folder / BENCHMARK_SCORES, {**old, **scores})

@@ -17,21 +17,26 @@ from weakdriven.eval.statistics import (
     pass_at_k,
     wilson_interval,
 )
+from weakdriven.eval.test_sets import VERSION
 from weakdriven.runs.directory import BENCHMARK_SCORES, SAMPLES
 from weakdriven.runs.files import read_json, read_jsonl
 
 Sample = dict[str, Any]
 
 
-def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[str, Any]:
-    """All numbers of one benchmark; every fraction is a count over a count and can be checked from the samples."""
+def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int], *, version: int, rows: int) -> dict[str, Any]:
+    """All numbers of one benchmark; every fraction is a count over a count and can be checked from the samples.
+
+    Args:
+        rows: Items of the whole benchmark.
+    """
     correct_P, n = correct_counts(samples)
     items, correct = len(correct_P), sum(correct_P)
     by_k = {each: [pass_at_k([count], n, each) for count in correct_P] for each in k}
     accuracy = pass_at_k(correct_P, n, 1)
     return {
         "benchmark": benchmark,
-        "version": BENCHMARKS[benchmark].version,
+        "version": version,
         "items": items,
         "samples": n,
         "correct": correct,
@@ -48,7 +53,7 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int]) -> dict[s
         "undecided": sum(sample["undecided"] for sample in samples),
         "tokens": sum(sample["tokens"] for sample in samples),
         "levels": by_level(samples),
-        "whole": items == BENCHMARKS[benchmark].rows,
+        "whole": items == rows,
     }
 
 
@@ -80,9 +85,10 @@ def by_level(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
 
 
 def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
-    """Scores by benchmark of a folder that `weakdriven eval` wrote, or of RUN/eval/MODEL."""
-    found = {path.parent.name: read_json(path) for path in sorted(folder.glob(f"*/{BENCHMARK_SCORES}"))}
-    found = {name: found[name] for name in BENCHMARKS if name in found}
+    """Scores by benchmark of a folder that `weakdriven eval` wrote, or of RUN/eval/MODEL; test sets come last."""
+    saved = {path.parent.name: read_json(path) for path in sorted(folder.glob(f"*/{BENCHMARK_SCORES}"))}
+    own = [name for name, one in saved.items() if name not in BENCHMARKS and "test_set" in one]
+    found = {name: saved[name] for name in (*BENCHMARKS, *own) if name in saved}
     if not found:
         below = sorted(path.parents[1] for path in folder.glob(f"**/{BENCHMARK_SCORES}"))
         hint = f"; did you mean {below[0]}?" if below else "; expected <benchmark>/scores.json in it."
@@ -92,7 +98,9 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
     """Mean accuracy over benchmarks; None if versions, models, sampling or completeness differ."""
-    current = all(one["version"] == BENCHMARKS[name].version for name, one in scores.items())
+    current = all(
+        one["version"] == (BENCHMARKS[name].version if name in BENCHMARKS else VERSION) for name, one in scores.items()
+    )
     asked = ("samples", "temperature", "top_p")
     terms = {(one["whole"], one.get("model"), *(one["protocol"][key] for key in asked)) for one in scores.values()}
     if len(scores) < 2 or not current or len(terms) > 1:
@@ -132,13 +140,14 @@ def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
         test, result = ("McNemar", mcnemar(a, b)) if n == 1 else ("paired bootstrap", paired_bootstrap(a, b))
         means = float(a.mean()), float(b.mean())
         found.append(Compared(name, scores_a[name]["version"], len(a), *means, test, result))
-    return found, [name for name in BENCHMARKS if (name in scores_a) != (name in scores_b)]
+    return found, [name for name in scores_a | scores_b if (name in scores_a) != (name in scores_b)]
 
 
 def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
     if a["golds"] != b["golds"]:
         raise UserError(
-            f"{name}: the two were graded on other items, options or gold answers; use one file and the same limit."
+            f"{name}: the two were graded on other items, options or gold answers, or by other graders; use one file "
+            "and the same limit."
         )
     remedies = {"version": "run weakdriven eval regrade on the older one"}
     remedies |= dict.fromkeys(("samples", "temperature", "top_p", "max_new_tokens"), "sample both the same way")

@@ -53,3 +53,5 @@ class RegradeSettings(Settings):
     """Python whose packages generated code may import; unset, this one."""
     unsafe: bool = False
     """Run generated code without isolation where none is available: it may then do all that you may do."""
+    trust_grader: bool = False
+    """Run the Python function that the folder names as the grader of a test set."""

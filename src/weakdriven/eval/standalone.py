@@ -7,11 +7,13 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from weakdriven.eval.benchmarks import BENCHMARKS, Item
+from weakdriven.errors import UserError
+from weakdriven.eval.benchmarks import Item
 from weakdriven.eval.engines import Engines, check_engine, find_renderer, open_engine, running_server
 from weakdriven.eval.run import Questions, Task, check_task, evaluate, prepare_task, refresh, regrade
 from weakdriven.eval.scoring import read_folder
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
+from weakdriven.eval.test_sets import grading_of, recorded_benchmark
 from weakdriven.models.folder import open_model
 from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, WORK, Progress, claim_run
@@ -66,11 +68,17 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
 def regrade_folder(root: Path, settings: RegradeSettings, progress: Progress) -> dict[str, Any]:
     """Grade all saved samples of a folder again, without a model; returns the scores by benchmark."""
     scores = read_folder(root)
+    entries = {name: recorded_benchmark(name, old) for name, old in scores.items()}
+    for name, entry in entries.items():
+        if entry.kind == "python" and not settings.trust_grader:
+            raise UserError(
+                f"{name} is graded by {entry.grader}, code that the folder names; add trust_grader=true to run it, if "
+                "you know it."
+            )
     progress.plan([Planned(name, "", "regrade") for name in scores])
     for name, old in scores.items():
-        code = BENCHMARKS[name].kind == "code"
-        grading = {"unsafe": settings.unsafe, "python": settings.code_python} if code else {}
         items = [Item(**row) for row in read_jsonl(root / name / ITEMS)]
-        regrade(root / name, Questions(name, items, [int(k) for k in old["pass_at_k"]], grading), progress)
+        k, grading = [int(k) for k in old["pass_at_k"]], grading_of(entries[name], settings)
+        regrade(root / name, Questions(name, entries[name], items, k, grading), progress)
     progress.close()
     return read_folder(root)

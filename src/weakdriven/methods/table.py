@@ -114,11 +114,20 @@ def wdds_only(context: Context, data: Stage) -> Model:
 
 def wmss_frozen(context: Context, data: Stage) -> Model:
     """WMSS whose weak model only runs forward; on all rows where the recipe selects none."""
-    frozen = {"enabled": True, "weak": "frozen", "weak_learning_rate": None}
-    settings = context.recipe.joint.model_copy(update=frozen)
-    own = partial(own_set, context, data, "wmss_frozen")
+    return changed_wmss(context, data, "wmss_frozen", weak="frozen", weak_learning_rate=None)
+
+
+def wmss_annealed(context: Context, data: Stage) -> Model:
+    """WMSS whose strong weight rises to 1, so that the strong model ends on its own loss."""
+    return changed_wmss(context, data, "wmss_annealed", strong_weight_end=1.0)
+
+
+def changed_wmss(context: Context, data: Stage, name: str, **changes: Any) -> Model:
+    """WMSS with other settings of joint training."""
+    settings = context.recipe.joint.model_copy(update={"enabled": True, **changes})
+    own = partial(own_set, context, data, name)
     choose = own if context.recipe.selection.enabled else lambda *_: None
-    return rounds(context, data, "wmss_frozen", choose, settings)
+    return rounds(context, data, name, choose, settings)
 
 
 def from_base(context: Context, data: Stage, name: str, variant: Variant) -> Model:
@@ -162,6 +171,6 @@ BASELINES: dict[str, Callable[[Context, Stage], Model]] = {
     baseline.__name__: baseline
     for baseline in (
         *(sft, sft_restart, sft_active, sft_compute, uniform_active, scaled_ce),
-        *(neftune, undial, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen),
+        *(neftune, undial, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen, wmss_annealed),
     )
 }

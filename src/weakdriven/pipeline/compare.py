@@ -112,8 +112,11 @@ def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
     method = "wmss" if "wmss" in methods else methods[0]
     others = ", ".join(name for name in methods if name != method)
     recipe = load_recipe(source, overrides, varied=[f"method={method}", f"baselines=[{others}]"])
-    if not recipe.eval.benchmarks:
-        raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to compare methods by; name some.")
+    if not recipe.eval.benchmarks and not recipe.data.validates:
+        raise UserError(
+            f"{source}: eval.benchmarks names none and there are no validation rows, so there is nothing to compare "
+            "methods by; name some benchmarks, or set data.validation or data.validation_share."
+        )
     return recipe
 
 

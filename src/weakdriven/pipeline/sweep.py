@@ -109,8 +109,11 @@ def recipes_of(
     common = [*(word for axis in axes for word in as_overrides(axis.settings)), *overrides]
     recipes = {one.name: load_recipe(source, common, varied=as_overrides(one.overrides)) for one in points}
     for recipe in recipes.values():
-        if not recipe.eval.benchmarks:
-            raise UserError(f"{source}: eval.benchmarks names none, so there is nothing to show; name some.")
+        if not recipe.eval.benchmarks and not recipe.data.validates:
+            raise UserError(
+                f"{source}: eval.benchmarks names none and there are no validation rows, so there is nothing to show; "
+                "name some benchmarks, or set data.validation or data.validation_share."
+            )
     try:
         return load_recipe(source, common), recipes
     except UserError:

@@ -111,5 +111,5 @@ def validation_count(recipe: Recipe, training: int) -> int:
     share, path = recipe.data.validation_share, recipe.data.validation
     if share is not None:
         return max(round(training * share / (1 - share)), 1)
-    known = cheap_count(path) if path is not None and Path(path).expanduser().exists() else None
+    known = cheap_count(path) if path and Path(path).expanduser().exists() else None
     return known or max(round(VALIDATION_SHARE * training), 1)

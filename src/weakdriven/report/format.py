@@ -25,6 +25,7 @@ MODEL_NAMES = {
     "baseline-wdjt_only": "WMSS, WD-JT only",
     "baseline-wdds_only": "WMSS, WD-DS only",
     "baseline-wmss_frozen": "WMSS, frozen weak model",
+    "baseline-wmss_annealed": "WMSS, strong weight to 1",
 }
 CONTROLS = ("baseline-sft_restart", "baseline-sft")
 """Reference of a result: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""

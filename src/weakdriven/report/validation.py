@@ -66,12 +66,19 @@ def compare(own: BySeed, theirs: BySeed) -> Row | None:
     return found and found | {"seeds": seeds}
 
 
+def compared(own: BySeed, theirs: BySeed) -> Row:
+    """Part of a row of a comparison or sweep: a method's losses, and the difference if there is one to test."""
+    row: Row = {"validation": describe([*own.values()])} if own else {}
+    against = compare(own, theirs)
+    return row | ({"validation_against": against} if against else {})
+
+
 @cache
 def _difference(theirs: tuple[Validated, ...], own: tuple[Validated, ...]) -> Row | None:
     first, *rest = map(_columns, (*theirs, *own))
-    if not all(one.ids.equals(first.ids) for one in rest):
-        return None
     tokens_P = first.values["tokens"]
+    if not all(one.ids.equals(first.ids) and np.array_equal(one.values["tokens"], tokens_P) for one in rest):
+        return None  # other rows, or another tokenizer, whose tokens are another unit
     a, b = (as_scores(_sums(models, "loss"), tokens_P) for models in (theirs, own))
     return vars(compare_seeds(a, b, draws=draws_for(len(tokens_P))))
 
@@ -143,6 +150,71 @@ def _caption(rows: Sequence[Row]) -> str:
     if first["reference"] and len(rows) > 1:
         words += f" Difference: loss less that of {in_prose(first['reference'])}; p: paired test over examples."
     return words
+
+
+BOARD = ["validation loss", "loss difference", "p (loss)"]
+"""Columns of a comparison."""
+CSV = ["validation_loss", "validation_low", "validation_high", "perplexity", "token_accuracy"]
+CSV += ["loss_difference", "loss_difference_low", "loss_difference_high", "loss_p_items", "loss_p_seeds"]
+
+
+def board_cells(row: Row) -> list[str]:
+    """Cells under `BOARD`."""
+    against = row.get("validation_against")
+    loss = loss_words(row["validation"]) if "validation" in row else MISSING
+    return [loss, difference_words(against), chance_words(against)]
+
+
+def csv_cells(row: Row) -> list[Any]:
+    own, against = row.get("validation", {}), row.get("validation_against", {})
+    cells = [own.get("loss"), *own.get("loss_interval", [None] * 2), own.get("perplexity"), own.get("token_accuracy")]
+    cells += [against.get("difference"), *against.get("interval", [None] * 2)]
+    return [*cells, against.get("p_items"), against.get("p_seeds")]
+
+
+def board_caption(rows: Sequence[Row]) -> str:
+    """Appended to the caption of a comparison; empty if nothing was validated."""
+    first = next((row["validation"] for row in rows if "validation" in row), None)
+    if first is None:
+        return ""
+    return (
+        f" Validation loss: nats per completion token of {first['examples']:,} rows that no model was trained on; "
+        "brackets: 95% interval over seeds and examples; p (loss): paired test over examples."
+    )
+
+
+def headline(rows: Sequence[Row], against: str) -> list[str]:
+    """Of a comparison without scores: the lowest loss, and which rows differ significantly from the reference."""
+    losses = {row["method"]: row["validation"] for row in rows if "validation" in row}
+    if not losses:
+        return []
+    best = min(losses, key=lambda method: losses[method]["loss"])
+    words = [f"Lowest validation loss: {best}, {loss_words(losses[best])} nats per token."]
+    tested = {row["method"]: row["validation_against"] for row in rows if "validation_against" in row}
+    sure = {method: one for method, one in tested.items() if is_significant(one)}
+    for word, sign in (("lower", -1), ("higher", 1)):
+        moved = {name: one["difference"] for name, one in sure.items() if one["difference"] * sign > 0}
+        if names := [f"{name} ({difference:+.4f})" for name, difference in moved.items()]:
+            words.append(f"Significantly {word} than {against}: {', '.join(names)}.")
+    if rest := [name for name in tested if name not in sure]:
+        words.append(f"No significant difference from {against}: {', '.join(rest)}.")
+    return words
+
+
+def loss_dots(rows: Sequence[Row]) -> list[Row]:
+    """Losses with their intervals for a figure, lowest first."""
+    losses = {row["method"]: row["validation"] for row in rows if "validation" in row}
+    return [
+        {"label": name, "colour": "blue", "value": one["loss"], "text": loss_words(one)}
+        | dict(zip(("low", "high"), one["loss_interval"], strict=True))
+        for name, one in sorted(losses.items(), key=lambda entry: entry[1]["loss"])
+    ]
+
+
+def is_significant(against: Row) -> bool:
+    """Whether the test over examples and, if there are several seeds, the one over seeds are significant."""
+    chances = (against["p_items"], against["p_seeds"])
+    return all(chance is None or chance < SIGNIFICANCE_LEVEL for chance in chances)
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:

@@ -12,15 +12,16 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from weakdriven.config.benchmarks import TestSet, name_of
 from weakdriven.config.recipe import Recipe
 from weakdriven.data.overlap.find import HeldItem
 from weakdriven.data.overlap.held_out import HeldOut
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
-from weakdriven.eval.benchmarks import load_items
 from weakdriven.eval.engines import Engines, local_engine, served_engine
 from weakdriven.eval.generate import Engine
 from weakdriven.eval.run import Task, prepare_task
+from weakdriven.eval.test_sets import load_benchmark
 from weakdriven.models.gemma3.multimodal import text_config
 from weakdriven.models.liger import fast_layers, model_type
 from weakdriven.models.load import router_loss, tokenizer_fingerprint
@@ -104,9 +105,9 @@ class Context:
             return None
         try:
             items = [
-                HeldItem(name, item.id, item.question)
-                for name in settings.benchmarks
-                for item in (load_items(name, settings.data_dir) if settings.limit else self.task(name).items)
+                HeldItem(name_of(entry), item.id, item.question)
+                for entry in settings.benchmarks
+                for item in (load_benchmark(entry, settings.data_dir) if settings.limit else self.task(entry)).items
             ]
         except UserError as error:  # a run has looked for them before; only a selection comes this far without
             if allowed == "drop":
@@ -115,11 +116,11 @@ class Context:
             return None
         return HeldOut(items)
 
-    def task(self, benchmark: str) -> Task:
+    def task(self, benchmark: str | TestSet) -> Task:
         """Loaded once; a selection needs none, but its plan names those that are there."""
-        if benchmark not in self.tasks:
-            self.tasks[benchmark] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
-        return self.tasks[benchmark]
+        if (name := name_of(benchmark)) not in self.tasks:
+            self.tasks[name] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
+        return self.tasks[name]
 
     def engine(self, model: Model, longest: int | None = None) -> Engine:
         """The engine that generates with a model.

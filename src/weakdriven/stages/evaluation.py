@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from weakdriven.eval.benchmarks import BENCHMARKS
+from weakdriven.config.benchmarks import TestSet, name_of
 from weakdriven.eval.run import evaluate, refresh
+from weakdriven.eval.test_sets import count_items, token_budget
 from weakdriven.runs.processes import on_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
@@ -12,10 +13,10 @@ from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
 
 
-def evaluation_stage(context: Context, model: Model, benchmark: str) -> Stage:
+def evaluation_stage(context: Context, model: Model, benchmark: str | TestSet) -> Stage:
     """Generated, graded and scored; where only the grader has changed, saved samples are graded again."""
-    settings, entry = context.recipe.eval, BENCHMARKS[benchmark]
-    name = f"eval/{model.name}/{benchmark}"
+    settings = context.recipe.eval
+    name = f"eval/{model.name}/{name_of(benchmark)}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         options = {"model": model.key, "work": work, "out": out, "progress": context.progress}
@@ -32,9 +33,9 @@ def evaluation_stage(context: Context, model: Model, benchmark: str) -> Stage:
         workload=Workload(
             name,
             "generate",
-            prompts=min(settings.limit or entry.rows, entry.rows),
+            prompts=count_items(benchmark, settings.limit),
             samples=settings.asking()["samples"],
-            new_tokens=settings.max_new_tokens or entry.max_new_tokens,
+            new_tokens=token_budget(benchmark, settings),
         ),
     )
     if context.run.computes:

@@ -7,6 +7,7 @@ from weakdriven.eval.graders.workers import FAILED, TIMEOUT, ask
 
 BAD_GOLD, NO_BOX, UNFINISHED, EMPTY_BOX = "bad gold", "no boxed answer", "unfinished thinking", "empty box"
 UNREADABLE, DIFFERENT, SAME_TEXT, VERIFIED = "unreadable answer", "different value", "same text", "math-verify"
+NO_ANSWER, DIFFERENT_TEXT = "no answer", "different text"
 LONGEST_ANSWER = 1000
 """Characters; a longer box is a derivation, not an answer, and its parser takes minutes."""
 INTEGER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)")
@@ -83,16 +84,45 @@ def listed_boxes(text: str) -> str | None:
     return ", ".join(box.content for box in found[first:]) if 0 <= first < len(found) - 1 else None
 
 
-def grade_math(text: str, gold: str, *, timeout: float = 10.0) -> Graded:
-    r"""Whether the last boxed answer after the thinking block equals `gold`; no box is wrong.
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?(?!\w)%?")
+WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{2,}")
+
+
+BARE_LATEX = re.compile(r"\\[a-zA-Z]+\s*[{\d].*")
+
+
+def last_value(text: str) -> str | None:
+    r"""The value of a text without a box: its last formula, its last line if that has no words, or its last number.
+
+    >>> last_value("So $x = 3$ it is."), last_value("It costs\n1,200 / 4"), last_value("12 of 30 pens.")
+    ('x = 3', '1,200 / 4', '30')
+    """
+    formulas = ["".join(found) for found in FORMULA.findall(text)]
+    last = (text.strip().splitlines() or [""])[-1].strip().rstrip(".")
+    bare = BARE_LATEX.search(last)
+    for value in (*formulas[::-1], bare[0] if bare else "", last):
+        if any(map(str.isalnum, value)) and not WORD.search(value):
+            return value.strip()
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def grade_math(text: str, gold: str, *, timeout: float = 10.0, boxed: bool = True) -> Graded:
+    r"""Whether the last boxed answer after the thinking block equals `gold`.
+
+    Args:
+        boxed: Whether no box is wrong; else a reply without one is read by `last_value`.
 
     >>> grade_math(r"The answer is \boxed{0.5}.", r"\frac{1}{2}").correct
     True
     """
     final = after_thinking(text)
     answer = last_boxed(final)
+    if answer is None and not boxed:
+        answer = last_value(final)
     if answer is None:
-        return Graded(False, None, UNFINISHED if unfinished(text) else NO_BOX)
+        return Graded(False, None, UNFINISHED if unfinished(text) else NO_BOX if boxed else NO_ANSWER)
     reason = equality(gold, answer, timeout=timeout)
     if reason == DIFFERENT and (several := listed_boxes(final)):
         listed = equality(gold, several, timeout=timeout)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weakdriven.errors import UserError
+from weakdriven.report import validation
 from weakdriven.report.compare import table
 from weakdriven.report.figure import Figure, write_figures
 from weakdriven.report.format import duration, in_prose, with_brackets
@@ -52,20 +53,24 @@ def board_of(paths: Sequence[Path], against: str | None) -> Row:
 def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     (titles, rows), costs = table.tables(found)
     scored = [row for row in found["rows"] if "score" in row]
-    best_first = sorted(scored, key=lambda row: -row["score"])
-    order = [row["method"] for row in best_first]
+    best_first, losses = sorted(scored, key=lambda row: -row["score"]), validation.loss_dots(found["rows"])
+    order = [row["method"] for row in best_first] or [one["label"] for one in losses]
     rows.sort(key=lambda cells: order.index(cells[0]) if cells[0] in order else len(order))
     scores = [dot(row["method"], row["score"], row["interval"]) for row in best_first]
     tested = [(row["method"], row["against"]) for row in found["rows"] if "against" in row]
     gains = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
+    words = headline(scored, found["against"])
+    if losses and not scored:
+        words = validation.headline(found["rows"], found["against"])
     figures = [
         interval_figure("scores", "Score", scores, x="score, percent"),
         interval_figure("gains", f"Difference from {found['against']}", gains, x="points", rule=0.0),
+        interval_figure("losses", "Validation loss", losses, x="nats per token"),
         cost_figure(found["rows"]),
     ]
     return {
         "name": f"{found['recipe']}: compared",
-        "words": headline(scored, found["against"]),
+        "words": words,
         "caption": caption,
         "tables": [("Leaderboard", titles, rows), ("Cost of each", *costs)],
         "drawn": present(figures),

@@ -8,10 +8,11 @@ import numpy as np
 
 from weakdriven.errors import UserError
 from weakdriven.eval.statistics import Scores, compare_seeds
-from weakdriven.report import format, results
+from weakdriven.report import format, results, validation
 from weakdriven.report.format import MISSING
 from weakdriven.report.read import current_manifests
 from weakdriven.report.results import BySeed, Row
+from weakdriven.report.validation import Validated
 from weakdriven.runs.directory import BENCHMARK_SCORES
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.manifest import MANIFEST
@@ -45,22 +46,29 @@ def compare_runs(root: Path) -> Row:
     starts = {"base": {"model": "base", "stages": []}, "m1": {"model": "sft", "stages": [FIRST] * trained_first}}
     methods = starts | facts["methods"]
     complete = {seed: results.complete_models(run) for seed, run in runs.items()}
+    lossy = {seed: validation.validated_models(run, current_manifests(run)) for seed, run in runs.items()}
     found: dict[str, BySeed] = {
         method: {seed: models[one["model"]] for seed, models in complete.items() if one["model"] in models}
         for method, one in methods.items()
     }
+    losses: dict[str, validation.BySeed] = {
+        method: {seed: models[one["model"]] for seed, models in lossy.items() if one["model"] in models}
+        for method, one in methods.items()
+    }
     rows = []
     for method, one in methods.items():
-        own = found[method]
-        row: Row = {"method": method, "name": format.model_name(one["model"]), "model": one["model"], "seeds": [*own]}
+        own, own_losses = found[method], losses[method]
+        seeds = [seed for seed in runs if seed in own or seed in own_losses]
+        row: Row = {"method": method, "name": format.model_name(one["model"]), "model": one["model"], "seeds": seeds}
         if own:
             whole = results.scores([*own.values()])
             row |= results.describe(whole)
             row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in whole.items()}
         if method != REFERENCE and (against := results.compare(own, found.get(REFERENCE, {}))):
             row["against"] = against
-        if own or one["stages"]:
-            rows.append(row | costs(one["stages"], [runs[seed] for seed in own]))
+        row |= validation.compared(own_losses, losses.get(REFERENCE, {}) if method != REFERENCE else {})
+        if seeds or one["stages"]:
+            rows.append(row | costs(one["stages"], [runs[seed] for seed in seeds]))
     return facts | {"against": REFERENCE, "rows": rows}
 
 
@@ -92,29 +100,36 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
         against: Label of the reference; unset: the SFT control of the first run that has one, else the first row.
     """
     names, models, found, missing = run_names(runs), dict[str, tuple[Path, str]](), dict[str, Scores](), list[str]()
+    losses = dict[str, Validated]()
     for run, name in names.items():
-        each = results.evaluated_models(run)
-        missing += [] if each else [f"{name}: no model has been evaluated"]
-        for model, complete in sorted(each.items()):
-            label = f"{name}: {format.in_prose(model)}"
-            if complete is None:
+        each, validated = results.evaluated_models(run), validation.validated_models(run, current_manifests(run))
+        missing += [] if each or validated else [f"{name}: no model has been evaluated"]
+        for model in sorted({*each, *validated}):
+            label, complete = f"{name}: {format.in_prose(model)}", each.get(model)
+            if model in each and complete is None:
                 missing.append(f"{label}: not all of its benchmarks are finished")
-            else:
-                models[label], found[label] = (run, model), results.scores([complete])
+                continue
+            models[label] = run, model
+            if complete:
+                found[label] = results.scores([complete])
+            if model in validated:
+                losses[label] = validated[model]
     facts: Row = {"recipe": ", ".join(names.values()), "missing": missing}
-    if not found:
+    if not models:
         return facts | {"against": "", "rows": []}
-    controls = (label for control in format.CONTROLS for label in found if models[label][1] == control)
-    reference = against or next(controls, next(iter(found)))
-    if reference not in found:
-        raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(found)}.")
-    common = common_benchmarks(models, found)
+    controls = (label for control in format.CONTROLS for label in models if models[label][1] == control)
+    reference = against or next(controls, next(iter(models)))
+    if reference not in models:
+        raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(models)}.")
+    common = common_benchmarks(models, found) if found else []
     shared: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
     rows = []
     for label, (run, model) in models.items():
-        row: Row = {"method": label, "seeds": ["1"], **results.describe(shared[label])}
-        if label != reference:
+        row: Row = {"method": label, "seeds": ["1"], **(results.describe(shared[label]) if label in shared else {})}
+        if label != reference and {label, reference} <= {*shared}:
             row["against"] = vars(compare_seeds(shared[reference], shared[label]))
+        own = {"1": losses[label]} if label in losses else {}
+        row |= validation.compared(own, {"1": losses[reference]} if reference in {*losses} - {label} else {})
         rows.append(row | dict.fromkeys(COSTS) | results.costs(model, current_manifests(run)))
     return facts | {"against": reference, "rows": rows}
 
@@ -130,8 +145,9 @@ def run_names(runs: Sequence[Path]) -> dict[Path, str]:
 def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scores]) -> list[str]:
     """Benchmarks on which all models were evaluated with the same items, version and number of samples."""
     terms: dict[str, list[object]] = {}
-    for label, (run, model) in models.items():
-        for name in found[label]:
+    for label, scores in found.items():
+        run, model = models[label]
+        for name in scores:
             one = read_json(run / "eval" / model / name / BENCHMARK_SCORES)
             terms.setdefault(name, []).append([one.get(key) for key in ("version", "items", "golds", "samples")])
     common = [name for name, each in terms.items() if each == each[:1] * len(found)]
@@ -145,13 +161,16 @@ def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scor
 def as_csv(rows: list[Row]) -> str:
     """One line for each method; a difference is in shares, not in points."""
     benchmarks = list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))
-    lines = [["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]]
+    lossy = any("validation" in row for row in rows)
+    titles = ["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]
+    lines = [[*titles, *(validation.CSV if lossy else [])]]
     for row in rows:
         against, accuracy = row.get("against", {}), row.get("benchmarks", {})
         measured = [row.get("score"), *row.get("interval", [None, None]), *(accuracy.get(name) for name in benchmarks)]
         tested = [against.get("difference"), *against.get("interval", [None, None])]
         tested += [against.get("p_items"), against.get("p_seeds")]
         lines.append([row["method"], " ".join(row["seeds"]), *measured, *tested, *(row[name] for name in COSTS)])
+        lines[-1] += validation.csv_cells(row) if lossy else []
     return format.csv_text(lines)
 
 
@@ -183,6 +202,9 @@ def tables(found: Row) -> list[tuple[list[str], list[list[str]]]]:
         if row["method"] != "base":
             by_cost.append([row["method"], *times, *tokens, format.gibibytes(row["peak_bytes"]), over])
     scored = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
+    if any("validation" in row for row in found["rows"]):
+        scored += validation.BOARD
+        by_score = [[*cells, *validation.board_cells(row)] for cells, row in zip(by_score, found["rows"], strict=True)]
     cost = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
     return [(scored, by_score), (cost, by_cost)]
 
@@ -194,9 +216,12 @@ def failures(found: Row) -> list[str]:
 def caption(found: Row) -> str:
     benchmarks = list(next((row["benchmarks"] for row in found["rows"] if "benchmarks" in row), {}))
     seeds = len(found["seeds"])
+    losses = validation.board_caption(found["rows"])
+    if losses and not benchmarks:
+        return f"Means over {seeds} seed{'s' * (seeds != 1)}; differences are from {found['against']}.{losses}"
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks)} and {seeds} seed{'s' * (seeds != 1)}. "
         f"Brackets: 95% interval over seeds and problems. Difference: from {found['against']}, in points, "
         "on the same seeds and problems. p (items): paired test over problems. p (seeds): t-test over seeds. "
         "Neither is corrected for the number of methods."
-    )
+    ) + losses

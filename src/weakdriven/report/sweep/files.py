@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weakdriven.errors import UserError
-from weakdriven.report import format
+from weakdriven.report import format, validation
 from weakdriven.report.figure import write_figures
 from weakdriven.report.read import accuracy_rows, current_manifests
 from weakdriven.report.results import BySeed, Evaluated, Row, compare, complete_models, costs, describe, scores
@@ -66,21 +66,23 @@ def tables(found: Row) -> dict[str, Table]:
     axes = [axis["label"] for axis in found["axes"]]
     control = next((row["against_control"]["name"] for row in found["summary"] if row.get("against_control")), None)
     points, shared, others = [], {}, []
+    lossy = [validation.BOARD[0]] if any("validation" in row for row in found["summary"]) else []
     for row in found["summary"]:
         place = [str(found["points"][row["point"]]["values"][label]) for label in axes]
         score = format.with_brackets(row["score"], row["interval"]) if "score" in row else format.MISSING
         seeds, time = str(len(row["seeds"])), format.duration(row.get("seconds"))
+        loss = validation.board_cells(row)[:1] if lossy else []
         if row["role"] == "result":
             start = "the default" if row["point"] == found["default"] else change(row.get("against_default"))
-            points.append([*place, seeds, score, start, change(row.get("against_control")), time])
+            points.append([*place, seeds, score, start, change(row.get("against_control")), time, *loss])
         elif row["shared"]:
-            shared[row["model"]] = [row["name"], seeds, score, time]
+            shared[row["model"]] = [row["name"], seeds, score, time, *loss]
         else:
-            others.append([*place, row["name"], seeds, score, time])
+            others.append([*place, row["name"], seeds, score, time, *loss])
     against = f"to {format.model_name(control) if control else 'SFT'}"
-    of_model = ["model", "seeds", "score", "time"]
+    of_model = ["model", "seeds", "score", "time", *lossy]
     made: dict[str, Table] = {
-        "Points": ([*axes, "seeds", "score", "to the default", against, "time"], points),
+        "Points": ([*axes, "seeds", "score", "to the default", against, "time", *lossy], points),
         "The same at every point": (of_model, list(shared.values())),
         "Other models": ([*axes, *of_model], others),
     }
@@ -100,7 +102,7 @@ def caption(found: Row) -> str:
         f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and problems. Differences are in "
         "points, on the same seeds and problems, and not corrected for the number of points. Time: all that leads to "
         f"the model, as if computed for it alone. Runs: {states.count('done')} of {len(states)} done, "
-        f"{states.count('failed')} failed."
+        f"{states.count('failed')} failed.{validation.board_caption(found['summary'])}"
     )
 
 
@@ -169,6 +171,9 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
     found = {at: complete_models(run) for at, run in runs.items()}
     manifests = {at: current_manifests(run) for at, run in runs.items()}
+    losses = {at: validation.validated_models(run, manifests[at]) for at, run in runs.items()}
+    either = {at: dict.fromkeys([*found[at], *losses[at]]) for at in runs}
+    both = {at: {name: (found[at].get(name), losses[at].get(name)) for name in names} for at, names in either.items()}
 
     def by_seed(point: str | None, model: str | None) -> BySeed:
         each = {seed: models for (at, seed), models in found.items() if at == point}
@@ -177,19 +182,22 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     start, rows = facts["default"], []
     default = by_seed(start, result_of(facts, start))
     for point in facts["points"]:
-        models = list(dict.fromkeys(name for (at, _), one in found.items() if at == point for name in one))
+        models = list(dict.fromkeys(name for (at, _), one in both.items() if at == point for name in one))
         result = result_of(facts, point)
         control = next((name for name in format.CONTROLS if name in models and name != result), None)
         for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
             own, name = by_seed(point, model), model and format.model_name(model)
+            seeds = [seed for (at, seed), one in both.items() if at == point and model in one]
             role = "result" if model == result else "control" if model == control else "other"
             if model and format.split_snapshot(model)[1] is not None:
                 role = "snapshot"
             row: Row = {"point": point, **columns_at(facts, point), "model": model, "name": name, "role": role}
-            row |= {"shared": is_shared(model, found, facts), "seeds": list(own)}
-            if own and model:
-                trained = [training_of(model, manifests[point, seed]) for seed in own]
-                row |= measured(tuple(own.values()))
+            row |= {"shared": is_shared(model, both, facts), "seeds": seeds}
+            if seeds and model:
+                trained = [training_of(model, manifests[point, seed]) for seed in seeds]
+                row |= measured(tuple(own.values())) if own else {}
+                lossy = {seed: losses[point, seed][model] for seed in seeds if model in losses[point, seed]}
+                row |= validation.compared(lossy, {})
                 for name in ("share_of_steps", "steps", *COSTS):
                     if all(name in one for one in trained):
                         mean = np.max if name == "peak_bytes" else np.mean
@@ -201,7 +209,7 @@ def summarise(root: Path, facts: Row) -> list[Row]:
     return rows
 
 
-def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Evaluated]], facts: Row) -> bool:
+def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Any]], facts: Row) -> bool:
     """Whether every finished run has this model, and under each seed the same one."""
     done = [models for at, models in found.items() if state_of(facts, *at)["status"] == "done"]
     each = [{one[model] for (_, of), one in found.items() if of == seed and model in one} for seed in facts["seeds"]]

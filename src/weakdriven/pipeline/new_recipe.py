@@ -1,0 +1,143 @@
+"""A first recipe from a model, training data and a test set: `weakdriven init`, and `weakdriven run --model ...`."""
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from weakdriven.config.file import apply_override, load_recipe, parse_recipe, refuse_secrets
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.reference import all_settings
+from weakdriven.data.rows.files import EMBEDDED as EMBEDDED_ROWS
+from weakdriven.data.rows.sources import open_source
+from weakdriven.errors import UserError
+from weakdriven.models.load import EMBEDDED, locate_model, positions
+from weakdriven.runs.yaml import load_yaml
+
+NO_TEST = "none"
+"""In place of a test set: some training rows are kept for validation."""
+VALIDATION_SHARE = 0.05
+LOOKED_AT = 1000
+"""Rows whose length is measured."""
+BYTES_PER_TOKEN = 2
+"""Fewer than tokenizers have for most texts, so that few rows are cut."""
+LENGTHS = (256, 4096)
+STEPS_PER_EPOCH = 50
+"""At least this many optimizer steps in an epoch, as far as the rows allow."""
+BATCHES = (8, 512)
+TOKENS_OF_BENCHMARKS = 4096
+"""Token budget of most benchmarks; a model with fewer than twice as many positions gets a smaller one."""
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class NewRecipe:
+    """The settings of a new recipe, and what was found in its data."""
+
+    tree: dict[str, Any]
+    found: str
+
+    def recipe(self, overrides: list[str] | None = None) -> Recipe:
+        tree = json.loads(json.dumps(self.tree))
+        for override in overrides or []:
+            apply_override(tree, override)
+        source = "--model, --data and --test"
+        refuse_secrets(tree, source)
+        return parse_recipe(tree, f"{source} with your settings" if overrides else source)
+
+
+def propose(model: str, data: str, test: str) -> NewRecipe:
+    """Settings that fit the data: steps in an epoch from the number of rows, a length from the longest.
+
+    Args:
+        test: Benchmarks or files, separated by commas; `none` keeps some training rows for validation.
+    """
+    hub = not Path(model).expanduser().exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) is not None
+    room = None if hub else positions(locate_model(model))
+    source = open_source(data, empty_completions="drop")  # the run says what is wrong with rows
+    rows, length = source.count(), 0
+    for example in islice(source, LOOKED_AT):
+        texts = [turn["content"] for turn in example.prompt] + [example.completion]
+        length = max(length, sum(len(text.encode()) for text in texts))
+    tokens = between(2 * (length // BYTES_PER_TOKEN), LENGTHS)
+    batch = between(rows // STEPS_PER_EPOCH, BATCHES)
+    phase = {"epochs": 1, "learning_rate": 2e-3 if model == EMBEDDED else 1e-5, "batch_size": batch}
+    given: dict[str, Any] = {"path": data, "max_length": min(tokens, room or tokens)}
+    given |= {"domain": "code"} if source.layout.name == "code" else {}
+    evaluation: dict[str, Any] = {}
+    if test == NO_TEST:
+        given["validation_share"] = VALIDATION_SHARE
+    else:
+        evaluation["benchmarks"] = [name.strip() for name in test.split(",") if name.strip()]
+        if room is not None and room < 2 * TOKENS_OF_BENCHMARKS:
+            evaluation["max_new_tokens"] = room // 2
+    tree = {"name": name_of(data), "model": model, "data": given}
+    tree["sft"] = phase | {"micro_batch_size": min(batch, 8)}
+    tree["joint"] = {"rounds": 1, "strong_weight": 0.5, **phase, "micro_batch_size": min(batch, 4)}
+    tree |= {"baselines": ["sft", "sft_restart"], **({"eval": evaluation} if evaluation else {})}
+    tree |= {"precision": "fp32"} if model == EMBEDDED else {}
+    read = f"{data}: {rows:,} rows, layout {source.layout.name} (fields {', '.join(source.layout.fields)})."
+    return NewRecipe(tree | {"seed": 42}, read)
+
+
+def between(most: int, bounds: tuple[int, int]) -> int:
+    """The last power of two up to `most`, within bounds.
+
+    >>> between(700, (256, 4096)), between(0, (8, 512)), between(9999, (256, 4096))
+    (512, 8, 4096)
+    """
+    low, high = bounds
+    return min(max(1 << max(most, 1).bit_length() - 1, low), high)
+
+
+def name_of(data: str) -> str:
+    """The name of a run on this data.
+
+    >>> name_of("sets/support chats.jsonl.gz"), name_of("openai/gsm8k:main"), name_of("embedded:arithmetic")
+    ('support-chats', 'gsm8k', 'arithmetic')
+    """
+    last = data.partition(":")[2] if data == EMBEDDED_ROWS else re.sub(r"[:@].*", "", data.partition("://")[2] or data)
+    stem = re.sub(r"(\.(jsonl?|csv|tsv|parquet|gz|zst))+$", "", PurePath(last).name)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "recipe"
+
+
+def write_recipe(new: NewRecipe, path: Path) -> Recipe:
+    """Write the recipe file with its settings explained; an existing file is left as it is."""
+    start = f"Start it with: weakdriven run {shlex.quote(str(path))}"
+    head = [line for one in (new.found, start, "Every setting: weakdriven recipes explain") for line in comment(one)]
+    text = "\n".join([*head, "", *_lines(new.tree, {one.key: one.text for one in all_settings()})]) + "\n"
+    recipe = parse_recipe(load_yaml(text), str(path))  # an error in what was given leaves no file
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path} is there already, and is not overwritten; give another file with --output.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another file with --output.") from error
+    if load_recipe(str(path)) != recipe:
+        raise RuntimeError(f"{path} reads as other settings than were written.")
+    return recipe
+
+
+def comment(text: str, indent: str = "") -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=start, subsequent_indent=start)
+
+
+def _lines(tree: dict[str, Any], texts: dict[str, str], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        key, indent = f"{prefix}{name}", "  " * prefix.count(".")
+        yield from comment(texts[key].partition("\n\n")[0], indent)
+        if isinstance(value, dict):
+            yield f"{indent}{name}:"
+            yield from _lines(value, texts, f"{key}.")
+        else:
+            flow = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+            yield f"{indent}{name}: {flow.strip().removesuffix('...').strip()}"

@@ -1,0 +1,129 @@
+"""A recipe from a model, data and a test set: `weakdriven init`, and `weakdriven run` without a file."""
+
+import io
+import sys
+
+import pytest
+import yaml
+
+from command_line import assert_user_error, weakdriven
+from helpers import write_rows
+from weakdriven.commands.run import asked_recipe
+from weakdriven.config.file import load_recipe
+from weakdriven.data.demo import demo_rows
+from weakdriven.errors import UserError
+from weakdriven.pipeline.new_recipe import propose
+
+MODEL = "embedded:base"
+ROW = {"prompt": "hello", "completion": "world"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """A file of rows in the folder that the commands are started in."""
+    monkeypatch.chdir(tmp_path)
+    return write_rows(tmp_path / "support chats.jsonl", demo_rows("train")[:8])
+
+
+def init(rows, *words):
+    return weakdriven("init", "--model", MODEL, "--data", rows, "--test", "arithmetic", *words)
+
+
+def test_a_commented_recipe_is_written_that_loads(rows, tmp_path):
+    done = init(rows)
+    text = (tmp_path / "recipe.yaml").read_text()
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    assert done.code == 0 and "8 rows" in done.out and "weakdriven run recipe.yaml" in done.out
+    assert (recipe.name, recipe.model, recipe.data.path) == ("support-chats", MODEL, rows)
+    assert recipe.eval.benchmarks == ["arithmetic"] and "sft" in recipe.baselines
+    assert "# Peak learning rate.\n  learning_rate" in text and "Paper: lambda.\n  strong_weight: 0.5" in text
+    before, keys = "", 0
+    for line in text.splitlines():
+        if line.strip() and not line.strip().startswith("#"):
+            assert before.strip().startswith("#"), f"{line} is not explained"
+            keys += 1
+        before = line
+    assert keys > 15 and max(map(len, text.splitlines())) < 120
+
+
+def test_an_existing_file_is_never_overwritten_and_a_mistake_leaves_none(rows, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("mine")
+    assert_user_error(init(rows), "recipe.yaml", "not overwritten")
+    assert (tmp_path / "recipe.yaml").read_text() == "mine"
+    assert init(rows, "--output", "other.yaml").code == 0
+    wrong = weakdriven("init", "--model", MODEL, "--data", rows, "--test", "gsm9", "--output", "third.yaml")
+    assert_user_error(wrong, "gsm9")
+    assert not (tmp_path / "third.yaml").exists()
+    assert_user_error(init(rows, "--output", "nowhere/recipe.yaml"), "cannot be written")
+
+
+@pytest.mark.parametrize(
+    "words, missing",
+    [([], "--model, --data, --test"), (["--model", MODEL], "--data, --test"), (["--data", "x"], "--model, --test")],
+)
+def test_without_a_terminal_what_is_missing_is_an_error(monkeypatch, words, missing):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\n"))
+    assert_user_error(weakdriven("init", *words), missing)
+
+
+def test_on_a_terminal_what_is_missing_is_asked_for(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{rows}\nnone\n"))
+    assert weakdriven("init", "--model", MODEL).code == 0
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    assert (recipe.model, recipe.data.path, recipe.eval.benchmarks) == (MODEL, rows, [])
+    assert recipe.data.validation_share is not None
+
+
+@pytest.mark.parametrize("count, batch", [(3, 8), (450, 8), (800, 16), (3200, 64), (100_000, 512)])
+def test_the_batch_size_leaves_some_steps_in_an_epoch(tmp_path, monkeypatch, count, batch):
+    path = write_rows(tmp_path / "rows.jsonl", [ROW] * 3)
+    monkeypatch.setattr("weakdriven.data.rows.sources.count_rows", lambda path, split: count)
+    recipe = propose(MODEL, path, "arithmetic").recipe()
+    assert recipe.sft.batch_size == recipe.joint.batch_size == batch
+    assert recipe.sft.steps(count) >= 50 or batch == 8
+
+
+@pytest.mark.parametrize("characters, length", [(10, 256), (700, 512), (10**5, 512)])
+def test_the_length_fits_the_rows_and_the_models_positions(tmp_path, characters, length):
+    path = write_rows(tmp_path / "rows.jsonl", [ROW, {"prompt": "a" * characters, "completion": "b"}])
+    recipe = propose(MODEL, path, "arithmetic").recipe()
+    assert recipe.data.max_length == length and recipe.eval.max_new_tokens is not None
+
+
+def test_a_hub_model_is_not_downloaded_and_rows_of_code_are_of_that_domain(tmp_path):
+    code = {"prompt": "def f(x):\n", "entry_point": "f", "test": "assert f(1)", "solution": "x" * 9000}
+    new = propose("some/model", write_rows(tmp_path / "rows.jsonl", [code]), "humaneval_plus, mbpp_plus")
+    recipe = new.recipe()
+    assert (recipe.data.domain, recipe.data.max_length, recipe.eval.max_new_tokens) == ("code", 4096, None)
+    assert recipe.eval.benchmarks == ["humaneval_plus", "mbpp_plus"] and recipe.precision == "bf16-mixed"
+
+
+def test_a_run_without_a_file_has_the_recipe_that_init_writes(rows, tmp_path):
+    init(rows)
+    written = load_recipe(str(tmp_path / "recipe.yaml"), ["sft.epochs=2", "seed=7"])
+    assert asked_recipe("sft.epochs=2", ["seed=7"], MODEL, rows, "arithmetic") == written
+    with pytest.raises(UserError, match="demo is a recipe"):
+        asked_recipe("demo", [], MODEL, rows, "arithmetic")
+    with pytest.raises(UserError, match=r"Not given: --data"):
+        asked_recipe(None, None, MODEL, None, "arithmetic")
+    with pytest.raises(UserError, match=r"--model, --data and --test"):
+        asked_recipe(None, None, None, None, None)
+    assert asked_recipe("demo", ["seed=7"], None, None, None) == load_recipe("demo", ["seed=7"])
+
+
+def test_a_run_without_a_file(rows, tmp_path):
+    fast = ["method=sft", "baselines=[]", "eval.limit=2", "eval.max_new_tokens=4"]
+    done = weakdriven("run", "--model", MODEL, "--data", rows, "--test", "arithmetic", *fast)
+    assert done.code == 0 and "SFT" in done.out
+    recipe = yaml.safe_load((tmp_path / "runs/support-chats/recipe.yaml").read_text())
+    assert (recipe["method"], recipe["data"]["path"]) == ("sft", rows)
+
+
+def test_a_model_that_is_not_there_is_one_sentence(rows):
+    done = weakdriven("init", "--model", "./nowhere", "--data", rows, "--test", "arithmetic")
+    assert_user_error(done, "no model folder ./nowhere")
