@@ -69,7 +69,7 @@ def examples(root: Path, *overrides: str) -> list[dict]:
         ("selection.dificulty=1", "Did you mean selection.difficulty?"),
         ("seed=4294967296", "seed: "),
         ("report_to=[nonsense]", "nonsense is not a tracker"),
-        ("eval.benchmarks=[mawps]", "needs eval.data_dir"),
+        ("eval.benchmarks=[mawps]", "eval.data_dir"),
         ("eval.benchmarks=[gsm8k]", "openai/gsm8k cannot be read from the Hub"),
         ("eval.engine=vllm", "needs eval.vllm_python"),
         ("eval.k=[8]", "k is 8, but each item has 1 samples"),

@@ -106,7 +106,7 @@ def test_a_model_of_a_run_is_evaluated_with_the_prompt_style_of_its_training(tmp
         (["url=a", "vllm_python=b"], "give one of them"),
         (["max_prompt_tokens=3"], "longer than max_prompt_tokens=3"),
         (["max_new_tokens=100000"], "lower max_new_tokens"),
-        (["--benchmarks", "mawps"], "needs eval.data_dir"),
+        (["--benchmarks", "mawps"], "needs --data-dir"),
         (["vllm_python=/no/python"], "/no/python cannot be run"),
         (["temperature=1", "batching=continuous"], "batching is continuous"),
         (["--temperature=0.6"], "There is no option --temperature; write the setting t"),

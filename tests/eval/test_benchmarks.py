@@ -122,7 +122,7 @@ def test_without_a_folder_items_come_from_the_hub(monkeypatch):
     ],
 )
 def test_a_missing_file_is_an_error_that_says_where_it_comes_from(name, files, place, tmp_path):
-    with pytest.raises(UserError, match=f"{name} needs eval.data_dir.*{place}"):
+    with pytest.raises(UserError, match=f"{name} needs --data-dir .*eval.data_dir.*{place}"):
         load_items(name, None)
     with pytest.raises(UserError, match=f"no {files}.*{place}"):
         load_items(name, str(tmp_path))

@@ -28,6 +28,7 @@ from weakdriven.runs.yaml import load_yaml
 Row = dict[str, Any]
 Domain = Literal["math", "code", "logic", ""]
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
+DATA_DIR = "--data-dir (in a recipe eval.data_dir)"
 CODE = {"timeout": 120, "memory_mb": 4096}
 """For one program and all its tests; the slowest HumanEval+ and MBPP+ tests need this much on a small machine."""
 
@@ -144,14 +145,14 @@ def benchmark_source(name: str, data_dir: str | None) -> str:
     wanted = " or ".join(f"{stem}.jsonl" for stem in stems)
     if data_dir is None:
         if entry.hub is None:
-            raise UserError(f"Benchmark {name} needs eval.data_dir, a folder that holds {wanted}. {entry.source}")
+            raise UserError(f"Benchmark {name} needs {DATA_DIR}, a folder that holds {wanted}. {entry.source}")
         return entry.hub.id
     folder = Path(data_dir).expanduser()
     for place, stem, ending in product((folder, folder / entry.domain), stems, ENDINGS):
         if (path := place / (stem + ending)).is_file():
             return str(path)
     raise UserError(
-        f"Benchmark {name}: there is no {wanted} in eval.data_dir={data_dir} nor in its folder {entry.domain}; "
+        f"Benchmark {name}: there is no {wanted} in {data_dir} ({DATA_DIR}) nor in its folder {entry.domain}; "
         f"{', '.join(ENDINGS[1:])} are read too. {entry.source}".strip()
     )
 
