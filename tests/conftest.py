@@ -74,11 +74,14 @@ def small_recipe(*overrides: str) -> Recipe:
 
 
 def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Recorder:
-    """Run the small recipe; stages that a sibling has finished with the same key are taken over from it."""
+    """Run the small recipe; stages that a sibling has finished with the same key are taken over from it.
+
+    What an earlier call has finished with other settings is replaced.
+    """
     from weakdriven.pipeline.run import RunOptions, run_recipe
 
     recorder = Recorder()
-    run_recipe(small_recipe(*overrides), root, recorder, RunOptions(Siblings(siblings)))
+    run_recipe(small_recipe(*overrides), root, recorder, RunOptions(Siblings(siblings), replace=True))
     return recorder
 
 

@@ -45,6 +45,7 @@ class Case(NamedTuple):
 CASES = [
     *(Case(stage, "kill -9", SAME) for stage in STAGES),
     *(Case(stage, "SIGTERM", f"one sentence, exit code 143; {SAME}") for stage in STAGES),
+    *(Case(stage, "Ctrl-C in training", f"one sentence, exit code 130; {SAME}") for stage in ("sft", "joint")),
     *(Case(stage, "full disk", f"one sentence; {SAME}") for stage in STAGES),
     *(Case(stage, "result truncated", REFUSED) for stage in STAGES),
     *(Case(stage, "result bit-flipped", REFUSED) for stage in STAGES),

@@ -25,7 +25,7 @@ def strike(kind: str, path: str) -> None:
     elif kind == "disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     else:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT if kind == "interrupt" else signal.SIGTERM)
 
 
 def at_file_event(fault: dict[str, Any]) -> None:

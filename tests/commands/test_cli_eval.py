@@ -29,12 +29,16 @@ def evaluated(once):
 
 def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     folder, done = evaluated
-    assert done.code == 0 and "arithmetic v2 (part)" in done.out and "not run yet" in done.out
+    assert done.code == 0 and "arithmetic v2 (part)" in done.out and "[1/1] arithmetic\n" in done.out
     scores = read_json(folder / "arithmetic/scores.json")
     assert scores["items"] == 6 and f"{100 * scores['accuracy']:.1f}%" in done.out
     root = shutil.copytree(folder, tmp_path / "again")
     assert "done before" in evaluate(root).out
-    assert "max_new_tokens 16 -> 8" in evaluate(root, tokens=8).out
+    before = read_json(root / "arithmetic/scores.json")
+    assert_user_error(evaluate(root, tokens=8), "max_new_tokens 16 -> 8", "--replace", f"--output {root}-2")
+    assert read_json(root / "arithmetic/scores.json") == before
+    assert "max_new_tokens 16 -> 8" in evaluate(root, "--replace", tokens=8).out
+    assert not (root / ".replaced").exists()
     done = weakdriven("report", root)
     assert_user_error(done, "weakdriven eval regrade or compare")
 
@@ -137,7 +141,7 @@ def test_a_tokenizer_without_chat_template_gets_one(tmp_path, caplog):
     )
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     template = f"chat_template={tmp_path / 'chat.jinja'}"
-    assert weakdriven(*words, template, "style=plain", "max_new_tokens=2").code == 0
+    assert weakdriven(*words, template, "style=plain", "max_new_tokens=2", "--replace").code == 0
 
 
 def test_a_folder_without_results_cannot_be_compared(tmp_path):

@@ -53,7 +53,7 @@ def diagnosed(two_round_run, tmp_path_factory) -> Path:
 
 def diagnose(root: Path, **options):
     recorder = Recorder()
-    folder = diagnose_run(root, recorder, **({"examples": 8} | options))
+    folder = diagnose_run(root, recorder, **({"examples": 8, "replace": True} | options))
     return read_diagnosis(folder), recorder
 
 
@@ -158,6 +158,11 @@ def test_a_repeated_diagnosis_is_reused_and_a_changed_one_runs_again(run):
     assert recorder.ran == {"diagnostics": "not run yet"}
     again, recorder = diagnose(run)
     assert again == first and recorder.ran == {} and recorder.skipped == ["diagnostics"]
+    before = (run / "diagnostics/logits.json").read_bytes()
+    for other in ({"seed": 1}, {"examples": 9}, {"round_number": 1}):
+        with pytest.raises(UserError, match=r"(?s)diagnostics .*--replace"):
+            diagnose(run, **other, replace=False)
+    assert (run / "diagnostics/logits.json").read_bytes() == before
     _, recorder = diagnose(run, seed=1)
     assert recorder.ran == {"diagnostics": "seed 42 -> 1"}
     manifest = read_json(run / "sft/manifest.json")
@@ -304,12 +309,12 @@ def test_rows_that_cannot_be_read_leave_the_diagnosis_as_it_was(run, tmp_path, m
         (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to learn from: 1 prompts"),
     ):
         with pytest.raises(UserError, match=reason):
-            diagnose_run(run, Progress(), examples=8, rows=rows)
+            diagnose_run(run, Progress(), examples=8, rows=rows, replace=True)
     assert read_diagnosis(run / "diagnostics") == before and not (run / ".work/diagnostics").exists()
     odd = tmp_path / "x[/b]c.jsonl"  # as markup it would end what nothing began
     odd.parent.mkdir()
     write_jsonl(odd, [{"question": "What is held out?", "solution": "Forty two."}])
-    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(run), "--rows", str(odd), "--quiet"])
+    monkeypatch.setattr(sys, "argv", ["weakdriven", "diagnose", str(run), "--rows", str(odd), "--replace", "--quiet"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code and "x[/b]c.jsonl, " in capsys.readouterr().out

@@ -26,6 +26,7 @@ from fault_cases import (
     without,
 )
 from weakdriven.runs.directory import work_folder
+from weakdriven.runs.files import read_json
 
 EVENTS = {"data": 13, "sft": 150, "entropy": 38, "selection": 10, "joint": 100, "eval": 25}
 """Times that a stage opens or renames a file of its own, at least: a fault strikes at one of them, drawn at random."""
@@ -66,6 +67,21 @@ def test_sigterm_saves_exits_with_143_and_the_next_run_resumes_to_the_same_files
     if case.stage in ("sft", "joint"):
         assert f"at step 1 of {STAGES[case.stage]}, saved" in sentence
     resumes(tmp_path / "run")
+    record(case)
+
+
+@pytest.mark.parametrize("case", params("Ctrl-C in training", quick=("sft",)))
+def test_ctrl_c_in_training_saves_and_both_it_and_the_next_run_say_from_which_step_it_resumes(case, tmp_path):
+    forks, calm = struck_runs()
+    root, stage = without(calm, tmp_path / "run", case.stage), STAGES[case.stage]
+    at_the_first_step = {"kind": "interrupt", "stage": stage, "file": "metrics.jsonl", "at": 2}
+    code, output = forks.run(root, at_the_first_step)
+    assert code == 130 and "Ctrl-C again" in output
+    steps = read_json(calm / stage / "manifest.json")["counters"]["steps"]
+    sentence = one_sentence(output)
+    if steps > 2:
+        assert f"at step 2 of {stage}, saved" in sentence and f"resumes from step 2 of {steps};" in sentence
+    assert f"{stage}: resuming from step 2 of {steps}\n" in resumes(root) or steps <= 2
     record(case)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from weakdriven.commands import verify as cli_verify
 from weakdriven.errors import UserError, is_out_of_memory
 from weakdriven.planning import preflight
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.disk import SMALL_FILES, disk_need, held, refuse_full_disk
+from weakdriven.runs.disk import SMALL_FILES, disk_need, held, too_little_room
 from weakdriven.runs.files import append_jsonl, salvage_jsonl, write_json
 from weakdriven.runs.manifest import inventory, refuse_damage, refuse_damaged_model, rewriting
 from weakdriven.runs.processes import OtherProcessFailed, ended_together
@@ -40,6 +41,7 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
 
     def note(folder, need, *, stage, checkpoint, saves):
         asked[stage] = need, checkpoint, saves
+        return ""
 
     def weigh(place):
         written.setdefault(place.parents[2].name, held(place))  # the first; the last one has no optimizer
@@ -48,7 +50,7 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
     def plan(costs, *_, **__):
         planned.update({cost.workload.name: cost for cost in costs})
 
-    monkeypatch.setattr(phase, "refuse_full_disk", note)
+    monkeypatch.setattr(phase, "too_little_room", note)
     monkeypatch.setattr(callbacks, "seal", weigh)
     monkeypatch.setattr(preflight, "check_disk", plan)
     run_small(tmp_path, "data.limit=56", "baselines=[]", "eval.benchmarks=[]", "joint.save_steps=1", "sft.save_steps=1")
@@ -60,11 +62,12 @@ def test_the_checkpoints_of_a_pair_are_reckoned_as_two_models_and_as_they_are_wr
         assert planned[stage].work == pytest.approx(asked[stage][2] * checkpoint, rel=0.01)
 
 
-def test_too_little_room_raises_an_error_with_both_remedies(tmp_path):
-    free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(UserError, match=r"sft will need about .* GiB free; .* another disk, or raise save_steps"):
-        refuse_full_disk(tmp_path, free + (1 << 40), stage="sft", checkpoint=1 << 30, saves=9)
-    refuse_full_disk(tmp_path, 1, stage="sft", checkpoint=1, saves=9)
+def test_too_little_room_names_both_remedies_and_no_checkpoints_where_there_are_none(tmp_path):
+    need = shutil.disk_usage(tmp_path).free + (1 << 40)
+    both = too_little_room(tmp_path, need, stage="sft", checkpoint=1 << 30, saves=9)
+    assert re.search(r"sft will need about .* GiB free; .* another disk, or raise save_steps", both)
+    assert "save_steps" not in too_little_room(tmp_path, need, stage="sft", checkpoint=1 << 30, saves=0)
+    assert too_little_room(tmp_path, 1, stage="sft", checkpoint=1, saves=9) == ""
 
 
 def test_only_errors_of_memory_are_taken_for_such():
@@ -102,6 +105,33 @@ def test_a_later_signal_ends_at_once():
     code = "import os, signal, time, weakdriven.runs.signals as s\ns.MOMENT = 0.1\nwith s.stoppable():\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     assert subprocess.run([sys.executable, "-c", code + "    print('still here')\n"]).returncode == -signal.SIGTERM
+
+
+CTRL_C = """
+import os, signal, time
+from weakdriven.runs import signals
+signals.TWICE = 0.1
+with signals.stoppable():
+    with signals.saves_when_stopped(True):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # the terminal's and the launcher's
+        print(signals.stop_requested(), flush=True)
+        time.sleep(0.2)
+        {again}
+    try:
+        signals.stop_here()
+    except signals.Stopped as stop:
+        print(stop.interrupted)
+"""
+
+
+@pytest.mark.parametrize(
+    "again, printed", [("", ["SIGINT", "True"]), ("os.kill(os.getpid(), signal.SIGINT)", ["SIGINT"])]
+)
+def test_ctrl_c_where_something_saves_is_a_request_and_a_second_one_ends_it(again, printed):
+    done = subprocess.run([sys.executable, "-c", CTRL_C.format(again=again)], capture_output=True, text=True)
+    assert done.stdout.split() == printed and done.stderr.count("Ctrl-C again stops at once") == 1
+    assert done.returncode == 0 if not again else "KeyboardInterrupt" in done.stderr
 
 
 @pytest.mark.parametrize("failure, seen", [(Stopped("SIGTERM"), Stopped), (OSError(28, "full"), OtherProcessFailed)])

@@ -28,6 +28,7 @@ from weakdriven.models.head import causal_lm, head, hidden_states
 from weakdriven.models.load import load_model, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json, read_jsonl
+from weakdriven.runs.signals import Stopped
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase
 
@@ -164,7 +165,7 @@ def test_an_interrupted_stage_keeps_the_logits_that_are_written(talks, tmp_path,
         return real(network, rows, stages)
 
     monkeypatch.setattr(ssb, "with_logits", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         run(tmp_path / "run")
     run(tmp_path / "run")
     assert calls == [2, 2, 2, 2, 1]

@@ -21,8 +21,8 @@ from weakdriven.stages.checks import check_recipe
 METHODS = ["sft", "sft_restart", "wmss"]
 
 
-def compare(root, *overrides, methods=METHODS, seeds=2, siblings=(), recorder=None):
-    recorder, options = recorder or Recorder(), RunOptions(Siblings(siblings))
+def compare(root, *overrides, methods=METHODS, seeds=2, siblings=(), recorder=None, replace=False):
+    recorder, options = recorder or Recorder(), RunOptions(Siblings(siblings), replace=replace)
     compare_methods("demo", [*WHOLE, *overrides], root, recorder, methods=methods, seeds=seeds, options=options)
     return recorder, read_json(root / "comparison.json")
 
@@ -115,6 +115,17 @@ def test_a_second_call_computes_nothing(compared, tmp_path):
     assert recorder.ran == {} and list(rows_of(found)) == ["base", "m1", "sft_restart", "sft"]
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_changed_setting_replaces_no_finished_stage_of_any_seed(compared, tmp_path, jobs):
+    root = shutil.copytree(compared[0], tmp_path / "again")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    words = [*WHOLE, "--methods", ",".join(METHODS), "--seeds", "2", "--jobs", jobs, "--output", root]
+    done = weakdriven("compare", "demo", "joint.strong_weight=0.7", *words)
+    assert_user_error(done, "4 finished stages", *(f"{root}/seed-{seed}/round-1/strong (" for seed in (42, 43)))
+    assert f"--output {root}-2 --take-from {root}" in done.err
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
 def test_a_rerun_that_is_stopped_keeps_the_finished_seeds_in_the_table(compared, tmp_path):
     root = shutil.copytree(compared[0], tmp_path / "again")
 
@@ -157,7 +168,7 @@ def test_a_shared_stage_that_fails_fails_every_method_that_needs_it_and_no_older
         return trained(context, name, *args, **kwargs)
 
     monkeypatch.setattr(wmss, "supervised_stage", out_of_memory)
-    _, found = compare(root, methods=["sft", "wmss"], seeds=1)
+    _, found = compare(root, methods=["sft", "wmss"], seeds=1, replace=True)
     assert set(found["failed"]) == {"sft_restart", "wmss"}
     assert {why["42"] for why in found["failed"].values()} == {"no memory left"}
     assert [name for name, row in rows_of(found).items() if row["seeds"]] == ["base", "sft"]

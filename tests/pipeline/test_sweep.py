@@ -153,6 +153,13 @@ def test_a_second_call_computes_nothing_and_a_further_value_only_itself(swept, a
     assert list(found["points"]) == ["joint.strong_weight-0.9"] and found["default"] is None
 
 
+def test_a_changed_setting_replaces_no_finished_stage_of_any_point(again):
+    before = (again / "sweep.json").read_bytes()
+    with pytest.raises(UserError, match=r"(?s)8 finished stages .*seed-43/eval/round-1/arithmetic"):
+        sweep(again, "joint.strong_anchor=0.5")
+    assert (again / "sweep.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "command, run",
     [

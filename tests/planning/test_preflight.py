@@ -196,13 +196,33 @@ def test_a_run_that_the_disk_cannot_hold_is_an_error_before_the_first_stage(tmp_
     assert any(text.startswith("The run will need") and "--force" in text for text in noted.notes)
 
 
+def test_force_is_honoured_by_the_check_before_each_phase_too(tmp_path, no_gpu, monkeypatch):
+    with_disk(monkeypatch, 1 << 20)
+    recorder = Recorder()
+    options = RunOptions(force=True, rehearsal=True)
+    carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", recorder, all_stages, options=options)
+    assert (tmp_path / "run/round-1/strong/model.safetensors").is_file()
+    for stage in ("The run", "sft", "round-1/strong"):
+        assert any(text.startswith(f"{stage} will need") and "(--force)" in text for text in recorder.notes), stage
+
+
+def test_without_checkpoints_no_room_is_asked_for_them(tmp_path, no_gpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(preflight, "check_disk", lambda costs, *_, **__: asked.append(costs))
+    for steps in (100_000, 0):
+        saves = [f"{phase}.save_steps={steps}" for phase in ("sft", "joint")]
+        checked(tmp_path / str(steps), *saves)
+    one, none = ([cost.work for cost in costs] for costs in asked)
+    assert none == [0, 0] and all(work > 1 << 20 for work in one), "a signal writes one, however many steps there are"
+
+
 def test_files_already_on_the_disk_need_no_space_again(tmp_path):
     put(work_folder(tmp_path, "sft") / "work/checkpoints/checkpoint-1/optimizer.pt", 30)
-    put(tmp_path / "sft/model.safetensors", 10)
+    put(tmp_path / "sft/model.safetensors", 10)  # an older result, which is kept until the run is finished
     costs = [Cost(Workload(name, "train"), kept=10, work=60) for name in ("sft", "round-1/strong")]
     first, second = (preflight.still_to_write(cost, tmp_path) for cost in costs)
-    assert disk_bytes([first]) == (10 - 10 - 30, 10 + 60 - 30), "an older result stays until the new one is there"
-    assert disk_bytes([first, second]) == (-20, 40)
+    assert disk_bytes([first]) == (10 - 30, 10 + 60 - 30)
+    assert disk_bytes([first, second]) == (-10, 50)
 
 
 def without_links(monkeypatch) -> None:

@@ -91,7 +91,7 @@ def test_two_processes_give_the_files_of_one_and_only_the_main_one_prints(ready,
     assert files(root) == alone, "each score bit for bit, so the draw as well"
     record = json.loads((root / "entropy/sft/manifest.json").read_text())
     assert record["counters"]["processes"] == 2 and record["counters"]["examples"] == 32
-    for line in ("entropy/base: not run yet", "round-1/active: not run yet", "Selection of round 1", "Hardest: "):
+    for line in ("] entropy/base\n", "] round-1/active\n", "Selection of round 1", "Hardest: "):
         assert done.stdout.count(line) == 1
     assert "Error" not in done.stderr and "Traceback" not in done.stderr
     assert sorted(path.name for path in (root / ".work").iterdir()) == ["lock"]

@@ -81,7 +81,7 @@ def same_run(root: Path, one: Path) -> None:
 def test_two_processes_train_select_and_evaluate_as_one(by_two, once):
     root, said = by_two
     same_run(root, run_of_one_process(once))
-    assert said.count("round-1/strong: not run yet") == said.count("Report: ") == said.count("WMSS, round 1") == 1
+    assert said.count("] round-1/strong\n") == said.count("Report: ") == said.count("WMSS, round 1") == 1
     assert (root / "report.html").is_file()
     assert sorted(path.name for path in (root / ".work").iterdir()) == ["lock"]
 

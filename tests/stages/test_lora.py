@@ -18,6 +18,7 @@ from weakdriven.pipeline.run import all_stages, run_recipe
 from weakdriven.runs.directory import work_folder
 from weakdriven.runs.executor import DryRun
 from weakdriven.runs.files import read_jsonl
+from weakdriven.runs.signals import Stopped
 from weakdriven.stages.checks import check_recipe
 from weakdriven.training.lora import name_base
 from weakdriven.wmss import trainer as joint
@@ -202,7 +203,7 @@ def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that
     recompute = [f"{phase}.gradient_checkpointing=true" for phase in ("sft", "joint")]
     root, overrides = tmp_path / "run", [*TINY, *SHORT, "joint.save_weak=true", *recompute]
     for stage in ("sft", "round-1/strong"):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped):
             run_recipe(small_recipe(*overrides), root, Interrupt(stage))
         work = work_folder(root, stage) / "work"
         assert (work / "checkpoints/checkpoint-2/complete").is_file()

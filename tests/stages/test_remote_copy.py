@@ -117,7 +117,7 @@ def there() -> dict[str, bytes]:
 
 
 def here(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file() and ".work" not in path.parts)
+    files = (path for path in root.rglob("*") if path.is_file() and not {".work", ".replaced"} & set(path.parts))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
@@ -416,7 +416,7 @@ def test_several_machines_need_a_shared_work_folder(monkeypatch):
 def run_copied(root: Path, address: str, *overrides: str) -> Recorder:
     recorder = Recorder()
     copy = RemoteCopy(address, root, recorder.note)
-    run_recipe(small_recipe(*QUICK, *overrides), root, recorder, RunOptions(remote=copy))
+    run_recipe(small_recipe(*QUICK, *overrides), root, recorder, RunOptions(replace=True, remote=copy))
     return recorder
 
 
@@ -440,6 +440,6 @@ def test_of_two_processes_the_first_one_copies_and_both_continue_from_the_addres
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    for once in ("baselines/sft: brought from", "eval/base/arithmetic: not run yet", f"Copied: {address}"):
+    for once in ("baselines/sft: brought from", "] eval/base/arithmetic\n", f"Copied: {address}"):
         assert done.stdout.count(once) == 1
     assert here(tmp_path / "shared/run") == here(tmp_path / "b")

@@ -27,7 +27,7 @@ MODELS = ("base", "sft")
 
 def select(root: Path, *overrides: str) -> Recorder:
     recorder = Recorder()
-    assert select_recipe(small_recipe(*FEW, *overrides), root, recorder)
+    assert select_recipe(small_recipe(*FEW, *overrides), root, recorder, replace=True)
     return recorder
 
 

@@ -15,6 +15,7 @@ from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
+from weakdriven.runs.signals import Stopped
 from weakdriven.training import callbacks
 from weakdriven.training.arguments import training_order
 from weakdriven.training.callbacks import PhaseCallback
@@ -139,6 +140,16 @@ def saved_every_second_step(work, steps):
     settings = TrainSettings(**SMALL, save_steps=2)
     at = Phase("sft", 0, 4, work, steps)  # eight steps; a whole model has no checkpoint at the last one
     return train_supervised(tiny_model(), embedded_tokenizer(), ROWS, settings, RECIPE, at)
+
+
+def test_without_save_steps_no_checkpoint_is_written_not_even_on_a_signal(work, monkeypatch):
+    settings = TrainSettings(**SMALL, save_steps=0)
+    train_supervised(tiny_model(), embedded_tokenizer(), ROWS, settings, RECIPE, phase(work, epochs=2))
+    assert not list((work / "checkpoints").iterdir())
+    monkeypatch.setattr(callbacks, "stop_requested", lambda: "SIGTERM")
+    with pytest.raises(Stopped):
+        train_supervised(tiny_model(), embedded_tokenizer(), ROWS, settings, RECIPE, phase(work, epochs=2))
+    assert not list((work / "checkpoints").iterdir())
 
 
 def marked(folder):

@@ -23,6 +23,7 @@ from weakdriven.commands.verify import verify
 from weakdriven.errors import explain
 from weakdriven.runs.processes import OtherProcessFailed, leave, rank
 from weakdriven.runs.redact import redact_output
+from weakdriven.runs.replaced import WouldReplace
 from weakdriven.runs.signals import EXIT_CODE, INTERRUPTED, Stopped, stoppable
 
 # fmt: off
@@ -97,11 +98,13 @@ def main() -> None:
         if rank() == 0:
             print(stop, file=sys.stderr)
         leave()  # all processes stop together
-        sys.exit(EXIT_CODE)
+        sys.exit(INTERRUPTED if stop.interrupted else EXIT_CODE)
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in sys.argv:
             raise
         if not isinstance(error, OtherProcessFailed):
             print(f"Error: {sentence}", file=sys.stderr)
+            if isinstance(error, WouldReplace):
+                print(error.commands(sys.argv[1:]), file=sys.stderr)
         sys.exit(2)

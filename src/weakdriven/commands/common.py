@@ -57,6 +57,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change,
 Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.", callback=here)]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds, counting up from the recipe's seed.")]
 Force = Annotated[bool, typer.Option("--force", help="Train even if memory or disk are predicted to be too small.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace finished stages that a changed setting changes.")]
 Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
 RunsOutput = Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-COMMAND.", callback=here)]
 TakeFrom = Annotated[

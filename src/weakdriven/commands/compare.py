@@ -19,6 +19,7 @@ def compare(
     output: common.RunsOutput = None,
     take_from: common.TakeFrom = None,
     force: common.Force = False,
+    replace: common.Replace = False,
     rehearsal: common.Rehearse = None,
     quiet: common.Quiet = False,
     debug: common.Debug = False,
@@ -30,7 +31,8 @@ def compare(
     from weakdriven.runs.take_over import Siblings
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    shared = {"seeds": seeds, "jobs": jobs, "options": RunOptions(Siblings(take_from or []), force, rehearsal)}
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, replace)
+    shared = {"seeds": seeds, "jobs": jobs, "options": options}
     print_comparison(compare_methods(recipe, overrides or [], output, progress, methods=names, **shared))
 
 

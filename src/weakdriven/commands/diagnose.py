@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.commands.common import Debug, Quiet, Round, RunArgument, progress_of
+from weakdriven.commands.common import Debug, Quiet, Replace, Round, RunArgument, progress_of
 
 
 def diagnose(
@@ -15,6 +15,7 @@ def diagnose(
     split: Annotated[str, typer.Option(help="Split of that source, if it has several.")] = "train",
     round_number: Round = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draw; unset: the recipe's.")] = None,
+    replace: Replace = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -23,7 +24,7 @@ def diagnose(
     from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
     from weakdriven.report.run.diagnosis import print_diagnosis
 
-    options = {"rows": rows, "split": split, "round_number": round_number, "seed": seed}
+    options = {"rows": rows, "split": split, "round_number": round_number, "seed": seed, "replace": replace}
     folder, console = diagnose_run(run, progress, examples=examples, **options), Console()
     print_diagnosis(read_diagnosis(folder), console)
     print(f"Every number, with its error, and the tokens one by one: {folder}")

@@ -10,6 +10,7 @@ from weakdriven.commands.common import (
     DataDir,
     Debug,
     Quiet,
+    Replace,
     default_command,
     here,
     interval,
@@ -39,6 +40,7 @@ def eval_run(
     settings: KeyValues = None,
     data_dir: DataDir = None,
     limit: Annotated[int | None, typer.Option(help="Evaluate on the first items of each benchmark only.")] = None,
+    replace: Replace = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -50,7 +52,7 @@ def eval_run(
     progress = progress_of(quiet)
     from weakdriven.eval.standalone import evaluate_model
 
-    print_scores(evaluate_model(checked, output, progress))
+    print_scores(evaluate_model(checked, output, progress, replace=replace))
 
 
 @eval_app.command("regrade", cls=settings_command(RegradeSettings), context_settings=UNKNOWN_OPTIONS)

@@ -40,6 +40,7 @@ def run(
         str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
     ] = None,
     force: common.Force = False,
+    replace: common.Replace = False,
     rehearsal: common.Rehearse = None,
     quiet: common.Quiet = False,
     debug: common.Debug = False,
@@ -56,7 +57,7 @@ def run(
     from weakdriven.stages.remote_copy import RemoteCopy
 
     remote = RemoteCopy(address, root, progress.note) if address else None
-    options = RunOptions(Siblings(take_from or []), force, rehearsal, remote)
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, replace, remote)
     report = run_recipe(settings, root, progress, options)
     if rank() > 0:
         return

@@ -25,6 +25,7 @@ def select_draw(
     overrides: common.Overrides = None,
     round_number: Annotated[int, typer.Option("--round", help="Round whose active set is drawn.")] = 1,
     output: common.Output = None,
+    replace: common.Replace = False,
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> None:
@@ -36,7 +37,7 @@ def select_draw(
     from weakdriven.pipeline.run import select_recipe
     from weakdriven.report.selection_explained import explain_selection
 
-    if select_recipe(settings, root, progress, round_number):
+    if select_recipe(settings, root, progress, round_number, replace=replace):
         explain_selection(root, round_number, Console())
 
 

@@ -21,6 +21,7 @@ def sweep(
     output: common.RunsOutput = None,
     take_from: common.TakeFrom = None,
     force: common.Force = False,
+    replace: common.Replace = False,
     rehearsal: common.Rehearse = None,
     list_: Annotated[bool, typer.Option("--list", help="List the paper's sweeps, which are shipped.")] = False,
     quiet: common.Quiet = False,
@@ -37,7 +38,8 @@ def sweep(
     from weakdriven.pipeline.sweep import sweep_recipe
     from weakdriven.runs.take_over import Siblings
 
-    shared = {"seeds": seeds, "jobs": jobs, "options": RunOptions(Siblings(take_from or []), force, rehearsal)}
+    options = RunOptions(Siblings(take_from or []), force, rehearsal, replace)
+    shared = {"seeds": seeds, "jobs": jobs, "options": options}
     print_sweep(sweep_recipe(recipe, overrides or [], output, progress, grids=grid or [], **shared))
 
 

@@ -7,6 +7,7 @@ import typer
 
 from weakdriven.commands.common import Debug, here, print_table
 from weakdriven.errors import UserError
+from weakdriven.runs.directory import REPLACED, WORK
 from weakdriven.runs.manifest import MANIFEST, files_of, refuse_damage
 
 
@@ -32,10 +33,11 @@ def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
     """For each finished stage: its name, the number and bytes of its listed files, and what is wrong, if anything."""
     if not run.is_dir():
         raise UserError(f"There is no folder {run}; give a run directory.")
-    stages = [path.parent for path in sorted(run.glob(f"**/{MANIFEST}")) if ".work" not in path.parts]
+    found = sorted(path.relative_to(run) for path in run.glob(f"**/{MANIFEST}"))
+    stages = [run / path.parent for path in found if path.parts[0] not in (WORK, REPLACED)]
     if not stages:
         raise UserError(f"{run} holds no finished stage; give the directory of a run that has finished one.")
-    found = []
+    checked = []
     for folder in stages:
         files, wrong = {}, ""
         try:
@@ -44,5 +46,5 @@ def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
         except UserError as error:
             wrong = str(error)
         size = sum(fact["bytes"] for fact in files.values())
-        found.append((folder.relative_to(run).as_posix(), len(files), size, wrong))
-    return found
+        checked.append((folder.relative_to(run).as_posix(), len(files), size, wrong))
+    return checked

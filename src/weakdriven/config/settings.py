@@ -1,5 +1,6 @@
 """The base class of all settings, and the settings of a training phase."""
 
+import math
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -53,8 +54,9 @@ class TrainSettings(Settings):
     outputs of attention; `keep_products` those of every matrix product too, which costs little time and saves less."""
     activation_offloading: bool = False
     """Offload saved activations to CPU memory until the backward pass; slower, for long sequences."""
-    save_steps: int = Field(default=50, ge=1)
-    """Optimizer steps between checkpoints; a killed run resumes from the last one."""
+    save_steps: int = Field(default=50, ge=0)
+    """Optimizer steps between checkpoints, from which a killed run resumes. 0 writes none and needs no disk for them: a
+    phase that is stopped starts again."""
     logging_steps: int = Field(default=1, ge=1)
     """Optimizer steps between lines in metrics.jsonl."""
     snapshots: list[float] = Field(default=[], max_length=20)
@@ -68,6 +70,14 @@ class TrainSettings(Settings):
         (1, 3)
         """
         return rows // min(self.batch_size, rows) * (self.epochs if epochs is None else epochs)
+
+    def saves(self, steps: int) -> int:
+        """Most checkpoints of a phase: with one at its last step, or at a signal before it.
+
+        >>> TrainSettings(save_steps=50).saves(120), TrainSettings(save_steps=0).saves(120)
+        (3, 0)
+        """
+        return math.ceil(steps / self.save_steps) if self.save_steps else 0
 
     @field_validator("snapshots")
     @classmethod

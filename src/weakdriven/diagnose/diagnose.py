@@ -4,6 +4,7 @@ Each model runs once over the examples. Its hidden states are kept, never its lo
 again, a tile of tokens at a time.
 """
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from weakdriven.runs.directory import (
     DIAGNOSIS_VERSION,
     DIAGNOSTICS,
     METRICS,
+    REPLACED,
     TOKENS,
     WORK,
     Progress,
@@ -36,6 +38,7 @@ from weakdriven.runs.executor import DryRun, Run
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
 from weakdriven.runs.manifest import MANIFEST
+from weakdriven.runs.replaced import WouldReplace, losses
 from weakdriven.stages.model_loader import Loader
 
 LOGITS, GRADIENTS, DRIFT, TOKEN_VIEW = "logits.json", "gradients.json", "drift.json", "tokens.parquet"
@@ -58,6 +61,7 @@ def diagnose_run(
     split: str = "train",
     round_number: int | None = None,
     seed: int | None = None,
+    replace: bool = False,
 ) -> Path:
     """Measure a run unless that is done; returns the folder with the results.
 
@@ -65,11 +69,13 @@ def diagnose_run(
         rows: Source of the examples; unset: what the run was trained on.
         round_number: Round whose pair is measured; unset: the last that is finished, else the first.
         seed: Of the draw of examples; unset: the recipe's.
+        replace: Replace a diagnosis of other examples or another round; otherwise it is an error. One of an earlier
+            state of the run is out of date, and is replaced in any case.
     """
     if examples < 1:
         raise UserError(f"--examples is {examples}; it must be at least 1.")
     transformers_logging.disable_progress_bar()
-    found = find_models(root)
+    found, asked = find_models(root), round_number
     round_number, seed = chosen_round(found, round_number), found.recipe.seed if seed is None else seed
     other = None if rows is None else find_other_rows(rows, split, found)
     diagnosis = Diagnosis(found, round_number, examples, seed, progress, other)
@@ -88,11 +94,24 @@ def diagnose_run(
             manifest.unlink()  # what could not be loaded then may load now
         planned = DryRun(root)
         planned.stage(DIAGNOSTICS, diagnosis.write, **options)
+        wanted = {"examples": examples, "seed": seed} | ({} if asked is None else {"round": asked})
+        if not replace and other_examples(read_object(manifest), wanted, data.get("rows")):
+            raise WouldReplace(losses(root, planned.planned))
         progress.plan(planned.planned)
         try:
-            return Run(root, seed=seed, progress=progress).stage(DIAGNOSTICS, diagnosis.write, **options).path
+            folder = Run(root, seed=seed, progress=progress).stage(DIAGNOSTICS, diagnosis.write, **options).path
+            shutil.rmtree(root / REPLACED / DIAGNOSTICS, ignore_errors=True)
+            return folder
         finally:
             progress.close()
+
+
+def other_examples(manifest: dict[str, Any], wanted: dict[str, Any], rows: str | None) -> bool:
+    """Whether a finished diagnosis answers another question than the one that is asked."""
+    if not manifest.get("key"):
+        return False
+    settings, inputs = manifest.get("settings", {}), manifest.get("inputs", {})
+    return any(settings.get(name) != value for name, value in wanted.items()) or inputs.get("rows") != rows
 
 
 def read_diagnosis(folder: Path) -> dict[str, dict[str, Any]]:

@@ -90,7 +90,7 @@ def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
     own = [name for name, one in saved.items() if name not in BENCHMARKS and "test_set" in one]
     found = {name: saved[name] for name in (*BENCHMARKS, *own) if name in saved}
     if not found:
-        below = sorted(path.parents[1] for path in folder.glob(f"**/{BENCHMARK_SCORES}"))
+        below = sorted(path.parents[1] for path in folder.glob(f"[!.]*/**/{BENCHMARK_SCORES}"))
         hint = f"; did you mean {below[0]}?" if below else "; expected <benchmark>/scores.json in it."
         raise UserError(f"{folder} holds no results of an evaluation{hint}")
     return found

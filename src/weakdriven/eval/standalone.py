@@ -20,11 +20,18 @@ from weakdriven.runs.directory import BENCHMARK_SCORES, ITEMS, WORK, Progress, c
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import digest, read_json, read_jsonl
 from weakdriven.runs.redact import without_login
+from weakdriven.runs.replaced import WouldReplace, drop_replaced, losses, other_output
 from weakdriven.runs.stage import Planned, Stage
 
 
-def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress) -> dict[str, Any]:
-    """Generate, grade and score what is not done yet; returns the scores by benchmark."""
+def evaluate_model(
+    settings: EvaluationSettings, root: Path, progress: Progress, *, replace: bool = False
+) -> dict[str, Any]:
+    """Generate, grade and score what is not done yet; returns the scores by benchmark.
+
+    Args:
+        replace: Replace finished results of other settings or another model; otherwise they are an error.
+    """
     transformers_logging.disable_progress_bar()
     branch = open_model(settings.model)
     renderer = find_renderer(settings, settings.style, branch)
@@ -54,11 +61,14 @@ def evaluate_model(settings: EvaluationSettings, root: Path, progress: Progress)
         plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
+        if (found := losses(root, plan.planned)) and not replace:
+            raise WouldReplace(found, other_output(root))
         progress.plan(plan.planned)
         run = Run(root, seed=settings.seed, progress=progress)
         try:
             for task in tasks:
                 refresh(benchmark_stage(run, task).path, task, progress)
+            drop_replaced(root, progress, asked=replace)
         finally:
             engines.close()
             progress.close()

@@ -14,7 +14,15 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.errors import UserError, explain
 from weakdriven.pipeline.parallel import LOCKS, run_all
-from weakdriven.pipeline.run import RunOptions, carry_out, evaluate_models, is_finished, method_models, stages_for
+from weakdriven.pipeline.run import (
+    RunOptions,
+    carry_out,
+    evaluate_models,
+    is_finished,
+    method_models,
+    refuse_replacing_in,
+    stages_for,
+)
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.compare.table import COMPARE_FILE, REFERENCE, write_comparison
@@ -52,6 +60,7 @@ def compare_methods(
     runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
     others = [*(root / name for name in runs), *options.siblings.runs]
     options = replace(options, siblings=Siblings(others, root / LOCKS))
+    refuse_replacing_in(root, runs, partial(one_by_one, methods=methods), options)
     facts: dict[str, Any] = {"recipe": first.name, **still_done(root, runs), "failed": {}}
     facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
 

@@ -28,10 +28,8 @@ LOCKS = ".locks"
 Task = Callable[[Progress], Any]
 """Must be picklable, and so must its result."""
 KILLED = "One of the processes was killed, perhaps for lack of memory; run again with fewer --jobs to resume."
-PATIENCE = 30
-"""Seconds that a process has to end after Ctrl-C."""
-SAVING = 600
-"""The same after a signal at which it saves what it trains."""
+PATIENCE = 600
+"""Seconds that a process has to save what it trains and to end."""
 
 
 def run_all(
@@ -134,15 +132,18 @@ def _received(ours: Connection) -> tuple[Any, str]:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """After a signal to stop, processes that train may save first; otherwise they are interrupted where they are."""
-    number, patience = (signal.SIGTERM, SAVING) if stop_requested() else (signal.SIGINT, PATIENCE)
+    """Stop all processes as this one was; those that train save a checkpoint first."""
+    number = signal.SIGTERM if stop_requested() else signal.SIGINT
     for process in processes:
         if process.is_alive() and process.pid:
             os.kill(process.pid, number)
-    for process in processes:
-        process.join(patience)
-        process.kill()
-        process.join()
+    try:
+        for process in processes:
+            process.join(PATIENCE)
+    finally:  # also after a second Ctrl-C
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> None:

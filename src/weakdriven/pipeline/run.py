@@ -27,6 +27,15 @@ from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, 
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import read_json, write_json, write_text
 from weakdriven.runs.processes import agree, failing_together, is_main, join_processes, on_main, size
+from weakdriven.runs.replaced import (
+    OUTPUT,
+    Loss,
+    WouldReplace,
+    drop_replaced,
+    loss,
+    losses,
+    other_output,
+)
 from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.checks import check_recipe
@@ -53,6 +62,8 @@ class RunOptions:
     """Train what is predicted not to fit in memory or on the disk."""
     rehearsal: bool | None = None
     """Try two steps of every training stage first; None: on CUDA, where memory is short and time dear."""
+    replace: bool = False
+    """Replace finished stages that have other settings or inputs; otherwise they are an error."""
     remote: RemoteCopy | None = None
     """The copy of this run at an address, from which stages are fetched and to which they are sent."""
 
@@ -75,7 +86,9 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptio
     return root / REPORT
 
 
-def select_recipe(recipe: Recipe, root: Path, progress: Progress, round_number: int = 1) -> bool:
+def select_recipe(
+    recipe: Recipe, root: Path, progress: Progress, round_number: int = 1, *, replace: bool = False
+) -> bool:
     """Run up to the active set of a round; returns whether this is the main process."""
     if recipe.method != "wmss" or not recipe.selection.enabled:
         why = f"method is {recipe.method}" if recipe.method != "wmss" else "selection.enabled is false"
@@ -91,7 +104,7 @@ def select_recipe(recipe: Recipe, root: Path, progress: Progress, round_number: 
         weak, strong = pair_of(context, wmss(context, data, rounds=round_number - 1), round_number)
         return select(context, round_number, weak, strong, data)
 
-    carry_out(recipe, root, progress, up_to_the_active_set)
+    carry_out(recipe, root, progress, up_to_the_active_set, options=RunOptions(replace=replace))
     return is_main()
 
 
@@ -124,6 +137,8 @@ def carry_out(
             return checked(recipe, DryRun(root, siblings=options.siblings), work, evaluates, reads_only)
 
         context, planned, plan = check()
+        if not options.replace and not reads_only:
+            on_main(lambda: refuse_replacing(root, planned, remote))
         if remote and agree(on_main(lambda: remote.bring(planned))):
             context, planned, plan = check()
         planned = agree(planned)
@@ -138,6 +153,7 @@ def carry_out(
             message=partial(ran_out, context, work),
         )
         context = context.with_run(run)
+        context.force = options.force
         try:
             progress.plan(planned)
             data = data_stage(context)  # reads every row, so a bad one is found before an older run here is touched
@@ -152,7 +168,10 @@ def carry_out(
                 write_text(root / RECIPE_FILE, dump_recipe(recipe))
                 write_json(root / PLAN_FILE, plan)
                 write_json(root / RUN_FILE, read_json(root / RUN_FILE) | {"hub_models": hub_models(recipe)})
-            return work(context)
+            result = work(context)
+            if is_main():
+                drop_replaced(root, progress, asked=options.replace and not run.failed)
+            return result
         finally:
             context.engines.close()
             progress.close()
@@ -205,6 +224,44 @@ def whole_plan(context: Context, planned: list[Planned]) -> dict[str, str]:
         if any(entry.name.startswith(("eval/", "validation/")) for entry in planned):
             raise
         return {entry.name: entry.key for entry in planned}
+
+
+def refuse_replacing(root: Path, planned: list[Planned], remote: RemoteCopy | None) -> None:
+    """Raise an error if finished stages of the run, here or at its address, would be replaced."""
+    found = losses(root, planned)
+    if remote:
+        there = [(entry, remote.manifest(entry.name)) for entry in planned if entry.reason]
+        here = {Path(one.place) for one in found}
+        found += [
+            one
+            for entry, manifest in there
+            if root / entry.name not in here
+            for one in loss(f"{remote.shown}/{entry.name}", entry, manifest)
+        ]
+    if found:
+        place = (OUTPUT, f"{remote.shown}-2") if remote else other_output(root)
+        raise WouldReplace(found, (*place, "--take-from", str(root)))
+
+
+def refuse_replacing_in(root: Path, runs: dict[str, Recipe], work: Work, options: RunOptions) -> None:
+    """Raise an error if finished stages of one of several runs would be replaced, before any of them goes on."""
+    if options.replace:
+        return
+    found = [one for name, recipe in runs.items() for one in existing_losses(recipe, root / name, work, options)]
+    if found:
+        raise WouldReplace(found, (*other_output(root), "--take-from", str(root)))
+
+
+def existing_losses(recipe: Recipe, root: Path, work: Work, options: RunOptions) -> list[Loss]:
+    """What this recipe would replace in a run that was made with another one."""
+    file = root / RECIPE_FILE
+    if not file.is_file() or file.read_text(encoding="utf-8") == dump_recipe(recipe):
+        return []
+    try:
+        settle_rows(recipe.data, root, None)
+        return losses(root, checked(recipe, DryRun(root, siblings=options.siblings), work, True, False)[1])
+    except UserError:  # which the run itself reports
+        return []
 
 
 def refuse_changes(planned: list[Planned]) -> None:

@@ -14,7 +14,7 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.config.sweep import Axis, Point, as_overrides, axes_of, points_of
 from weakdriven.errors import UserError
 from weakdriven.pipeline.parallel import LOCKS, run_all, try_to_write
-from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, is_finished, stages_for
+from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, is_finished, refuse_replacing_in, stages_for
 from weakdriven.report import write_report
 from weakdriven.report.sweep.files import SWEEP, read_sweep, write_sweep
 from weakdriven.runs.directory import RUN_FILE, Progress
@@ -67,6 +67,7 @@ def sweep_recipe(
     }
     others = [*(root / folder for folder in runs), *earlier_runs(root, runs), *options.siblings.runs]
     options = replace(options, siblings=Siblings(others, root / LOCKS))
+    refuse_replacing_in(root, runs, all_stages, options)
 
     def record(folder: str, model: Any, why: str) -> None:
         facts["runs"][folder] = {"status": "failed", "reason": why} if why else {"status": "done", "model": model}

@@ -221,7 +221,7 @@ class Planner:
         size = 2 if shape.adapter is None and self.recipe.precision == "bf16" else 4
         states = workload.trained * shape.trained * state_bytes(settings.optimizer, size)
         checkpoint = workload.models * shape.trained * size + states + self.tokenizer_bytes
-        writes = min(math.ceil(steps / settings.save_steps), CHECKPOINTS)
+        writes = min(settings.saves(steps), CHECKPOINTS)
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
         return Cost(
             workload,

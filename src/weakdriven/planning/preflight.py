@@ -143,7 +143,7 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
     largest = max(costs, key=lambda cost: cost.work, default=None)
     if largest and largest.work:
         most = f"checkpoints of {largest.workload.name} are up to {gib(round(largest.work))} of it at once"
-        sentence += f", or raise save_steps ({most})"
+        sentence += f", or raise save_steps ({most}; with 0 there are none, and a phase that is stopped starts again)"
     sentence += "."
     if copies:
         sentence += (
@@ -156,9 +156,8 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
 
 
 def still_to_write(cost: Cost, root: Path) -> Cost:
-    """What is not on the disk yet: an older result, and what an earlier try wrote, go when the stage is done."""
-    older, begun = held(root / cost.workload.name), held(work_folder(root, cost.workload.name))
-    return replace(cost, kept=cost.kept - older - begun, work=cost.work + older)
+    """What is not on the disk yet; an older result stays until the run is finished (`runs/replaced.py`)."""
+    return replace(cost, kept=cost.kept - held(work_folder(root, cost.workload.name)))
 
 
 def ran_out(context: Context, work: Callable[[Context], Any], name: str, error: Exception) -> UserError | None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
 
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
@@ -46,19 +45,6 @@ from weakdriven.wmss.trainer import train_joint
 
 STEPS = 2
 """Optimizer steps: in the second one the optimizer's state is there from the beginning."""
-
-
-class NoCheckpoints(TrainerCallback):
-    """A rehearsal writes no checkpoint, on a signal neither: that of a pair may be 100 GB."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_save = False
-
-
-class ShortPhase(Phase):
-    def prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        made = super().prepare(*args, **kwargs)
-        return made | {"callbacks": [*made["callbacks"], NoCheckpoints()]}
 
 
 def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any]) -> list[str]:
@@ -142,7 +128,7 @@ class Rehearsal:
         settings, rows = self.shortened(workload, workload.settings)
         folder = self.folder / workload.name.replace("/", "--") / "work"
         folder.mkdir(parents=True)
-        phase = ShortPhase(workload.name, 0, STEPS, folder, Progress())
+        phase = Phase(workload.name, 0, STEPS, folder, Progress(), force=True)  # it writes no model
         tokenizer, loader = self.context.renderer.tokenizer, self.context.loader
         if isinstance(settings, SsbSettings):
             self.student(settings, rows, phase, workload.start)
@@ -173,7 +159,8 @@ class Rehearsal:
         batch = micro * min(many, 2)
         order = np.argsort(-length_N, kind="stable")[:batch]
         longest = tokens.select(np.resize(order, batch))
-        changes = {"batch_size": batch, "epochs": STEPS, "snapshots": []}
+        # no checkpoint, on a signal neither: that of a pair may have 100 GB
+        changes = {"batch_size": batch, "epochs": STEPS, "snapshots": [], "save_steps": 0}
         changes |= {} if packing else {"micro_batch_size": micro}
         return settings.model_copy(update=changes), longest
 

@@ -18,6 +18,8 @@ from weakdriven.runs.signals import stop_here
 from weakdriven.runs.stage import Planned
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
+REPLACED = ".replaced"
+"""Folder of finished stages that were replaced, as long as the run that replaces them is not finished."""
 OUR_FILES, METRICS = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
@@ -43,12 +45,16 @@ class Progress:
 
 
 def put_in_place(home: Path, target: Path) -> None:
-    """Make `out` in a stage's work folder its result; an older result is moved aside first and removed last."""
+    """Make `out` in a stage's work folder its result; a finished one of another key is kept in `.replaced/`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    old = home / "replaced"
+    other = finished_key(target) not in (None, finished_key(home / "out"))
+    root = home.parents[1]
+    old = root / REPLACED / target.relative_to(root) if other else home / "replaced"
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
+        old.parent.mkdir(parents=True, exist_ok=True)
         os.rename(target, old)
+        sync(old.parent)
     os.rename(home / "out", target)
     sync(target.parent)
     shutil.rmtree(home, ignore_errors=True)

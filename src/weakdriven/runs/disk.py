@@ -6,8 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from weakdriven.errors import UserError
-
 CHECKPOINTS = 3
 """Two are kept, and the next is written before the oldest is removed."""
 SMALL_FILES = 1 << 20
@@ -46,17 +44,19 @@ def unlinkable(stage: Path, here: Path) -> int:
     return 0
 
 
-def refuse_full_disk(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> None:
-    """Raise an error before training if the file system that holds the run has too little space.
+def too_little_room(folder: Path, need: int, *, stage: str, checkpoint: int, saves: int) -> str:
+    """A sentence, before training, if the file system that holds the run has too little space; else empty.
 
     Args:
         need: Bytes still to be written.
         checkpoint: Bytes of one checkpoint.
         saves: Number of checkpoints that will be written.
     """
-    if short := shortage(folder, need, stage):
-        at_once = f"{min(saves, CHECKPOINTS)} checkpoints of {gib(checkpoint)} are on disk at once"
-        raise UserError(f"{short}, or raise save_steps (it saves {saves} times, and {at_once}).")
+    short = shortage(folder, need, stage)
+    if not short or not saves:
+        return short and f"{short}."
+    at_once = f"{min(saves, CHECKPOINTS)} checkpoints of {gib(checkpoint)} are on disk at once"
+    return f"{short}, or raise save_steps (it saves {saves} times, and {at_once}; with 0 it saves none)."
 
 
 def shortage(folder: Path, need: int, what: str) -> str:

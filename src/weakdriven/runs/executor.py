@@ -6,6 +6,7 @@ key is skipped; one whose key changed runs again, and the reason names the setti
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import DIAGNOSTICS, Progress, finished_key, put_in_place, start_try, work_folder
-from weakdriven.runs.files import digest, now, sync_tree, write_json
+from weakdriven.runs.files import digest, now, read_json, sync_tree, write_json
 from weakdriven.runs.machine import hardware, library_versions, peak_memory, reset_peak_memory
 from weakdriven.runs.manifest import FILES, MANIFEST, damage, files_of, inventory, refuse_damage, remedy
 from weakdriven.runs.processes import ended_together
@@ -109,9 +110,9 @@ class Run(DryRun):
             return
         with self.siblings.alone(stage, self.progress.note) if self.is_main else nullcontext():
             sibling = None
-            if self.siblings.runs and not whole:
+            if not whole:
                 sibling = self.agree(self.siblings.find(stage))  # a run in progress may have finished it meanwhile
-            self.progress.begin(stage.name, reason_taken(sibling, self.root) if sibling else reason)
+            self.progress.begin(stage.name, reason_taken(sibling, self.root) if sibling else begun(stage, home, reason))
             begin = time.monotonic()
             if sibling:
                 self._on_main(partial(take_over, sibling / stage.name, out))
@@ -143,10 +144,14 @@ class Run(DryRun):
         work = partial(self._compute if self.is_main else self._help, stage, home, compute)
         try:
             work() if stage.shared else ended_together(work, self.agree)
+        except (Stopped, KeyboardInterrupt) as error:
+            stop = error if isinstance(error, Stopped) else Stopped(signal.SIGINT.name)
+            point = resume_point(stage, home)
+            stop.stage, stop.then = stage.name, f"resumes {point}" if point else "starts again"
+            self.failed[stage.name] = stop
+            raise stop from None
         except BaseException as error:
             self.failed[stage.name] = error
-            if isinstance(error, Stopped):
-                error.stage = stage.name
             raise
 
     def _help(self, stage: Stage, home: Path, compute: Compute) -> None:
@@ -189,6 +194,21 @@ class Run(DryRun):
             manifest[FILES] = inventory(home / "out")
         sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
         write_json(home / "out" / MANIFEST, manifest)
+
+
+def begun(stage: Stage, home: Path, reason: str) -> str:
+    """Why a stage runs, with the point from which it resumes if an earlier try began it."""
+    if point := resume_point(stage, home):
+        return f"resuming {point}" if reason == NOT_RUN else f"{reason}; resuming {point}"
+    return reason
+
+
+def resume_point(stage: Stage, home: Path) -> str | None:
+    """From where the stage would resume in its work folder; None if it starts from its beginning."""
+    work, state = home / "work", home / "state.json"
+    if not state.is_file() or read_json(state).get("key") != stage.key or not work.is_dir() or not any(work.iterdir()):
+        return None
+    return stage.resumes(work)
 
 
 def why(stage: Stage) -> str:

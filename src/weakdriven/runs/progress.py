@@ -8,7 +8,7 @@ from rich.progress import Progress as Bar
 
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.signals import stop_here
-from weakdriven.runs.stage import Planned
+from weakdriven.runs.stage import NOT_RUN, Planned
 
 
 def choose_progress(console: Console, *, quiet: bool) -> Progress:
@@ -51,7 +51,8 @@ class PlainProgress(Progress):
     def begin(self, stage: str, reason: str) -> None:
         self.place += 1
         self.printed_at, self.pace = time.monotonic(), Pace()
-        self._print(f"[{self.place}/{max(self.place, self.count)}] {stage}: {reason}")
+        why = "" if reason == NOT_RUN else f": {reason}"
+        self._print(f"[{self.place}/{max(self.place, self.count)}] {stage}{why}")
 
     def skip(self, stage: str) -> None:
         self.place += 1

@@ -3,8 +3,12 @@
 The first signal is only recorded. Training checks for it after each optimizer step and saves a checkpoint; everything
 else checks whenever it reports progress, which is after each batch, and between stages. A later signal ends the process
 at once; one within a few seconds is the same request, which a launcher and a scheduler may both pass on.
+
+Ctrl-C (SIGINT) is recorded in the same way while a model is trained, and ends everything else at once.
 """
 
+import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -17,8 +21,13 @@ EXIT_CODE, INTERRUPTED = 143, 130
 """128 + SIGTERM or SIGINT, as a shell reports it; a scheduler sees that the job ended on its signal."""
 MOMENT = 10.0
 """Seconds within which further signals are the same request."""
+TWICE = 1.0
+"""The same for Ctrl-C, which a terminal and a launcher may both pass on, but a person repeats."""
+SAVING = b"\nStopping after this step, with a checkpoint. Ctrl-C again stops at once.\n"
 
 _received: list[int] = []
+_saving = threading.Event()
+"""Set while a model is trained, which saves a checkpoint when a signal has come."""
 
 
 class Stopped(BaseException):
@@ -26,13 +35,22 @@ class Stopped(BaseException):
 
     def __init__(self, name: str, step: int | None = None):
         super().__init__(name)
-        self.name, self.step, self.stage = name, step, ""
+        self.name, self.step = name, step
+        self.stage, self.then = "", ""
+        """The stage that was stopped, and how it goes on, such as "resumes from step 30 of 150"."""
 
     def __str__(self) -> str:
-        again = "run the same command again to resume."
+        name = "Ctrl-C" if self.interrupted else self.name
+        where = f" in {self.stage}" if self.stage else ""
         if self.step is not None:
-            return f"Stopped on {self.name} at step {self.step} of {self.stage}, saved; {again}"
-        return f"Stopped on {self.name}{f' in {self.stage}' if self.stage else ''}; what is written is kept, {again}"
+            where = f" at step {self.step} of {self.stage}, saved"
+        kept = f"Finished stages are kept, and {self.stage} {self.then};" if self.then else "Finished stages are kept;"
+        return f"Stopped on {name}{where}. {kept} run the same command again to resume."
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was Ctrl-C."""
+        return self.name == signal.SIGINT.name
 
 
 @contextmanager
@@ -41,8 +59,9 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
     first: float | None = None
+    interrupted = 0.0
 
     def record(number: int, _: Any) -> None:
         nonlocal first
@@ -52,15 +71,40 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted and time.monotonic() - interrupted < TWICE:
+            return
+        if interrupted or not _saving.is_set():
+            end = before[number]
+            end(number, frame) if callable(end) else signal.default_int_handler(number, frame)
+        interrupted = time.monotonic()
+        _received.append(number)
+        if multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0":
+            os.write(2, SAVING)  # print may be at work, and is not reentrant
+
     _received.clear()
     for number in SIGNALS:
         signal.signal(number, record)
+    if before[signal.SIGINT] is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         _received.clear()
+
+
+@contextmanager
+def saves_when_stopped(saves: bool) -> Iterator[None]:
+    """Inside the block Ctrl-C too is only recorded, if what runs there then saves and ends."""
+    if saves:
+        _saving.set()
+    try:
+        yield
+    finally:
+        _saving.clear()
 
 
 def stop_requested() -> str | None:

@@ -38,6 +38,9 @@ class Stage:
     """Every process of the run computes a part; otherwise the main process works and the others wait."""
     holds: Sequence[str] = ()
     """Files or folders that the result must still contain; if one is gone, the stage runs again."""
+    resumes: Callable[[Path], str | None] = lambda work: "where it stopped"
+    """From where a try resumes, such as "from step 30 of 150", given the work folder that an earlier one left; None if
+    it starts again."""
     workload: Any = None
     """What a plan needs to know of its cost (`weakdriven.stages.workload`)."""
 

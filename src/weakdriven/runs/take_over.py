@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weakdriven.errors import UserError
-from weakdriven.runs.directory import finished_key, locked
+from weakdriven.runs.directory import REPLACED, finished_key, locked
 from weakdriven.runs.files import link, read_json, sync_tree, write_json
 from weakdriven.runs.manifest import MANIFEST, damage, files_of, remedy
 from weakdriven.runs.stage import Stage
@@ -23,10 +23,10 @@ class Siblings:
     """Folder of locks by key: of several runs at once that need the same stage, one computes it and the others wait."""
 
     def find(self, stage: Stage) -> Path | None:
-        """The run that has finished this stage, unless this one has."""
+        """The run that has finished this stage, unless this one has; first what was replaced in this one."""
         if is_finished(stage.path, stage):
             return None
-        for run in self.runs:
+        for run in (stage.root / REPLACED, *self.runs):
             folder = run / stage.name
             if is_finished(folder, stage) and not damage(folder, files_of(folder), contents=False):
                 return run
@@ -54,11 +54,13 @@ def lost(folder: Path, stage: Stage) -> list[str]:
 
 
 def reason_taken(sibling: Path, root: Path) -> str:
+    if sibling == root / REPLACED:
+        return f"taken back from {REPLACED}"
     return f"taken over from {os.path.relpath(sibling, root.parent)}"
 
 
 def take_over(finished: Path, out: Path) -> None:
-    """Link the finished stage of another run into `out`; copy where the disk cannot link.
+    """Link the finished stage of another run, or a replaced one of this, into `out`; copy where the disk cannot link.
 
     Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
     """
@@ -67,4 +69,5 @@ def take_over(finished: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
     sync_tree(out)  # the manifest vouches for the rest, so it comes last
-    write_json(out / MANIFEST, read_json(finished / MANIFEST) | {"taken_from": str(finished)})
+    taken = {} if REPLACED in finished.parts else {"taken_from": str(finished)}
+    write_json(out / MANIFEST, read_json(finished / MANIFEST) | taken)

@@ -32,6 +32,7 @@ from weakdriven.runs.processes import is_main
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.workload import Workload
 from weakdriven.training.lora import name_base
+from weakdriven.training.phase import Phase
 from weakdriven.training.sft import save_model
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Context:
     renderer: Renderer
     tasks: dict[str, Task] = field(default_factory=dict)
     engines: Engines = field(default_factory=Engines)
+    force: bool = False
+    """Train what is predicted not to fit in memory or on the disk."""
 
     def with_run(self, run: Listing) -> "Context":
         """The same for another executor; what is cached stays."""
@@ -67,6 +70,10 @@ class Context:
         """Of a run that computes."""
         assert isinstance(self.run, Run)
         return self.run.progress
+
+    def phase(self, stage: str, number: int, epochs: int, work: Path, **options: Any) -> Phase:
+        """A training phase of a run that computes; `options` are further fields of `Phase`."""
+        return Phase(stage, number, epochs, work, self.progress, force=self.force, **options)
 
     @property
     def loader(self) -> Loader:

@@ -19,7 +19,7 @@ from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
-from weakdriven.training.phase import Phase
+from weakdriven.training.checkpoints import resume_step
 from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.wmss.pair import WEAK_FOLDER
@@ -94,7 +94,7 @@ def supervised_stage(
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = context.loader.load(start)
         rows, keep = examples.epoch_rows(recipe), partial(context.save, model)
-        phase = Phase(name, round_number, epochs, work, context.progress, rows, keep)
+        phase = context.phase(name, round_number, epochs, work, epoch_rows=rows, keep=keep)
         frozen = context.loader.load(teacher, train=False, scan=True) if teacher else None
         shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
         counters = train_supervised(model, *shared, variant, frozen)
@@ -126,7 +126,7 @@ def joint_stage(
     def compute(work: Path, out: Path) -> dict[str, Any]:
         strong_model, weak_model = context.loader.pair(strong, weak)
         rows, keep = examples.epoch_rows(recipe), partial(context.save, strong_model)
-        phase = Phase(name, round_number, settings.epochs, work, context.progress, rows, keep)
+        phase = context.phase(name, round_number, settings.epochs, work, epoch_rows=rows, keep=keep)
         shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
         counters = train_joint(strong_model, weak_model, *shared)
         context.save(strong_model, out, work)
@@ -182,6 +182,7 @@ def model_stage(
         execution=execution,
         shared=True,
         holds=[f"{SNAPSHOTS}/{place}" for place in kept],
+        resumes=resume_step,
         workload=workload,
     )
     short = name.replace("baselines/", "baseline-").removesuffix("/strong")

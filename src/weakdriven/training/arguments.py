@@ -94,8 +94,8 @@ def training_arguments(
         router_aux_loss_coef=0.0,  # the mixed loss has no such term, so no phase has it; trl 1.9 adds it by default
         bf16=recipe.precision == "bf16-mixed",
         seed=recipe.seed,
-        save_strategy="steps",
-        save_steps=settings.save_steps,
+        save_strategy="steps" if settings.save_steps else "no",
+        save_steps=settings.save_steps or 1,
         save_total_limit=None,  # it would delete before the new one is verified; see checkpoints.py
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,

@@ -19,7 +19,7 @@ from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import gathered, size
-from weakdriven.runs.signals import stop_requested
+from weakdriven.runs.signals import saves_when_stopped, stop_requested
 from weakdriven.training.checkpoints import seal
 
 REMEDY = (
@@ -36,6 +36,8 @@ class PhaseCallback(TrainerCallback):
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.trainer: Any = None
         """Set by `fit`. Its model may be a pair, of which events get the strong model alone."""
+        self.force = False
+        """Train with too little room on the disk, as predicted."""
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
         self._sealing: Future[None] | None = None
@@ -44,7 +46,8 @@ class PhaseCallback(TrainerCallback):
     def sealing(self) -> Iterator[None]:
         """Checkpoints are sealed while training goes on in this block, which waits at its end for the last one."""
         try:
-            yield
+            with saves_when_stopped(self.settings.save_steps > 0):
+                yield
         except BaseException:  # training resumes from it; a second Ctrl-C ends the wait
             wait([self._sealing] if self._sealing else [])
             raise
@@ -80,7 +83,7 @@ class PhaseCallback(TrainerCallback):
         last = state.global_step >= state.max_steps  # then the stage is finished instead of stopped
         if (name := signalled()) and not last:
             self.stopped = name
-            control.should_save = control.should_training_stop = True
+            control.should_save, control.should_training_stop = self.settings.save_steps > 0, True
         if last and size() == 1 and not has_adapter(self.trainer.model):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
         if control.should_save or (self._sealing and self._sealing.done()):

@@ -77,6 +77,14 @@ def last_complete_checkpoint(folder: Path) -> Path | None:
     return next((path for path in checkpoints(folder) if whats_wrong(path) is None), None)
 
 
+def resume_step(work: Path) -> str | None:
+    """Where training resumes in a stage's work folder, as far as the marks say."""
+    marked = next((path for path in checkpoints(work / "checkpoints") if (path / COMPLETE).is_file()), None)
+    if marked is None:
+        return None
+    return f"from step {step_of(marked)} of {read_json(marked / 'trainer_state.json')['max_steps']}"
+
+
 def usable_checkpoint(folder: Path, progress: Progress) -> Path | None:
     """The same; newer ones are removed, and a note is written for every marked one that is damaged."""
     found = last_complete_checkpoint(folder)

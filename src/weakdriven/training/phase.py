@@ -17,7 +17,7 @@ from weakdriven.data.tokenize import row_lengths
 from weakdriven.errors import UserError, is_disk_full
 from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.disk import disk_need, held, refuse_full_disk
+from weakdriven.runs.disk import disk_need, held, too_little_room
 from weakdriven.runs.processes import agree, on_main, size
 from weakdriven.runs.signals import Stopped
 from weakdriven.training import checkpoints
@@ -45,6 +45,8 @@ class Phase:
     """Rows that set the number of steps per epoch, if not those of the training set."""
     keep: Keep | None = None
     """Writes the model into a folder; needed if the settings ask for snapshots."""
+    force: bool = False
+    """Train with too little room on the disk, as predicted."""
 
     def prepare(
         self,
@@ -67,7 +69,9 @@ class Phase:
         else:
             order = alike_together(order, length_N, batch)
         folder = self.work / "checkpoints"
-        callbacks: list[TrainerCallback] = [PhaseCallback(self.work, self.progress, self.stage, settings, recipe)]
+        ours = PhaseCallback(self.work, self.progress, self.stage, settings, recipe)
+        ours.force = self.force
+        callbacks: list[TrainerCallback] = [ours]
         if settings.snapshots and self.keep:
             kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
@@ -106,7 +110,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
             f"some space and run the same command again; it resumes from {start}."
         ) from error
     if phase.stopped:
-        raise Stopped(phase.stopped, trainer.state.global_step)
+        raise Stopped(phase.stopped, trainer.state.global_step if phase.settings.save_steps else None)
     rows = cast(Dataset, trainer.train_dataset) if rows is None else rows
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
@@ -114,7 +118,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
-    """Compare what the phase will still write with the free space on its disk."""
+    """Compare what the phase will still write with the free space on its disk; with `force` only report it."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
@@ -124,13 +128,17 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     trained = [weight for weight in saved if weight.requires_grad]
     optimizer = math.ceil(sum(one.numel() * state_bytes(settings.optimizer, one.element_size()) for one in trained))
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
-    saves = math.ceil(steps / settings.save_steps)  # with one at the last step, or at a signal before it
+    saves = settings.saves(steps)
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
     kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
-    refuse_full_disk(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
+    sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
+    if sentence and not phase.force:
+        raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
+    if sentence:
+        phase.progress.note(f"{sentence} It is tried all the same (--force).")
 
 
 def padded_lengths(rows: Dataset) -> np.ndarray:

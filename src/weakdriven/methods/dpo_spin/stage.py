@@ -32,7 +32,6 @@ from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
-from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots
 
 PAIRS, PAIR_TOKENS = "pairs.jsonl", "pairs.arrow"
@@ -102,7 +101,7 @@ def preference(
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model, tokenizer = context.loader.load(start), context.renderer.tokenizer
-        phase = Phase(stage, round_number, settings.epochs, work, context.progress, keep=partial(context.save, model))
+        phase = context.phase(stage, round_number, settings.epochs, work, keep=partial(context.save, model))
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])
         counters = train_preference(model, tokenizer, rows, settings, context.recipe, phase, beta=settings.beta)
         context.save(model, out, work)

@@ -40,7 +40,6 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
-from weakdriven.training.phase import Phase
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
 from weakdriven.wmss.entropy import plan_batches
 
@@ -194,7 +193,7 @@ def student(context: Context, start: Model, targets: Stage) -> Model:
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = Loader(adapted, context.base if recipe.lora else start).load(start)
         keep = partial(context.save, model) if recipe.lora else partial(save_adapter, model)
-        phase = Phase(name, 1, settings.epochs, work, context.progress, keep=keep)
+        phase = context.phase(name, 1, settings.epochs, work, keep=keep)
         rows = load_tokens(targets.path / TARGETS)
         counters = train_student(model, context.renderer.tokenizer, rows, settings, adapted, phase)
         if recipe.lora:
