@@ -89,9 +89,10 @@ def test_the_schema_requires_a_model_and_data_only_if_no_recipe_is_extended():
     schema = json.loads(recipe_schema())
     assert schema["properties"]["extends"]["type"] == "string"
     assert schema["if"] == {"not": {"required": ["extends"]}}
-    assert schema["then"] == {"required": ["model", "data"], "properties": {"data": {"required": ["path"]}}}
+    named = {"anyOf": [{"required": ["path"]}, {"required": ["sources"]}]}
+    assert schema["then"] == {"required": ["model", "data"], "properties": {"data": named}}
     assert "required" not in schema
-    entries_of_lists = {"TestSet"}  # which are never laid over another recipe's
+    entries_of_lists = {"TestSet", "SourceSettings"}  # which are never laid over another recipe's
     assert not [name for name, block in schema["$defs"].items() if "required" in block and name not in entries_of_lists]
 
 

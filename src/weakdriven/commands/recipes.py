@@ -73,7 +73,7 @@ def init(
 
     recipe = write_recipe(new, output)
     print(f"{new.found}\nWritten: {output}")
-    look = ["data", "show", recipe.data.path, "--model", recipe.model]
+    look = ["data", "show", recipe.data.each[0].path, "--model", recipe.model]
     for words in (look, ["plan", str(output)], ["run", str(output)]):
         print("Next:", shlex.join(["weakdriven", *words]))
 

@@ -1,20 +1,50 @@
 """Settings of the training and validation data."""
 
-from typing import Literal
+import os
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from weakdriven.config.settings import Settings
 
 
+class SourceSettings(Settings):
+    """One of several sources of training rows."""
+
+    path: str
+    """As `data.path`."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    fields: dict[str, str] = Field(default={})
+    """As `data.fields`."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows."""
+    weight: float | None = Field(default=None, gt=0)
+    """Share of the mixture, relative to the weights of the other sources; unset: all rows."""
+
+    @model_validator(mode="after")
+    def _limit_or_weight(self) -> "SourceSettings":
+        if self.limit is not None and self.weight is not None:
+            raise ValueError(f"{self.path} has a limit and a weight; remove one of them")
+        return self
+
+
 class DataSettings(Settings):
     """The training data, and how a row becomes tokens."""
 
-    path: str
+    path: str | None = None
     """JSONL, JSON, CSV, TSV (each also .gz or .zst) or Parquet file, a folder of them, `embedded:arithmetic`, or a Hub
     dataset: `owner/name` or `owner/name:configuration`, either also with `@revision`."""
     split: str = "train"
     """Split of a Hub dataset."""
+    fields: dict[str, str] = Field(default={})
+    """Names of a known layout for fields with other names: `{prompt: input, completion: target}` reads the prompt from
+    `input`."""
+    sources: list[SourceSettings] = Field(default=[])
+    """Several sources instead of `path`, each with its own `path`, `split`, `fields`, and `limit` or `weight`.
+
+    A list as `data` means the same. Without weights all rows are used. With them, each source gives its share of a
+    mixture that is as large as it can be without repeating a row."""
     domain: Literal["math", "code", "logic"] = "math"
     """With `style`, chooses the system prompt of rows that name no domain."""
     style: Literal["tagged", "tag-free", "plain"] = "plain"
@@ -46,6 +76,45 @@ class DataSettings(Settings):
     @property
     def validates(self) -> bool:
         return self.validation is not None or self.validation_share is not None
+
+    @property
+    def each(self) -> list[SourceSettings]:
+        """All sources, also if there is only one."""
+        if self.path is None:
+            return self.sources
+        return [SourceSettings(path=self.path, split=self.split, fields=self.fields, limit=self.limit)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_list_is_its_sources(cls, value: Any) -> Any:
+        return {"sources": value} if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _path_or_sources(self) -> "DataSettings":
+        if self.path is None and not self.sources:
+            raise ValueError("path is required but missing; name a file, a folder or a dataset on the Hub, or sources")
+        if self.path is not None and self.sources:
+            raise ValueError("path and sources are both set; remove one of them")
+        for name in ("split", "fields", "limit"):
+            if self.sources and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is set next to sources; give each of the sources its own")
+        weighted = [one.path for one in self.sources if one.weight is not None]
+        if weighted and len(weighted) < len(self.sources):
+            missing = next(one.path for one in self.sources if one.weight is None)
+            raise ValueError(
+                f"{len(weighted)} of {len(self.sources)} sources have a weight, and {missing} has none; give all of "
+                "them a weight, or none"
+            )
+        seen = set[tuple[str, str]]()
+        for one in self.sources:
+            place = (one.path if "://" in one.path else os.path.normpath(one.path), one.split)
+            if place in seen:
+                raise ValueError(
+                    f"sources name {one.path} twice, and no row is used twice; name it once, and give it a larger "
+                    "weight if you want more of it"
+                )
+            seen.add(place)
+        return self
 
     @model_validator(mode="after")
     def _one_system_prompt(self) -> "DataSettings":

@@ -19,6 +19,8 @@ from weakdriven.runs.redact import holds_secret, redact
 from weakdriven.runs.yaml import load_yaml, read_yaml, shipped
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+OF_A_SOURCE = ("split", "fields", "limit")
+"""Settings of `data` that belong to its `path`."""
 EXTENDS = "extends"
 """Key of a recipe file that names the recipe it starts from."""
 shipped_recipes = partial(shipped, "recipes")
@@ -91,7 +93,7 @@ def read_tree(path: Path, label: str, kind: str = "recipe") -> dict[str, Any]:
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of a file merged over those of every recipe it extends, and the names of these."""
-    tree, names, seen = read_tree(path, source), [source], [path.resolve()]
+    tree, names, seen = data_as_group(read_tree(path, source)), [source], [path.resolve()]
     while EXTENDS in tree:
         base = tree.pop(EXTENDS)
         if not isinstance(base, str) or not base:
@@ -104,12 +106,28 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
         if path.resolve() in seen:
             circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
             raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
-        below = read_tree(path, label)
+        below = data_as_group(read_tree(path, label))
         below.pop("name", None)  # names are not inherited
+        replace_sources(below.get("data"), tree.get("data"))
         tree = _laid_over(below, tree)
         names.append(base)
         seen.append(path.resolve())
     return tree, names[1:]
+
+
+def data_as_group(tree: dict[str, Any]) -> dict[str, Any]:
+    """A list as `data` is its sources; as a group it can be merged with what other files and overrides say of it."""
+    return tree | {"data": {"sources": tree["data"]}} if isinstance(tree.get("data"), list) else tree
+
+
+def replace_sources(below: Any, above: Any) -> None:
+    """Take out of `below` what names its rows, if `above` names other rows in another way."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        if above.get("sources"):
+            for name in ("path", *(name for name in OF_A_SOURCE if name not in above)):
+                below.pop(name, None)
+        elif above.get("path"):
+            below.pop("sources", None)
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +145,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(key.split(".")):
         raise UserError(f"Override {override!r} is not of the form key.sub=value.")
     *parents, last = key.split(".")
+    root = tree
     for parent in parents:
         branch = tree[parent] = {} if tree.get(parent) is None else tree[parent]
         if not isinstance(branch, dict):
@@ -136,7 +155,12 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"Override {override!r}: the value is not valid YAML.") from error
-    tree[last] = number_like(value)
+    value = number_like(value)
+    if key == "data" and isinstance(value, list) and isinstance(tree.get("data"), dict):
+        key, last, tree = "data.sources", "sources", tree["data"]
+    if key in ("data.path", "data.sources"):
+        replace_sources(root["data"], {last: value})
+    tree[last] = value
 
 
 def refuse_secrets(value: Any, source: str, place: str = "") -> None:
@@ -237,7 +261,11 @@ def recipe_schema() -> str:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     described = "A shipped recipe's name, or a .yaml file relative to this one, whose settings this file changes."
     schema["properties"] = {EXTENDS: {"description": described, "type": "string"}, **schema["properties"]}
-    data = {"required": schema["$defs"]["DataSettings"].pop("required")}
+    sources = schema["$defs"]["DataSettings"]["properties"]["sources"]
+    schema["properties"]["data"] = {
+        "anyOf": [schema["properties"]["data"], {"type": "array", "items": sources["items"]}]
+    }
+    data = {"anyOf": [{"required": ["path"]}, {"required": ["sources"]}]}  # true of a list
     schema["if"] = {"not": {"required": [EXTENDS]}}
     schema["then"] = {"required": schema.pop("required"), "properties": {"data": data}}
     return json.dumps(schema, indent=2) + "\n"

@@ -83,7 +83,7 @@ def may_stop(example: Example, renderer: Renderer, max_length: int, positions: i
     """Whether tokens have to be counted to know that a row is no error: a text has at most a token for each byte."""
     if not example.completion.strip():
         return True
-    prompt = len(renderer.prompt(example.prompt, example.domain).encode())
+    prompt = len(renderer.prompt(example.prompt, example.domain).encode()) if example.prompt else 0
     whole = prompt + len((example.completion + renderer.end_of_turn).encode())
     return prompt >= max_length or (positions is not None and positions < min(max_length, whole))
 

@@ -84,7 +84,8 @@ class StyleShare:
 
     def add(self, example: Example, domain: str) -> None:
         domain = example.domain or domain
-        if self.style == "plain" or example.prompt[0]["role"] == "system" or not example.completion.strip():
+        with_own_prompt = not example.prompt or example.prompt[0]["role"] == "system"  # or plain text, which needs none
+        if self.style == "plain" or with_own_prompt or not example.completion.strip():
             return
         self.examples += 1
         self.following += follows_style(example.completion, domain, self.style)

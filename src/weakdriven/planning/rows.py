@@ -4,15 +4,15 @@ import json
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.rows.files import EMBEDDED, cheap_count
-from weakdriven.data.rows.sources import open_source
+from weakdriven.data.rows.mixture import open_sources
 from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
-from weakdriven.errors import UserError
 from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.directory import EXAMPLES, TOKENS
 from weakdriven.runs.files import read_json
@@ -51,8 +51,16 @@ def known_rows(recipe: Recipe, root: Path) -> Rows | None:
         return None
     manifest, wanted = read_json(folder / MANIFEST), recipe.data.model_dump(mode="json")
     found = manifest["settings"] | manifest["execution"]
-    names = ("path", "split", "max_length", "limit", "domain", "style", "system_prompt", "validation_share")
-    return rows_of(folder) if all(found.get(name) == wanted[name] for name in names) else None
+    names = ["max_length", "domain", "style", "system_prompt", "validation_share"]
+    names += ["path", "split", "limit"] if recipe.data.path else []
+    same = all(found.get(name) == wanted[name] for name in names) and found.get("fields", {}) == wanted["fields"]
+    return rows_of(folder) if same and found.get("sources", []) == wanted_sources(recipe) else None
+
+
+def wanted_sources(recipe: Recipe) -> list[dict[str, Any]]:
+    """Several sources as the data stage records them."""
+    sources = recipe.data.each
+    return [one.model_dump(mode="json", exclude_defaults=True) for one in sources] if len(sources) > 1 else []
 
 
 def rows_of(folder: Path) -> Rows:
@@ -71,18 +79,17 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
     settings, limit, left = recipe.data, recipe.data.max_length, 1 - (recipe.data.validation_share or 0)
     longest = f"The longest row has data.max_length tokens ({limit:,})."
-    if settings.path != EMBEDDED and not Path(settings.path).expanduser().is_file():
+    away = [one for one in settings.each if one.path != EMBEDDED and not Path(one.path).expanduser().exists()]
+    if away:
         count = rows or settings.limit or ASSUMED
-        said = () if rows else (f"{settings.path} is not here: {count:,} rows (--rows says otherwise).",)
+        said = () if rows else (f"{away[0].path} is not here: {count:,} rows (--rows says otherwise).",)
         mean = MEAN_SHARE * limit
         assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
         return Rows(
             round(left * count), mean, limit, limit, text_bytes=CHARACTERS * mean, assumptions=(*said, *assumed)
         )
-    source = open_source(**settings.model_dump(include={"path", "split", "limit", "domain"}), empty_completions="drop")
+    source = open_sources([one.model_dump() for one in settings.each], domain=settings.domain, empty_completions="drop")
     sample = list(islice(source, SAMPLED))
-    if not sample:
-        raise UserError(f"{settings.path} has no rows; give a file that has some.")
     text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
     count = rows or source.count()
     if (folder / "tokenizer.json").is_file():
@@ -104,5 +111,5 @@ def validation_count(recipe: Recipe, training: int) -> int:
     share, path = recipe.data.validation_share, recipe.data.validation
     if share is not None:
         return max(round(training * share / (1 - share)), 1)
-    known = cheap_count(path) if path and Path(path).expanduser().is_file() else None
+    known = cheap_count(path) if path and Path(path).expanduser().exists() else None
     return known or max(round(VALIDATION_SHARE * training), 1)

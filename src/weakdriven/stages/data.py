@@ -3,16 +3,18 @@
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weakdriven.config.data import DataSettings
+from weakdriven.config.data import DataSettings, SourceSettings
 from weakdriven.data.example import Example
 from weakdriven.data.overlap.held_out import Hit, keep_out
 from weakdriven.data.rows.files import data_key, settle_commit
 from weakdriven.data.rows.hub import use_commit
+from weakdriven.data.rows.mixture import SEPARATOR, Mixture, open_sources, source_names
 from weakdriven.data.rows.sources import Source, open_source
 from weakdriven.data.structure import share_in_style
 from weakdriven.data.tokenize import VERSION, unlearned_warning, write_tokens
@@ -32,14 +34,19 @@ logger = logging.getLogger(__name__)
 
 def data_stage(context: Context) -> Stage:
     """The tokenised examples of a recipe."""
-    settings = context.recipe.data
+    settings, sources = context.recipe.data, context.recipe.data.each
     drop = settings.held_out == "drop"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         held, found, progress = context.held_out, list[Hit](), context.progress
         examples = training_rows_of(settings)
-        total, layout = examples.count(), examples.layout
-        progress.note(f"layout {layout.name} (fields {', '.join(layout.fields)}), {total:,} rows")
+        total, kept = examples.count(), Counter[str]()
+        progress.note(examples.described(total))
+
+        def keep(rows: list[Example]) -> None:
+            append_jsonl(out / EXAMPLES, (example.as_row() for example in rows))
+            kept.update(example.id.partition(SEPARATOR)[0] for example in rows)
+
         if settings.style != "plain" and (fault := share_in_style(examples, settings.domain, settings.style).fault()):
             raise UserError(fault)
         rows = without_validation(examples, settings.validation_share)
@@ -50,16 +57,17 @@ def data_stage(context: Context) -> Stage:
             max_length=settings.max_length,
             long_prompts=settings.long_prompts,
             on_row=lambda done: progress.update(done, total),
-            on_kept=lambda kept: append_jsonl(out / EXAMPLES, (example.as_row() for example in kept)),
+            on_kept=keep,
         )
         for warning in filter(None, (context.renderer.warning, unlearned_warning(counters))):
             logger.warning(warning)
-        file = Path(settings.path).expanduser()
+        file = Path(settings.path or "").expanduser()
         if file.name == TRAIN and (funnel := file.with_name(FUNNEL)).is_file():  # from weakdriven data build
             shutil.copyfile(funnel, out / FUNNEL)
         compared = {"held_out": held.key} if held else {}
         compared |= {"dropped_held_out": len(found)} if drop else {}
-        return {**counters, **compared, "rows_read": total, "layout": layout.name}
+        compared |= {"sources": source_counts(examples, kept)} if isinstance(examples, Mixture) else {}
+        return {**counters, **compared, "rows_read": total, "layout": ", ".join(dict.fromkeys(examples.layouts))}
 
     def decisive() -> dict[str, Any]:
         settled = decisive_settings(settings)
@@ -67,11 +75,11 @@ def data_stage(context: Context) -> Stage:
             settled["held_out"] = held.key
         return settled
 
-    inputs = {
-        "rows": lambda: data_key(settings.path, settings.split),
-        "tokenizer": lambda: digest([context.base.key, context.renderer.tokenizer.chat_template]),
-    }
-    source = settings.model_dump(mode="json", include={"path", "split"})
+    tokenizer = lambda: digest([context.base.key, context.renderer.tokenizer.chat_template])  # noqa: E731
+    inputs = rows_keys(settings) | {"tokenizer": tokenizer}
+    source = sources[0].model_dump(mode="json", include={"path", "split"})
+    if len(sources) > 1:
+        source = {"sources": [one.model_dump(mode="json", exclude_defaults=True) for one in sources]}
     workload = Workload("data", "data")
     stage = context.run.stage("data", compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
     if context.run.computes:
@@ -80,9 +88,10 @@ def data_stage(context: Context) -> Stage:
     return stage
 
 
-def training_rows_of(settings: DataSettings) -> Source:
-    """The rows that `path` names, before any is left out."""
-    return open_source(**settings.model_dump(include={"path", "split", "limit", "domain", "empty_completions"}))
+def training_rows_of(settings: DataSettings) -> Source | Mixture:
+    """The rows of all sources, before any is left out."""
+    options = settings.model_dump(include={"domain", "empty_completions"})
+    return open_sources([one.model_dump() for one in settings.each], **options)
 
 
 def without_validation(examples: Iterable[Example], share: float | None) -> Iterator[Example]:
@@ -102,11 +111,29 @@ def without_validation(examples: Iterable[Example], share: float | None) -> Iter
         )
 
 
+def source_counts(mixture: Mixture, kept: Counter[str]) -> dict[str, dict[str, Any]]:
+    """For each source its rows, those in the mixture, and those that are trained on."""
+    facts = zip(mixture.names, mixture.sources, mixture.rows, mixture.used, strict=True)
+    return {
+        name: {"path": source.path, "layout": source.layout.name, "rows": rows, "used": used, "examples": kept[name]}
+        for name, source, rows, used in facts
+    }
+
+
 def decisive_settings(settings: DataSettings) -> dict[str, Any]:
     """What decides the tokens besides the rows and the tokenizer; settings at their default left out, so that older
     runs stay valid."""
-    elsewhere = {"path", "split", "empty_completions", "held_out", "validation", "validation_split", "validation_share"}
+    elsewhere = {"path", "split", "fields", "sources", "empty_completions", "held_out"}
+    elsewhere |= {"validation", "validation_split", "validation_share"}
     settled = settings.model_dump(mode="json", exclude=elsewhere) | {"version": VERSION}
+    if len(sources := rows_inputs(settings)) > 1:
+        told = {"limit", "weight", "fields"}
+        settled["mixture"] = [
+            [name, one.model_dump(mode="json", include=told, exclude_defaults=True)] for name, one in sources.items()
+        ]
+    else:
+        settled |= settings.each[0].model_dump(mode="json", include={"limit"})
+        settled |= settings.each[0].model_dump(mode="json", include={"fields"}, exclude_defaults=True)
     if settings.system_prompt is None:
         del settled["system_prompt"]
     if settings.empty_completions == "drop":
@@ -116,32 +143,52 @@ def decisive_settings(settings: DataSettings) -> dict[str, Any]:
     return settled
 
 
-def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
-    """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them."""
+def rows_inputs(settings: DataSettings) -> dict[str, SourceSettings]:
+    """Each source by the name under which its key is among the stage's inputs."""
+    sources = settings.each
+    names = [f"rows of {name}" for name in source_names([one.path for one in sources])]
+    return dict(zip(names if len(sources) > 1 else ["rows"], sources, strict=True))
 
-    def settled(stage: str, path: str, split: str) -> str | None:
+
+def rows_keys(settings: DataSettings) -> dict[str, Callable[[], str]]:
+    return {name: partial(data_key, one.path, one.split) for name, one in rows_inputs(settings).items()}
+
+
+def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
+    """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them.
+
+    The first rows of other training sources are read, so that one that cannot be trained on is found before all else.
+    """
+
+    def settled(stage: str, sources: dict[str, SourceSettings]) -> dict[str, str]:
         manifest = root / stage / MANIFEST
         finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest(stage)
         try:
-            earlier = json.loads(finished or "{}")["inputs"]["rows"]
+            earlier = dict(json.loads(finished or "{}")["inputs"])
         except (ValueError, KeyError, TypeError):  # whoever needs the stage reports the damage
-            earlier = None
-        return settle_commit(path, split, earlier)
+            earlier = {}
+        commits = dict[str, str]()
+        for name, one in sources.items():
+            if commit := settle_commit(one.path, one.split, earlier.get(name)):
+                commits[one.path] = commit
+            elif stage == "data":
+                open_source(**one.model_dump(exclude={"weight"}), empty_completions=settings.empty_completions)
+        return commits
 
-    sources = [("data", settings.path, settings.split)]
-    if settings.validation and settings.validation != settings.path:  # else it is the same commit
-        sources.append((VALIDATION, settings.validation, settings.validation_split))
-    for source in sources:
-        if commit := agree(on_main(partial(settled, *source))):
-            use_commit(source[1], commit)
+    wanted = {"data": rows_inputs(settings)}
+    if settings.validation and settings.validation not in [one.path for one in settings.each]:  # else it is settled
+        wanted[VALIDATION] = {"rows": SourceSettings(path=settings.validation, split=settings.validation_split)}
+    for stage, sources in wanted.items():
+        for path, commit in (agree(on_main(partial(settled, stage, sources))) or {}).items():
+            use_commit(path, commit)
 
 
 def refuse_plain_text(context: Context, data: Stage) -> None:
     """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
-    layout = read_json(data.path / MANIFEST)["counters"].get("layout")
-    if context.recipe.samples_rollouts and layout == "text":
+    layouts = read_json(data.path / MANIFEST)["counters"].get("layout", "").split(", ")
+    if context.recipe.samples_rollouts and "text" in layouts:
         raise UserError(
-            "The training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
+            "Some training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
             "give rows with prompts, or leave these methods out."
         )
 

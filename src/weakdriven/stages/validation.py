@@ -1,6 +1,7 @@
 """Validation rows as tokens, and one model's loss on each of them, as stages."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 
 from weakdriven.data.example import Example
 from weakdriven.data.rows.files import data_key
+from weakdriven.data.rows.mixture import Mixture
 from weakdriven.data.rows.sources import Source, open_source
 from weakdriven.data.tokenize import load_tokens, row_lengths, write_tokens
 from weakdriven.data.validation import is_taken, refuse_rows_in_both
@@ -20,7 +22,7 @@ from weakdriven.runs.files import append_jsonl, digest, read_jsonl
 from weakdriven.runs.processes import gathered, is_main, share, size
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.data import data_stage, decisive_settings, training_rows_of
+from weakdriven.stages.data import data_stage, decisive_settings, rows_keys, training_rows_of
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
 from weakdriven.wmss.entropy import HITS_SCHEMA, plan_batches, scan
@@ -54,19 +56,16 @@ def validation_rows(context: Context) -> Stage:
         if taken is None:
             training = (Example(**row) for row in read_jsonl(data.path / EXAMPLES))
             refuse_rows_in_both(rows(), training, source.path)
-        return {**counters, "layout": source.layout.name}
-
-    def rows_key() -> str:
-        if settings.validation is None:
-            return data_key(settings.path, settings.split)
-        return data_key(settings.validation, settings.validation_split)
+        return {**counters, "layout": ", ".join(dict.fromkeys(source.layouts))}
 
     def decisive() -> dict[str, Any]:
         found = decisive_settings(settings)
-        return found if settings.validation is None else {key: found[key] for key in found if key != "limit"}
+        others = {"limit", "mixture"}
+        return found if settings.validation is None else {key: found[key] for key in found if key not in others}
 
+    own = {"rows": partial(data_key, settings.validation, settings.validation_split)} if settings.validation else None
     inputs = {
-        "rows": rows_key,
+        **(own or rows_keys(settings)),
         "tokenizer": lambda: digest([context.base.key, context.renderer.tokenizer.chat_template]),
         "data": data,
     }
@@ -75,11 +74,11 @@ def validation_rows(context: Context) -> Stage:
     return context.run.stage(VALIDATION, compute, settings=decisive, inputs=inputs, execution=source, workload=workload)
 
 
-def validation_source(context: Context) -> Source:
+def validation_source(context: Context) -> Source | Mixture:
     settings = context.recipe.data
     if settings.validation is None:
         return training_rows_of(settings)
-    options = settings.model_dump(include={"domain", "empty_completions"})
+    options = settings.model_dump(include={"domain", "empty_completions", "fields"})
     return open_source(settings.validation, settings.validation_split, **options)
 
 

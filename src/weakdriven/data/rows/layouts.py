@@ -1,6 +1,10 @@
-"""Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row."""
+"""Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row.
 
-from collections.abc import Iterable, Sequence
+A source whose fields have other names is read through `renamed`.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -41,6 +45,38 @@ REPLIES = {
 }
 
 
+COMMON = ("id", *GOLD_FIELDS, "domain", "source")
+"""Fields of every layout."""
+DECIDING = ("messages", "conversations", "prompt", "question", "instruction", "text")
+"""Fields of which the first that a row has decides its layout."""
+
+
+def check_fields(fields: Mapping[str, str], rows: Sequence[Row], path: str) -> None:
+    """Raise an error if `data.fields` gives a name that no layout has, or names a field that no row has."""
+    known = dict.fromkeys(name for names in (*PARTS.values(), COMMON) for name in names)
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
+            raise UserError(f"{path}: data.fields names {name}, which is a field of no known layout; {hint}")
+    found = dict.fromkeys(str(field) for row in rows for field in row)
+    if missing := [field for field in fields.values() if field not in found]:
+        raise UserError(
+            f"{path}: data.fields names {', '.join(missing)}, which no row has; found the fields {', '.join(found)}."
+        )
+
+
+def renamed(row: Row, fields: Mapping[str, str]) -> Row:
+    """A row with our names for its fields; a deciding field of another layout than the named ones is left out.
+
+    >>> renamed({"q": "1+1?", "a": "2", "text": "1+1? 2", "id": 7}, {"prompt": "q", "completion": "a"})
+    {'id': 7, 'prompt': '1+1?', 'completion': '2'}
+    """
+    unused = {*fields, *fields.values(), *(DECIDING if any(name in DECIDING for name in fields) else ())}
+    others = {name: value for name, value in row.items() if name not in unused}
+    return others | {name: row[field] for name, field in fields.items() if field in row}
+
+
 class Layout(NamedTuple):
     """The layout of a source."""
 
@@ -77,7 +113,7 @@ def detect(
             f"{path}: there is no completion to learn from: found the fields {', '.join(present)}, which are "
             f"{name} without {' or '.join(replies)}; add it."
         )
-    known = (*PARTS[name], "id", *GOLD_FIELDS, "domain", "source")
+    known = (*PARTS[name], *COMMON)
     return Layout(name, tuple(field for field in known if field in present))
 
 

@@ -1,12 +1,13 @@
 """A data source as Examples: its rows (`files.py`), in the layout of the first ones (`layouts.py`)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from weakdriven.data.example import Example
 from weakdriven.data.rows.files import count_rows, numbered_rows
-from weakdriven.data.rows.layouts import Layout, as_example, detect
+from weakdriven.data.rows.layouts import Layout, as_example, check_fields, detect, renamed
 from weakdriven.errors import UserError
 
 FIRST_ROWS = 20
@@ -23,11 +24,20 @@ class Source:
     domain: str
     empty_completions: str
     layout: Layout
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Field of a layout to the field of the source that it is read from."""
 
     def __iter__(self) -> Iterator[Example]:
+        return self.examples()
+
+    def examples(self, drawn: Sequence[int] | None = None) -> Iterator[Example]:
+        """All examples, or those whose place is 1 in `drawn`; the other rows are not judged."""
         seen: dict[str, int] = {}
         rows = islice(numbered_rows(self.path, self.split), self.limit)
         for count, (file, number, row) in enumerate(rows, start=1):
+            if drawn is not None and not drawn[count - 1]:
+                continue
+            row = renamed(row, self.fields) if self.fields else row
             self.layout.refuse_other(row, f"{file}, row {number}")
             row = {**row, "id": count} if row.get("id") is None else row
             needs_completion = self.empty_completions != "drop"
@@ -36,6 +46,15 @@ class Source:
                 raise UserError(f"{self.path}: id {example.id!r} is in rows {first} and {count}; ids must be unique.")
             yield example
 
+    @property
+    def layouts(self) -> list[str]:
+        return [self.layout.name]
+
+    def described(self, count: int | None) -> str:
+        """The layout, and the number of rows if it is known."""
+        many = "" if count is None else f", {count:,} rows"
+        return f"layout {self.layout.name} (fields {', '.join(self.layout.fields)}){many}"
+
     def count(self) -> int:
         """Number of examples, if all can be read."""
         rows = count_rows(self.path, self.split)
@@ -43,11 +62,18 @@ class Source:
 
 
 def open_source(
-    path: str, split: str = "train", limit: int | None = None, *, domain: str = "", empty_completions: str = "error"
+    path: str,
+    split: str = "train",
+    limit: int | None = None,
+    *,
+    fields: Mapping[str, str] | None = None,
+    domain: str = "",
+    empty_completions: str = "error",
 ) -> Source:
     """Detect the layout of a source from its first rows; the others are not read yet.
 
     Args:
+        fields: Field of a layout to the field of the source that it is read from.
         domain: Domain of rows that name none: math, code or logic.
         empty_completions: With `drop`, rows without a completion become examples with an empty one, which the caller
             counts; else they are an error.
@@ -55,10 +81,13 @@ def open_source(
     first = list(islice(numbered_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS)))
     places = [f"{file}, row {number}" for file, number, _ in first]
     rows = [row for *_, row in first]
+    if fields and rows:
+        check_fields(fields, rows, path)
+        rows = [renamed(row, fields) for row in rows]
     layout = detect(rows, path, needs_completion=empty_completions != "drop", places=places)
-    return Source(path, split, limit, domain, empty_completions, layout)
+    return Source(path, split, limit, domain, empty_completions, layout, fields or {})
 
 
-def load_examples(path: str, split: str = "train", limit: int | None = None, **options: str) -> list[Example]:
+def load_examples(path: str, split: str = "train", limit: int | None = None, **options: Any) -> list[Example]:
     """All examples of a source; an empty source or a repeated id is an error."""
     return list(open_source(path, split, limit, **options))

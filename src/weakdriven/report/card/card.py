@@ -66,10 +66,10 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     recipe, known, rows = read_settings(data), from_hub(data), data["accuracy"]
     trained, method = result_stages(data)[0], recipe.get("method", "wmss")
     model = trained.removesuffix("/strong").replace("baselines/", "baseline-")
-    source, built = recipe.get("data", {}).get("path"), training_set(data["funnel"])
+    rows_from, built = sources_of(recipe), training_set(data["funnel"])
     name, base = public_name(data["info"].get("recipe") or "unnamed run"), recipe.get("model", NO_BASE)
     done = {one["name"]: one["manifest"] for one in data["stages"] if one["status"] == "done"}
-    own, sources = [row for row in rows if row["model"] == model], [source, *built.get("sources", [])]
+    own, sources = [row for row in rows if row["model"] == model], [*rows_from, *built.get("sources", [])]
     facts = {
         "front_matter": front_matter(recipe, own, name=name, adapter=adapter, sources=sources, known=known),
         "name": name,
@@ -88,7 +88,7 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "chances": sorted({k for row in rows for k in row["pass_at_k"]}, key=lambda k: (len(k), k)),
         "validated": validation.table(data["validation"]),
         "waiting": [one["name"] for one in data["stages"] if one["status"] in WAITING],
-        "source": public_name(source or "an unknown source", known),
+        "source": ", ".join(public_name(source, known) for source in rows_from) or "an unknown source",
         "counters": done.get("data", {}).get("counters", {}),
         "draws": {found[1]: one for name, one in done.items() if (found := re.fullmatch(r"round-(\d+)/active", name))},
         "funnel": built.get("tables", []),
@@ -98,6 +98,12 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
         "licence": licence(base, known),
     }
     return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
+
+
+def sources_of(recipe: dict[str, Any]) -> list[str]:
+    """What the training rows are read from, as a recipe names it."""
+    data = mapping(recipe.get("data"))
+    return [one["path"] for one in [data, *(data.get("sources") or [])] if one.get("path")]
 
 
 def as_markdown(value: Any) -> Markup:

@@ -17,7 +17,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def from_hub(data: dict[str, Any]) -> set[str]:
     """Models and datasets that a run read from the Hub, as its files say: a bare name may also be a folder's."""
-    keys = [one.get("inputs", {}).get("rows", "") for one in data["done"].values()]
+    inputs = [(name, key) for one in data["done"].values() for name, key in one.get("inputs", {}).items()]
+    keys = [key for name, key in inputs if name == "rows" or name.startswith("rows of ")]
     keys += [key for _, key in data["funnel"].get("settings", {}).get("sources", [])]
     datasets = {key.rpartition("@")[0] for key in keys}  # a file's key is a hash, without @
     return datasets.union(data["info"].get("hub_models", [])) - {""}
@@ -26,7 +27,7 @@ def from_hub(data: dict[str, Any]) -> set[str]:
 def hub_id(source: str | None, known: Collection[str] = ()) -> str | None:
     """The id of a model or dataset on the Hub, if a recipe names one of `known` or a folder in the Hub's cache.
 
-    >>> hub_id("owner/name:main", ["owner/name:main"]), hub_id("models/tiny"), hub_id("/home/me/model")
+    >>> hub_id("owner/name:main@v1", ["owner/name:main@v1"]), hub_id("models/tiny"), hub_id("/home/me/model")
     ('owner/name', None, None)
     >>> hub_id("/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-4B/snapshots/ab12")
     'Qwen/Qwen3-4B'
@@ -35,7 +36,7 @@ def hub_id(source: str | None, known: Collection[str] = ()) -> str | None:
         return None
     if cached := re.search(r"(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/", source):
         return f"{cached[1]}/{cached[2]}"
-    name = source.partition(":")[0]
+    name = re.split("[:@]", source)[0]
     return name if source in known and HUB_ID.fullmatch(name) else None
 
 

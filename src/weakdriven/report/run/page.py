@@ -9,7 +9,7 @@ from typing import Any
 
 from weakdriven.report import validation
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import LEFTOVER, WAITING, stage_kind
+from weakdriven.report.format import LEFTOVER, WAITING, mapping, stage_kind
 from weakdriven.report.html import embedded, render
 from weakdriven.report.read import DAMAGED, load_run
 from weakdriven.report.run.answers import count_wins, sample_items
@@ -90,6 +90,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "benchmarks": benchmarks,
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
+        "mixture": mixture_of(manifests.get("data", {})),
         "validated": validation.table(data["validation"]),
         "drawn": {
             "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
@@ -142,6 +143,13 @@ def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
         "rows": funnel.get("rows", funnel["kept"]),
         "tables": [(name, step["in"], step["kept"], _reasons(step)) for name, step in steps.items() if step],
     }
+
+
+def mixture_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of each source with its share of all rows in the mixture; empty if there is one source."""
+    sources = mapping(mapping(manifest.get("counters")).get("sources"))
+    total = sum(one["used"] for one in sources.values())
+    return {name: one | {"share": one["used"] / total} for name, one in sources.items()} if total else {}
 
 
 def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
