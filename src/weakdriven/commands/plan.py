@@ -3,23 +3,26 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
 from weakdriven.commands.common import Debug, Output, Overrides, RecipeArgument, quieten_libraries
 from weakdriven.config.file import load_recipe
+from weakdriven.errors import UserError
 
 if TYPE_CHECKING:
+    from weakdriven.config.recipe import Recipe
     from weakdriven.planning.advice import Advice
     from weakdriven.planning.costs import Cost
     from weakdriven.planning.plan import Plan
 
 GIB, GB = 2**30, 1e9
-WIDTH = 140
-"""Columns that tables need to stay whole; a narrower terminal breaks lines, a pipe does not."""
+SHOWN = 0.05
+"""Share of the time from which a stage that does not train is shown without --all."""
 
 
 def plan(
@@ -28,91 +31,172 @@ def plan(
     gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
     sharding: Annotated[str | None, typer.Option(help="On several devices: fsdp, or ddp (with lora).")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Plan `compare` with these methods.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="Plan `sweep` over this grid.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of `compare` or `sweep`.")] = 3,
     output: Output = None,
+    every: Annotated[bool, typer.Option("--all", help="Show all stages, memory by part, and assumptions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Predict what a recipe costs before it runs: memory, hours and disk of each stage, from config.json alone."""
-    settings = load_recipe(recipe, overrides)
+    """Predict whether a recipe fits, how long it takes and the disk it needs, before it runs. Exit status 1: no fit."""
     quieten_libraries()
+    recipes = planned_recipes(recipe, overrides or [], methods, grid or [], seeds)
     from weakdriven.pipeline.run import all_stages
-    from weakdriven.planning.plan import plan_recipe
+    from weakdriven.planning.plan import plan_runs
 
-    root = output or Path("runs") / settings.name
-    found = plan_recipe(settings, root, all_stages, gpus=gpus, sharding=sharding, rows=rows)
+    root = output or Path("runs") / recipes[0].name
+    found = plan_runs(recipes, root, all_stages, gpus=gpus, sharding=sharding, rows=rows)
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
     else:
-        console = Console()
-        print_plan(found, Console(width=max(console.width, WIDTH)))
+        print_plan(found, Console(), every=every)
+    if not found.fits:
+        raise typer.Exit(1)
 
 
-def print_plan(plan: "Plan", console: Console) -> None:
-    """Two tables, what does not fit, the sum, and what was assumed."""
-    device, costs = plan.machine.device, grouped(plan.costs)
-    print(f"{plan.recipe.name} on {plan.machine}, {device.memory_gib:.1f} GiB each\n")
-    parts = ("weights", "grads", "optim.", "activ.", "loss", "reserve")
-    memory = Table(Column("stage", no_wrap=True), "parameters", "trained", "micro", *parts, "GiB", "largest micro")
-    for name, cost in costs.items():
-        if cost.memory:
-            sizes = [f"{size / GIB:.1f}" for size in cost.memory.parts().values()]
-            total = f"{cost.memory.total / GIB:.1f}" + ("" if cost.memory.total <= device.memory else " !")
-            largest = plan.micro.get(cost.workload.name)
-            most = "" if largest is None else str(largest or "none")
-            counts = (count(cost.parameters), count(cost.trained), str(cost.micro_batch or ""))
-            memory.add_row(name, *counts, *sizes, total, most)
-    console.print(memory)
-    time = Table(
-        Column("stage", no_wrap=True), "steps", "tokens", "FLOPs", "hours", "range", "disk GB", "while it runs"
-    )
-    for name, cost in costs.items():
-        time.add_row(
-            name,
-            str(cost.steps or ""),
-            count(cost.tokens),
-            f"{cost.flops:.1e}" if cost.flops else "",
-            hours(cost.seconds),
-            f"{hours(cost.low)} to {hours(cost.high)}" if cost.seconds else "",
-            f"{cost.kept / GB:.2f}",
-            f"+{cost.work / GB:.1f}" if cost.work else "",
-        )
-    console.print(time)
+def planned_recipes(
+    recipe: str, overrides: list[str], methods: str | None, grid: list[str], seeds: int
+) -> "list[Recipe]":
+    """The recipe of one run, or those of a comparison or a sweep."""
+    if methods and grid:
+        raise UserError("--methods plans a comparison and --grid a sweep; give one of them.")
+    if methods:
+        from weakdriven.pipeline.compare import seed_recipes, split_methods
+
+        return list(seed_recipes(recipe, overrides, split_methods(methods), seeds).values())
+    if grid:
+        from weakdriven.pipeline.sweep import grid_recipes
+
+        return list(grid_recipes(recipe, overrides, grid, seeds).values())
+    return [load_recipe(recipe, overrides)]
+
+
+def print_plan(plan: "Plan", console: Console, *, every: bool = False) -> None:
+    """Whether it fits, the stages that matter, and what would make the others fit."""
+    print_verdict(plan)
+    if every:
+        print_memory(plan, console)
+        print_time(plan, console)
+    else:
+        print_stages(plan, console)
     for advice in plan.advice:
         print_advice(advice, plan.micro.get(advice.stage))
-    low, about, high = plan.seconds
-    kept, most = plan.disk
-    gpu = "" if device.is_cpu else f", {plan.machine.count * about / 3600:,.1f} GPU hours"
-    disk = f"disk {kept / GB:,.1f} GB, at most {most / GB:,.1f} GB while it runs"
-    print(f"Total: {hours(about)} hours ({hours(low)} to {hours(high)}){gpu}; {disk}.")
+    if not every:
+        print("--all shows every stage, its memory by part, and what was assumed and guessed.")
+        return
     for title, lines in (("Assumed", plan.assumptions), ("Guessed", plan.guesses)):
         if lines:
             print(f"{title}:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def grouped(costs: "list[Cost]") -> "dict[str, Cost]":
-    """One cost for stages that differ by the model alone, by name: evaluations and scans cost the same for each."""
-    groups: dict[tuple[str, ...], list[Cost]] = {}
+def print_verdict(plan: "Plan") -> None:
+    """Two lines: whether it fits, and what it costs in all."""
+    device, name = plan.machine.device, plan.recipe.name + (f" ({plan.runs} runs)" if plan.runs > 1 else "")
+    room = f"{plan.machine} ({device.memory_gib:.1f} GiB{' each' if plan.machine.count > 1 else ''})"
+    if plan.advice:
+        worst = max(plan.advice, key=lambda one: one.needs)
+        lack = f"{worst.stage} needs {(worst.needs - worst.has) / GIB:.1f} GiB more"
+        print(f"{name} does not fit on {room}: {lack}.")
+    else:
+        print(f"{name} fits on {room}.")
+    low, about, high = plan.seconds
+    kept, most = plan.disk
+    gpu = "" if device.is_cpu else f", {plan.machine.count * about / 3600:,.1f} GPU hours"
+    hours = f"About {duration(about)} ({duration(low)} to {duration(high)}){gpu}"
+    print(f"{hours}; disk {kept / GB:,.1f} GB, at most {most / GB:,.1f} GB while it runs.\n")
+
+
+def print_stages(plan: "Plan", console: Console) -> None:
+    """What trains, what does not fit, and what takes long."""
+    total, tight = plan.seconds[1], {advice.stage for advice in plan.advice}
+    table = slim("stage", "GiB", "micro/max", "time", "range", "disk GB")
+    for name, same in grouped(plan.costs).items():
+        cost, seconds = same[0], sum(one.seconds for one in same)
+        long = seconds >= SHOWN * total > 0
+        if cost.workload.kind == "train" or cost.workload.name in tight or long:
+            memory = f"{cost.memory.total / GIB:.1f}{mark(plan, cost)}" if cost.memory else ""
+            disk = f"{sum(one.kept for one in same) / GB:.1f}"
+            table.add_row(name, memory, micro(plan, cost), duration(seconds), span(same), disk)
+    if table.row_count:
+        console.print(table)
+
+
+def print_memory(plan: "Plan", console: Console) -> None:
+    table = slim("stage", "weights", "grads", "optim.", "activ.", "loss", "reserve", "GiB", "micro/max")
+    for name, (cost, *_) in grouped(plan.costs).items():
+        if cost.memory:
+            sizes = [f"{size / GIB:.1f}" for size in cost.memory.parts().values()]
+            table.add_row(name, *sizes, f"{cost.memory.total / GIB:.1f}{mark(plan, cost)}", micro(plan, cost))
+    console.print(table)
+
+
+def print_time(plan: "Plan", console: Console) -> None:
+    table = slim("stage", "steps", "tokens", "FLOPs", "time", "range", "disk GB", "more")
+    for name, same in grouped(plan.costs).items():
+        cost = same[0]
+        flops = sum(one.flops for one in same)
+        table.add_row(
+            name,
+            str(cost.steps or ""),
+            count(sum(one.tokens for one in same)),
+            f"{flops:.0e}".replace("e+", "e") if flops else "",
+            duration(sum(one.seconds for one in same)),
+            span(same),
+            f"{sum(one.kept for one in same) / GB:.2f}",
+            f"+{cost.work / GB:.1f}" if cost.work else "",
+        )
+    console.print(table)
+
+
+def slim(first: str, *titles: str) -> Table:
+    """A table whose first column is text and the others numbers, without lines between them."""
+    columns = (Column(title, justify="right", no_wrap=True) for title in titles)
+    return Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def mark(plan: "Plan", cost: "Cost") -> str:
+    """An exclamation mark where the stage does not fit."""
+    return "!" if cost.memory and cost.memory.total > plan.machine.device.memory else ""
+
+
+def micro(plan: "Plan", cost: "Cost") -> str:
+    """The micro-batch, and the largest that fits."""
+    most = plan.micro.get(cost.workload.name)
+    return "" if most is None else f"{cost.micro_batch}/{most or 'none'}"
+
+
+def span(same: "list[Cost]") -> str:
+    low, high = sum(cost.low for cost in same), sum(cost.high for cost in same)
+    return f"{duration(low)} to {duration(high)}" if high else ""
+
+
+def grouped(costs: "list[Cost]") -> "dict[str, list[Cost]]":
+    """Stages that differ by the model, the seed or the point alone, by name: each costs the same."""
+    groups: dict[tuple[Any, ...], list[Cost]] = {}
     for cost in costs:
         parts = cost.workload.name.split("/")
-        key = {"eval": ("eval", "*", parts[-1]), "entropy": ("entropy", "*")}.get(parts[0], tuple(parts))
-        groups.setdefault(key, []).append(cost)
-    return {
-        same[0].workload.name if len(same) == 1 else f"{'/'.join(key)}, each of {len(same)}": same[0]
-        for key, same in groups.items()
-    }
+        name = {"eval": f"eval/*/{parts[-1]}", "entropy": "entropy/*"}.get(parts[0], cost.workload.name)
+        numbers = (cost.steps, cost.seconds, cost.memory and cost.memory.total, cost.kept)
+        groups.setdefault((name, numbers), []).append(cost)
+    named: dict[str, list[Cost]] = {}
+    for (name, _), same in groups.items():
+        label = same[0].workload.name if len(same) == 1 else f"{name} ({len(same)})"
+        while label in named:  # another point of a sweep
+            label += "'"
+        named[label] = same
+    return named
 
 
-def print_advice(advice: "Advice", micro: int | None) -> None:
+def print_advice(advice: "Advice", most: int | None) -> None:
     needs, has = advice.needs / GIB, advice.has / GIB
     print(f"{advice.stage} does not fit: about {needs:.1f} GiB of {has:.1f}.", end=" ")
-    if micro:
-        print(f"The largest micro_batch_size that does is {micro}.")
-    else:
-        print("No micro_batch_size does.")
+    print(f"The largest micro_batch_size that does is {most}." if most else "No micro_batch_size does.")
+    table = slim("setting", "GiB", "time", "result", "fits")
     for change in advice.changes:
-        verdict = "fits" if change.fits else "not enough alone"
-        saves = f"-{change.saves_bytes / GIB:.1f} GiB"
-        print(f"  {change.override:46} {saves:>11}  time x{change.time:.2f}  {change.result}, {verdict}")
+        saved, result = f"-{change.saves_bytes / GIB:.1f}", change.result.removesuffix(" result")
+        table.add_row(change.override, saved, f"x{change.time:.2f}", result, "yes" if change.fits else "not alone")
+    Console().print(table)
     if advice.together:
         print(f"  Together these fit: {shlex.join(advice.together)}")
     elif not any(change.fits for change in advice.changes):
@@ -131,12 +215,13 @@ def count(number: float) -> str:
     return f"{number:.0f}" if number else ""
 
 
-def hours(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """
-    >>> hours(36), hours(36000), hours(0)
-    ('0.01', '10.0', '')
+    >>> duration(36), duration(2200), duration(36000), duration(0)
+    ('36 s', '37 min', '10.0 h', '')
     """
-    value = seconds / 3600
-    if value >= 1:
-        return f"{value:,.1f}"
-    return f"{value:.2f}" if value >= 0.01 else "<0.01" if seconds else ""
+    if seconds >= 5400:
+        return f"{seconds / 3600:,.1f} h"
+    if seconds >= 90:
+        return f"{seconds / 60:.0f} min"
+    return f"{max(seconds, 1):.0f} s" if seconds else ""

@@ -56,8 +56,7 @@ def compare_methods(
     root = root or Path("runs") / f"{first.name}-compare"
     if (root / RUN_FILE).exists():
         raise UserError(f"{root} is the directory of one run; give another --output for the comparison.")
-    numbers = range(first.seed, first.seed + seeds)
-    runs = {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
+    runs = seed_recipes(source, overrides, methods, seeds)
     others = [*(root / name for name in runs), *options.siblings.runs]
     options = replace(options, siblings=Siblings(others, root / LOCKS))
     refuse_replacing_in(root, runs, partial(one_by_one, methods=methods), options)
@@ -114,6 +113,18 @@ def known_methods(names: list[str]) -> list[str]:
             hint = f" Did you mean {near[0]}?" if near else ""
             raise UserError(f"--methods: {name} is not a method.{hint} Expected some of {', '.join(METHODS)}.")
     return list(dict.fromkeys([REFERENCE, *names]))
+
+
+def split_methods(text: str) -> list[str]:
+    """The methods of a list with commas, with the reference."""
+    return known_methods([name.strip() for name in text.split(",") if name.strip()])
+
+
+def seed_recipes(source: str, overrides: list[str], methods: list[str], seeds: int) -> dict[str, Recipe]:
+    """Folder to recipe of each seed, counting up from the recipe's."""
+    first = recipe_of(source, overrides, methods).seed
+    numbers = range(first, first + seeds)
+    return {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
 
 
 def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:

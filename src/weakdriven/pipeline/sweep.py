@@ -96,6 +96,14 @@ def run_point(root: Path, recipe: Recipe, progress: Progress, *, options: RunOpt
     return model
 
 
+def grid_recipes(source: str, overrides: list[str], grids: list[str], seeds: int) -> dict[str, Recipe]:
+    """Folder to recipe of every run of a sweep."""
+    axes = axes_of(grids)
+    default, recipes = recipes_of(source, overrides, axes, points_of(axes))
+    first = (default or next(iter(recipes.values()))).seed
+    return runs_of(recipes, range(first, first + seeds))
+
+
 def recipes_of(
     source: str, overrides: list[str], axes: list[Axis], points: list[Point]
 ) -> tuple[Recipe | None, dict[str, Recipe]]:

@@ -1,11 +1,13 @@
 """The numbers of a decoder that decide its cost, counted on torch's meta device: no weight is read or made."""
 
 import logging
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from peft import get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -15,6 +17,11 @@ from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
 from weakdriven.models.load import EMBEDDED, locate_model
 from weakdriven.training.lora import lora_config, refuse_targets
+
+SHAPES = Path(__file__).with_name("shapes")
+"""A folder for each usual model, whose config.json has what decides its shape; of Gemma-3, its language model."""
+VARIANT = re.compile(r"-(Base|Instruct|it|pt|Coder|Math)(?=-|$)")
+"""Parts of a model's name that say how it was trained, not its shape."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +106,20 @@ class Shape:
 
 
 def config_folder(source: str) -> Path:
-    """A folder that holds config.json: a local one, or this single file from the Hub."""
+    """A folder that holds config.json: a local one, the shape that ships with the package, or this file from the Hub.
+
+    >>> config_folder("Qwen/Qwen2.5-Coder-1.5B-Instruct").name
+    'Qwen2.5-1.5B'
+    """
     on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
     if source == EMBEDDED or Path(source).expanduser().is_dir() or not on_hub:
         return locate_model(source)
-    from huggingface_hub import hf_hub_download
-
+    cached = try_to_load_from_cache(source, "config.json")
+    shape = SHAPES / VARIANT.sub("", source.rpartition("/")[2])
+    if not isinstance(cached, str) and shape.is_dir():
+        return shape
     try:
-        return Path(hf_hub_download(source, "config.json")).parent
+        return Path(cached if isinstance(cached, str) else hf_hub_download(source, "config.json")).parent
     except Exception as error:
         raise UserError(
             f"{source} is neither a local folder nor a model whose config.json the Hub gives ({error}); a plan needs "

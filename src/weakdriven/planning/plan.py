@@ -1,7 +1,7 @@
 """`weakdriven plan`: the cost of a recipe on a machine, from the configuration of its model alone."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from weakdriven.planning.devices import DEVICES, GIB, MEASURED, NODE, REACHED, M
 from weakdriven.planning.model_shape import config_folder, read_config
 from weakdriven.planning.rows import Rows, known_rows, sampled_rows
 from weakdriven.runs.executor import Listing
+from weakdriven.runs.files import digest
 from weakdriven.runs.processes import size
+from weakdriven.runs.stage import Stage
 from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Model
-from weakdriven.stages.workload import Workload
+from weakdriven.stages.workload import Workload, workload_of
 from weakdriven.training.fsdp import fsdp_is_asked_for
 
 
@@ -36,6 +38,7 @@ class Plan:
     """Largest micro_batch_size of each training stage."""
     assumptions: list[str]
     guesses: list[str]
+    runs: int = 1
 
     @property
     def seconds(self) -> tuple[float, float, float]:
@@ -56,6 +59,7 @@ class Plan:
         low, about, high = (value / 3600 for value in self.seconds)
         return {
             "recipe": self.recipe.name,
+            "runs": self.runs,
             "machine": {
                 "device": self.machine.device.name,
                 "count": self.machine.count,
@@ -146,8 +150,13 @@ def list_guesses(planner: Planner, workloads: list[Workload]) -> list[str]:
     return [text for applies, text in guessed if applies]
 
 
-def plan_recipe(
-    recipe: Recipe,
+def plan_recipe(recipe: Recipe, root: Path, work: Callable[[Context], Any], **options: Any) -> Plan:
+    """Every stage that `work` asks for; `options` are those of `plan_runs`."""
+    return plan_runs([recipe], root, work, **options)
+
+
+def plan_runs(
+    recipes: Sequence[Recipe],
     root: Path,
     work: Callable[[Context], Any],
     *,
@@ -158,20 +167,61 @@ def plan_recipe(
     """Every stage that `work` asks for, on the devices named or on this machine; what a run refuses is refused.
 
     Args:
+        recipes: Of one run, or of the runs of a comparison or a sweep, in which a stage that several have is computed
+            once.
         root: Run directory; if it has the data tokenised already, row lengths are known.
         sharding: Over several devices; unset: fsdp, or ddp for adapters, DPO and SPIN, which FSDP cannot train.
         rows: Rows of data that is not here.
     """
+    planners: dict[str, Planner] = {}
+    known: set[str] = set()
+    plans = []
+    for recipe in recipes:
+        machine = machine_for(recipe, gpus, sharding)
+        folder = config_folder(recipe.model)
+        same = recipe.model_dump_json(include={"model", "data", "chat_template", "trust_remote_code"})
+        if same not in planners:
+            lengths = known_rows(recipe, root) or sampled_rows(recipe, folder, rows)
+            planners[same] = planner_for(recipe, folder, machine, lengths)
+        planner = replace(planners[same], recipe=recipe, machine=machine)
+        given = Model("sft", folder, "given") if recipe.sft.model else None
+        # a listing renders nothing, so neither a tokenizer nor weights are needed
+        context = Context(recipe, Listing(root), Model("base", folder, "base"), given, renderer=None)  # pyright: ignore
+        stages = {identity(stage, recipe): stage for stage in context.listed(work)}
+        plans.append(plan_workloads(planner, [workload_of(stage) for key, stage in stages.items() if key not in known]))
+        known.update(stages)
+    return joined(plans)
+
+
+def identity(stage: Stage, recipe: Recipe) -> str:
+    """What two runs share if it is equal: the stage's key where nothing has to be read for it."""
+    if stage.name.startswith("eval/"):
+        return digest([stage.name.split("/")[-1], stage.inputs["model"].key, recipe.eval.model_dump(mode="json")])
+    if workload_of(stage).kind == "data":
+        stage.__dict__["key"] = digest([stage.name, recipe.data.model_dump(mode="json")])
+    return stage.key
+
+
+def joined(plans: list[Plan]) -> Plan:
+    """One plan of several runs."""
+    first = plans[0]
+    return replace(
+        first,
+        costs=[cost for plan in plans for cost in plan.costs],
+        advice=list({advice.stage: advice for plan in plans for advice in plan.advice}.values()),
+        micro={name: most for plan in reversed(plans) for name, most in plan.micro.items()},
+        assumptions=list(dict.fromkeys(line for plan in plans for line in plan.assumptions)),
+        guesses=list(dict.fromkeys(line for plan in plans for line in plan.guesses)),
+        runs=len(plans),
+    )
+
+
+def machine_for(recipe: Recipe, gpus: str | None, sharding: str | None) -> Machine:
     whole = recipe.lora is not None or not {recipe.method, *recipe.baselines}.isdisjoint(UNSHARDED)
     machine = parse_machine(gpus, sharding or ("ddp" if whole else None)) if gpus else machine_at_hand()
     if machine.count > 1:
         refuse_processes(recipe, machine.count, sharded=machine.sharding == "fsdp")
-    folder = config_folder(recipe.model)
-    planner = planner_for(recipe, folder, machine, known_rows(recipe, root) or sampled_rows(recipe, folder, rows))
-    given = Model("sft", folder, "given") if recipe.sft.model else None
-    # a listing renders nothing and reads no key, so neither a tokenizer nor weights are needed
-    context = Context(recipe, Listing(root), Model("base", folder, "base"), given, renderer=None)  # pyright: ignore
-    return plan_workloads(planner, context.workloads(work))
+    return machine
 
 
 def plan_workloads(planner: Planner, workloads: list[Workload]) -> Plan:

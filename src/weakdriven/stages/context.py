@@ -29,8 +29,9 @@ from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
 from weakdriven.runs.processes import is_main
+from weakdriven.runs.stage import Stage
 from weakdriven.stages.model_loader import Loader, Model
-from weakdriven.stages.workload import Workload
+from weakdriven.stages.workload import Workload, workload_of
 from weakdriven.training.lora import name_base
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import save_model
@@ -61,9 +62,12 @@ class Context:
 
     def workloads(self, work: Callable[["Context"], Any]) -> list[Workload]:
         """Of every stage that `work` asks for, in order; nothing is read or computed."""
+        return [workload_of(stage) for stage in self.listed(work)]
+
+    def listed(self, work: Callable[["Context"], Any]) -> list[Stage]:
         listing = Listing(self.run.root)
         work(self.with_run(listing))
-        return [stage.workload or Workload(name) for name, stage in listing.stages.items()]
+        return list(listing.stages.values())
 
     @property
     def progress(self) -> Any:

@@ -6,6 +6,7 @@ from typing import Literal
 from weakdriven.config.baselines import SpinSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import TrainSettings
+from weakdriven.runs.stage import Stage
 from weakdriven.stages.model_loader import Model
 from weakdriven.training.sft import PLAIN, Variant
 
@@ -83,3 +84,8 @@ class Workload:
         same = replace(self, name="", epochs=None, active=False, matched=False, budget=False)
         models = [self.weak is None, self.teacher is None]
         return repr((replace(same, start=None, weak=None, teacher=None), models))
+
+
+def workload_of(stage: Stage) -> Workload:
+    """A stage without one is small."""
+    return stage.workload or Workload(stage.name)
