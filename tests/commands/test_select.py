@@ -47,7 +47,7 @@ def test_select_trains_what_it_needs_and_ends_with_the_explanation(selected):
     assert f"{counters(root, 'round-1/active')['active']} of 16 examples" in why
     assert not (root / "round-1/strong").exists()
     again = weakdriven("select", "explain", root)
-    assert (again.code, again.out) == (0, "Selection of round 1" + why)
+    assert again.code == 0 and done.out.endswith(again.out) and why in again.out
 
 
 def test_select_is_short_for_select_draw(root):

@@ -19,6 +19,7 @@ from weakdriven.errors import UserError
 from weakdriven.models.adapters import load_adapter, load_merged
 from weakdriven.models.load import check_model, load_model, load_tokenizer, locate_model, positions
 from weakdriven.pipeline.run import run_recipe
+from weakdriven.runs.signals import Stopped
 
 SOURCE = Path(__file__).parents[2] / "src/weakdriven"
 CODE = """
@@ -132,7 +133,7 @@ def test_pickles_in_a_checkpoint_run_no_code_when_training_resumes(tmp_path, mar
                 raise KeyboardInterrupt
 
     recipe = small_recipe("method=sft", "baselines=[]", "eval.benchmarks=[]", "sft.save_steps=1", "data.limit=48")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         run_recipe(recipe, tmp_path / "run", Stopping())
     checkpoints = sorted((tmp_path / "run").glob(".work/*/work/**/checkpoint-*"))
     assert checkpoints, "nothing to resume from"

@@ -181,7 +181,7 @@ def test_merging_or_not_retrains_nothing(lora_run):
 
 
 def test_the_mixture_of_two_adapters_can_be_exported(lora_run, tmp_path):
-    export_mix([str(lora_run.root / "round-1"), str(tmp_path / "mixture")])
+    export_mix(str(lora_run.root / "round-1"), output=str(tmp_path / "mixture"))
     weak, strong = (saved_logits(lora_run.root / "round-1/strong" / name) for name in ("weak", ""))
     torch.testing.assert_close(saved_logits(tmp_path / "mixture"), (weak + strong) / 2, rtol=1e-3, atol=1e-3)
 
@@ -207,7 +207,7 @@ def test_a_run_that_is_stopped_twice_and_recomputes_activations_ends_as_one_that
             run_recipe(small_recipe(*overrides), root, Interrupt(stage))
         work = work_folder(root, stage) / "work"
         assert (work / "checkpoints/checkpoint-2/complete").is_file()
-    export_mix([str(work / "checkpoints/checkpoint-2"), str(tmp_path / "mixture")])  # each half names its base
+    export_mix(str(work / "checkpoints/checkpoint-2"), output=str(tmp_path / "mixture"))  # each half names its base
     run_small(root, *overrides)
     for stage in ("sft", "round-1/strong"):
         assert json.loads((root / stage / "manifest.json").read_text())["resumed"] == 1
