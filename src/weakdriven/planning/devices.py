@@ -86,8 +86,10 @@ def parse_machine(text: str, sharding: str | None = None) -> Machine:
     ('H200-141G', 8)
     """
     match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+?)(?:\s*:\s*(\d+))?", text.strip())
-    twice = match is None or (match[1] and match[3])
-    count, name = (0, "") if twice else (int(match[1] or match[3] or 1), _plain(match[2]))
+    if match is None or (match[1] and match[3]):
+        count, name = 0, ""
+    else:
+        count, name = int(match[1] or match[3] or 1), _plain(match[2])
     if name not in NAMES or count < 1:
         near = difflib.get_close_matches(name, NAMES, 1, cutoff=0.4)
         hint = f" Did you mean {NAMES[near[0]].name}?" if near and count else ""
