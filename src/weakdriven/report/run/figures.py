@@ -1,6 +1,5 @@
 """The figures of one run, by section of its page: losses, selection, accuracy, stages. Values in, `Figure`s out."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from weakdriven.report.figure import Figure
 from weakdriven.report.format import colour, duration, gibibytes, model_name, number, score
 from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
 from weakdriven.report.read import SCATTER_POINTS
+from weakdriven.runs.directory import VALIDATION_LOSS
 
 Rows = list[dict[str, Any]]
 STEP = "optimizer step"
@@ -24,32 +24,41 @@ def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False
 
 def loss_figures(data: dict[str, Any]) -> list[Figure]:
     logs: dict[str, Rows] = data["metrics"]
-    models = {name: name.replace("baselines/", "baseline-") for name in logs if name.startswith("baselines/")}
-    curves = {name: logged(logs[name], "loss", model_name(one), colour(one)) for name, one in models.items()}
-    first = [logged(logs.get("sft", []), "loss", model_name("sft"), colour("sft"))]
-    if "baselines/sft" in curves:
-        first.append(replace(curves.pop("baselines/sft"), dashed=True))
+    baselines = {name: name.replace("baselines/", "baseline-") for name in logs if name.startswith("baselines/")}
+    first = [
+        *with_validation(logs.get("sft", []), "sft"),
+        *with_validation(logs.get("baselines/sft", []), "baseline-sft"),
+    ]
     figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS, log="y")]
     figures += [round_losses(one, logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
     charts: list[list[Curve]] = []
-    for curve in curves.values():
-        free = (chart for chart in charts if curve.colour not in {one.colour for one in chart})
+    for curves in (with_validation(logs[name], one) for name, one in baselines.items() if one != "baseline-sft"):
+        free = (chart for chart in charts if curves[0].colour not in {one.colour for one in chart})
         if (chart := next(free, None)) is None:
             charts.append(chart := [])
-        chart.append(curve)
+        chart += curves
     for place, chart in enumerate(charts, 1):
         title = "Other methods" + (f", part {place}" if len(charts) > 1 else "")
-        note = "Each curve is its method's own loss; the losses of different methods are not comparable."
+        note = "Each solid curve is its method's own loss; the losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{place}", title, chart, x=STEP, y="loss", caption=note, log="y"))
     return present(figures)
 
 
+def with_validation(rows: Rows, model: str) -> list[Curve]:
+    """The loss of a training, and dashed that of its evaluations."""
+    name, css = model_name(model), colour(model)
+    validation = logged(rows, VALIDATION_LOSS, f"{name}, validation", css, dashed=True)
+    return [logged(rows, "loss", name, css), validation]
+
+
 def round_losses(one: dict[str, Any], rows: Rows) -> Figure | None:
     t, joint = one["number"], any("weak_loss" in row for row in rows)
+    strong = colour(f"round-{t}")
     curves = [
         logged(rows, "loss", "mixed" if joint else "loss", "ink"),
-        logged(rows, "strong_loss", "strong alone", colour(f"round-{t}")),
-        logged(rows, "weak_loss", "weak alone", colour(one["weak"]), dashed=True),
+        logged(rows, "strong_loss", "strong alone", strong),
+        logged(rows, "weak_loss", "weak alone", colour(one["weak"])),
+        logged(rows, VALIDATION_LOSS, "strong alone, validation", strong, dashed=True),
     ]
     title = f"{'Joint' if joint else 'Strong-only'} training, round {t}"
     return line_figure(f"loss-round-{t}", title, curves, x=STEP, y=LOSS, log="y")
@@ -92,8 +101,8 @@ def selection_figures(one: dict[str, Any], manifests: dict[str, Any]) -> list[Fi
 
 
 CHANGES = {"falling": "fell", "equal": "stayed", "rising": "rose"}
-PARTS: dict[str, str] = dict(zip(("consolidation", "difficulty", "repair"), SHADES := ("pick", "pick2", "pick3"), strict=True))
-PARTS |= dict(zip(CHANGES.values(), SHADES, strict=True))
+PARTS = {"consolidation": "pick", "difficulty": "pick2", "repair": "pick3"}
+PARTS |= {"fell": "pick", "stayed": "pick2", "rose": "pick3"}
 SHAPES = {"chosen": "circle", "not chosen": "triangle-up", "no draw yet": "triangle-up"}
 KINDS = {"chosen": "pick", "not chosen": "skip", "no draw yet": "skip"}
 
