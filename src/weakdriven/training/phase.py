@@ -131,7 +131,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     saves = settings.saves(steps)
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
-    kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
+    kept = kept // 2 if recipe.precision.endswith("-mixed") and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
     sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
