@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
 from weakdriven.config.benchmarks import Entry, refuse_same_names
 from weakdriven.config.data import DataSettings
-from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
+from weakdriven.config.settings import Settings, SupervisedSettings, refuse_repeats
 
 # fmt: off
 Baseline = Literal[
@@ -24,11 +24,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
-class SftSettings(PackableSettings):
+class SftSettings(SupervisedSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
     """A ready M1 (folder or Hub id) with the base model's tokenizer, which skips phase 1."""
+    keep: Literal["last", "best"] = "last"
+    """`best` keeps the model after the evaluation (`eval_steps`) with the lowest validation loss, for M1 and for
+    baselines that start from the base."""
+    patience: int | None = Field(default=None, ge=1)
+    """With `keep: best`: end training after this many evaluations in a row without a lower validation loss."""
+
+    @model_validator(mode="after")
+    def _best_of_evaluations(self) -> "SftSettings":
+        if self.patience is not None and self.keep != "best":
+            raise ValueError("patience is set, but keep is last, which has no best model to wait for; set keep: best")
+        if self.patience is not None and self.snapshots:
+            raise ValueError("patience may end training before one of the snapshots; remove patience or snapshots")
+        return self
 
 
 class SelectionSettings(Settings):
@@ -77,7 +90,7 @@ SAVED: dict[str, Literal["bf16", "fp16", "fp32"]] = {
 }
 
 
-class JointSettings(PackableSettings):
+class JointSettings(SupervisedSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
     enabled: bool = True
@@ -302,6 +315,24 @@ class Recipe(Settings):
         phases = (self.sft, self.joint, self.dpo, self.spin, self.ssb)
         if self.eval.snapshots and not any(phase.snapshots for phase in phases):
             raise ValueError("eval.snapshots is set, but no phase keeps any; set sft.snapshots or joint.snapshots")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_have_rows(self) -> "Recipe":
+        rows = "data.validation (a source of rows) or data.validation_share (such as 0.05)"
+        if self.sft.keep == "best" and (self.sft.eval_steps is None or not self.data.validates):
+            missing = [] if self.sft.eval_steps is not None else ["sft.eval_steps (such as 0.1)"]
+            missing += [] if self.data.validates else [rows]
+            raise ValueError(
+                f"sft.keep best compares the losses of evaluations on validation rows; set {' and '.join(missing)}"
+            )
+        for name in ("sft", "joint"):
+            if getattr(self, name).eval_steps is not None and not self.data.validates:
+                raise ValueError(f"{name}.eval_steps is set, but there are no validation rows; set {rows}")
+        if self.sft.patience is not None and "sft_compute" in (self.method, *self.baselines):
+            raise ValueError(
+                "sft_compute is SFT at the compute of WMSS, and sft.patience may end training early; remove one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from weakdriven.config.recipe import SAVED, Recipe
-from weakdriven.config.settings import PackableSettings, TrainSettings
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.models.head import causal_lm
 from weakdriven.models.load import DTYPES
 from weakdriven.models.recompute import keep
@@ -58,7 +58,7 @@ def train_supervised(
 ) -> dict[str, Any]:
     """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
     keep(model, settings.gradient_checkpointing)
-    packing = isinstance(settings, PackableSettings) and settings.packing and type(variant) is Variant
+    packing = isinstance(settings, SupervisedSettings) and settings.packing and type(variant) is Variant
     if packing:
         refuse_mixed_rows(model, "sft" if settings is recipe.sft else "joint")
     made = phase.prepare(dataset, settings, recipe, packing=packing)
