@@ -14,12 +14,13 @@ from conftest import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, select_recipe
-from weakdriven.planning.rehearsal import Rehearsal, resumes, same_random_numbers
+from weakdriven.planning.rehearsal import Rehearsal, resumes
 from weakdriven.runs.directory import TOKENS, WORK
 from weakdriven.runs.files import write_json
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.model_loader import Model
 from weakdriven.stages.workload import Workload
+from weakdriven.training.evaluation import same_random_numbers
 
 SHORT = ("eval.benchmarks=[]", "data.limit=16", "sft.save_steps=50", "joint.save_steps=50")
 

@@ -23,6 +23,7 @@ from weakdriven.pipeline.run import RunOptions, run_recipe, select_recipe
 from weakdriven.pipeline.sweep import sweep_recipe
 from weakdriven.report.compare.page import write_compare
 from weakdriven.report.read import load_run
+from weakdriven.report.run.figures import loss_figures
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.take_over import Siblings
 
@@ -160,10 +161,90 @@ def test_rows_are_named_or_taken_out_and_not_both():
         parse("data.validation_share=0.1", "data.validation=rows.jsonl")
 
 
+def test_a_selection_validates_only_during_training(tmp_path):
+    assert select_recipe(small_recipe("data.limit=16", SHARE, "sft.eval_steps=1"), tmp_path / "run", Recorder())
+    assert evaluations(tmp_path / "run", "sft") and not (tmp_path / "run/validation").exists()
+
+
 def test_a_selection_needs_no_validation(tmp_path):
     assert select_recipe(small_recipe("data.limit=16", SHARE), tmp_path / "run", Recorder())
     assert not list((tmp_path / "run").glob("validation*"))
     assert json.loads((tmp_path / "run/data/manifest.json").read_text())["counters"]["examples"] < 16
+
+
+EVALUATED = [SHARE, "sft.eval_steps=1", "joint.eval_steps=0.5"]
+BEST = [SHARE, "sft.eval_steps=1", "sft.keep=best"]
+
+
+def test_showing_the_loss_during_training_changes_no_key_and_keeping_the_best_model_does():
+    shown, best = stage_keys(*EVALUATED), stage_keys(*BEST)
+    assert shown == stage_keys(SHARE)
+    assert shown.keys() == best.keys()
+    untrained = {"data", "validation-data", "entropy/base", "validation/base", "eval/base/arithmetic"}
+    assert {name for name in best if best[name] == shown[name]} == untrained
+    for change in ("sft.eval_steps=2", "sft.patience=1"):
+        assert stage_keys(*BEST, change)["sft"] != best["sft"]
+
+
+def test_the_best_model_depends_on_the_validation_rows_and_the_last_one_does_not(tmp_path):
+    rows = (f"data.validation={write_rows(tmp_path / f'{count}.jsonl', ROWS[-count:])}" for count in (3, 4))
+    (few, few_best), (more, more_best) = ([stage_keys(one, *BEST[1:last])["sft"] for last in (2, 3)] for one in rows)
+    assert few == more and few_best != more_best
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["sft.eval_steps=5"], "sft.eval_steps is set, but there are no validation rows; set data.validation"),
+        (["joint.eval_steps=0.1"], "joint.eval_steps is set"),
+        (["sft.keep=best"], "set sft.eval_steps .* and data.validation"),
+        (["sft.keep=best", SHARE], r"set sft.eval_steps \(such as 0.1\)\.$"),
+        ([*BEST[1:]], "sft.keep best compares .*; set data.validation"),
+        ([SHARE, "sft.eval_steps=1", "sft.patience=2"], "set keep: best"),
+        ([*BEST, "sft.patience=2", "sft.snapshots=[0.5]"], "remove patience or snapshots"),
+        ([*BEST, "sft.patience=2", "baselines=[sft_compute]"], "sft_compute is SFT at the compute of WMSS"),
+        ([SHARE, "sft.eval_steps=1.5"], "expected a number of steps, such as 50, or a fraction"),
+        ([SHARE, "sft.eval_steps=0"], "expected a number of steps"),
+    ],
+)
+def test_a_recipe_that_cannot_be_evaluated_during_training_is_an_error(overrides, words):
+    with pytest.raises(UserError, match=words):
+        parse(*overrides)
+
+
+@pytest.fixture(scope="session")
+def evaluated(once):
+    """WMSS on few rows with evaluations: the best M1, with a snapshot, and the last model of a round."""
+    few = ["data.limit=40", "eval.benchmarks=[]", "baselines=[]", "sft.snapshots=[0.5]", "selection.enabled=false"]
+    few += [f"{phase}.{size}=8" for phase in ("sft", "joint") for size in ("batch_size", "micro_batch_size")]
+    return once("evaluated", lambda root: run_small(root, *few, *EVALUATED, "sft.keep=best", "sft.learning_rate=0.01"))
+
+
+def evaluations(root, stage):
+    rows = read_jsonl(root / stage / "metrics.jsonl")
+    return {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+
+
+def test_losses_during_training_are_those_of_the_models_it_results_in(evaluated):
+    root, _ = evaluated
+    first, last = evaluations(root, "sft"), evaluations(root, "round-1/strong")
+    best = read_json(root / "sft/manifest.json")["counters"]["best_step"]
+    assert first[best] == min(first.values()) == pytest.approx(found(root, "sft")["loss"], rel=0.01)
+    assert last[max(last)] == pytest.approx(found(root, "round-1")["loss"], rel=0.01)
+    assert (root / "sft/snapshots/50/model.safetensors").is_file()
+
+
+def test_the_figures_have_them_next_to_the_training_losses(evaluated):
+    root, recorder = evaluated
+    curves = {
+        name: {row["x"]: row["y"] for row in figure.spec["data"]["values"] if row["name"] == name}
+        for figure in loss_figures(load_run(root))
+        for name in figure.spec["layer"][0]["encoding"]["color"]["scale"]["domain"]
+    }
+    assert {name for name in curves if "validation" in name} == {"M1, after phase-1 SFT, validation", "strong alone, validation"}
+    assert curves["M1, after phase-1 SFT, validation"] == pytest.approx(evaluations(root, "sft"))
+    assert curves["strong alone, validation"] == pytest.approx(evaluations(root, "round-1/strong"))
+    assert any("validation loss" in note for note in recorder.notes)
 
 
 @pytest.mark.slow

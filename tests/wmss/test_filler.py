@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.wmss.trainer import LENGTHS, ignore_filler, with_lengths
+from weakdriven.training.evaluation import LENGTHS, ignore_filler, with_lengths
 
 
 @pytest.mark.parametrize("left, process, own", [(5, 0, 3), (5, 1, 2), (2, 0, 2), (2, 1, 0), (3, 1, 0)])

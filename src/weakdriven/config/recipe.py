@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
 from weakdriven.config.benchmarks import Entry, refuse_same_names
 from weakdriven.config.data import DataSettings
-from weakdriven.config.settings import PackableSettings, Settings, refuse_repeats
+from weakdriven.config.settings import Settings, SupervisedSettings, refuse_repeats
 
 # fmt: off
 Baseline = Literal[
@@ -24,11 +24,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
-class SftSettings(PackableSettings):
+class SftSettings(SupervisedSettings):
     """Phase 1: supervised fine-tuning of the base model into M1."""
 
     model: str | None = None
     """A ready M1 (folder or Hub id) with the base model's tokenizer, which skips phase 1."""
+    keep: Literal["last", "best"] = "last"
+    """`best` keeps the model after the evaluation (`eval_steps`) with the lowest validation loss, for M1 and for
+    baselines that start from the base."""
+    patience: int | None = Field(default=None, ge=1)
+    """With `keep: best`: end training after this many evaluations in a row without a lower validation loss."""
+
+    @model_validator(mode="after")
+    def _best_of_evaluations(self) -> "SftSettings":
+        if self.patience is not None and self.keep != "best":
+            raise ValueError("patience is set, but keep is last, which has no best model to wait for; set keep: best")
+        if self.patience is not None and self.snapshots:
+            raise ValueError("patience may end training before one of the snapshots; remove patience or snapshots")
+        return self
 
 
 class SelectionSettings(Settings):
@@ -69,7 +82,15 @@ class SelectionSettings(Settings):
         return self
 
 
-class JointSettings(PackableSettings):
+SAVED: dict[str, Literal["bf16", "fp16", "fp32"]] = {
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "fp16-mixed": "fp16",
+    "fp32": "fp32",
+}
+
+
+class JointSettings(SupervisedSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
     enabled: bool = True
@@ -232,11 +253,12 @@ class Recipe(Settings):
     drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
     `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
     frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
-    precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
+    precision: Literal["bf16-mixed", "bf16", "fp16-mixed", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
+    `fp16-mixed`, or `fp16`, is for GPUs without bf16 (T4, V100): it scales the loss, so that small gradients stay.
 
-    With `lora` both hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the adapters' products
-    in bf16, `bf16` in fp32."""
+    With `lora` both kinds of bf16 hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the
+    adapters' products in bf16, `bf16` in fp32."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
     """Attention implementation; unset: transformers chooses."""
     fast_layers: Literal["auto", "liger", "off"] = "auto"
@@ -296,6 +318,24 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _evaluations_have_rows(self) -> "Recipe":
+        rows = "data.validation (a source of rows) or data.validation_share (such as 0.05)"
+        if self.sft.keep == "best" and (self.sft.eval_steps is None or not self.data.validates):
+            missing = [] if self.sft.eval_steps is not None else ["sft.eval_steps (such as 0.1)"]
+            missing += [] if self.data.validates else [rows]
+            raise ValueError(
+                f"sft.keep best compares the losses of evaluations on validation rows; set {' and '.join(missing)}"
+            )
+        for name in ("sft", "joint"):
+            if getattr(self, name).eval_steps is not None and not self.data.validates:
+                raise ValueError(f"{name}.eval_steps is set, but there are no validation rows; set {rows}")
+        if self.sft.patience is not None and "sft_compute" in (self.method, *self.baselines):
+            raise ValueError(
+                "sft_compute is SFT at the compute of WMSS, and sft.patience may end training early; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _baselines_can_be_compared(self) -> "Recipe":
         if self.method in self.baselines:
             raise ValueError(f"method {self.method} stands in baselines too; remove it there")
@@ -327,6 +367,11 @@ class Recipe(Settings):
                 )
         return self
 
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _fp16_is_mixed(cls, value: Any) -> Any:
+        return "fp16-mixed" if value == "fp16" else value
+
     @model_validator(mode="after")
     def _precisions_fit(self) -> "Recipe":
         for name in ("sft", "joint", "dpo", "spin", "ssb"):
@@ -342,9 +387,16 @@ class Recipe(Settings):
                     f"{name}.optimizer adamw_bf16 is for weights in bf16, but precision is {self.precision}; set "
                     "precision: bf16, or optimizer: adamw or adamw_8bit"
                 )
-        if self.lora and self.lora.quantize and self.precision == "fp32":
-            raise ValueError("lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16-mixed")
+        if self.lora and self.lora.quantize and self.precision in ("fp32", "fp16-mixed"):
+            raise ValueError(
+                f"lora.quantize 4bit computes in bf16, but precision is {self.precision}; set precision: bf16-mixed"
+            )
         return self
+
+    @property
+    def saved_precision(self) -> Literal["bf16", "fp16", "fp32"]:
+        """Of what is not trained: saved models, frozen ones, evaluation and scans."""
+        return SAVED[self.precision]
 
     @property
     def samples_rollouts(self) -> bool:

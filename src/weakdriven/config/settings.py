@@ -109,10 +109,29 @@ class TrainSettings(Settings):
         return self
 
 
-class PackableSettings(TrainSettings):
-    """A training phase whose rows can be packed."""
+class SupervisedSettings(TrainSettings):
+    """A training phase on completions."""
 
     packing: bool = False
     """Join the rows of a micro-batch into one sequence without padding, as many as fit into `micro_batch_size` times
     `data.max_length` tokens; attention stays within a row. Results differ by rounding. Without flash attention keep
     `micro_batch_size` at 1, because the attention mask grows with the square of the sequence."""
+    eval_steps: int | float | None = None
+    """Optimizer steps between two evaluations on the validation rows, or a fraction of the phase's steps, such as 0.1;
+    unset: none. The last step is evaluated too. In joint training it is the strong model's loss."""
+
+    def evaluates_every(self, steps: int) -> int:
+        """`eval_steps` as a number of steps, in a phase of this many steps; 0 if it is not evaluated.
+
+        >>> [SupervisedSettings(eval_steps=one).evaluates_every(150) for one in (20, 0.1, None)]
+        [20, 15, 0]
+        """
+        every = self.eval_steps or 0
+        return max(round(every * steps), 1) if 0 < every < 1 else int(every)
+
+    @field_validator("eval_steps")
+    @classmethod
+    def _steps_or_a_fraction(cls, value: float | None) -> float | None:
+        if value is not None and not (value >= 1 if isinstance(value, int) else 0 < value < 1):
+            raise ValueError(f"expected a number of steps, such as 50, or a fraction, such as 0.1, found {value}")
+        return value

@@ -252,3 +252,11 @@ def _reference(
     with torch.no_grad():
         columns = mix_rows(strong_TV, weak_TV, target_T, mixing, statistics=True, gradients=NO_GRADIENT)
     return scale * loss, MixStatistics(*columns.sum(0).unbind())
+
+
+def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    """The next token of each position, or IGNORE; the end of one packed sequence does not predict the next one."""
+    target = labels[:, 1:]
+    if position_ids is not None and attention_mask is None:
+        target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)
+    return target

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statistics
+from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statistics, targets
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
+from weakdriven.training.evaluation import EvaluatingTrainer
 from weakdriven.training.sft import Variant
 from weakdriven.training.upstream import require_call
-from weakdriven.wmss.pair import targets
 
 
 class Tokens(NamedTuple):
@@ -44,7 +43,7 @@ TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
 """Gives the loss, and sums over tokens to log, under their names."""
 
 
-class TokenLossTrainer(SFTTrainer):
+class TokenLossTrainer(EvaluatingTrainer):
     """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and perhaps a frozen teacher."""
 
     loss_is_scaled_for_ga = True  # it is divided by num_items_in_batch, the tokens of the whole step
@@ -77,7 +76,9 @@ class TokenLossTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        require_call("Trainer.get_batch_samples", num_items_in_batch is not None or not model.training)
+        if not model.training:  # evaluation: the cross-entropy, as for every other method
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        require_call("Trainer.get_batch_samples", num_items_in_batch is not None)
         with self.accelerator.autocast():  # else only a call of the whole model would get it
             tokens = self._tokens(self.accelerator.unwrap_model(model), inputs, num_items_in_batch)
             loss, sums = self.token_loss(tokens)

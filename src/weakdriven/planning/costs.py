@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weakdriven.config.recipe import LoraSettings, Recipe
-from weakdriven.config.settings import PackableSettings
+from weakdriven.config.recipe import LoraSettings, Recipe, SftSettings
+from weakdriven.config.settings import SupervisedSettings
 from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
@@ -204,7 +204,7 @@ class Planner:
         assert settings is not None
         rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
         longest, fit = self.longest(workload), settings.micro_batch_size
-        packing = isinstance(settings, PackableSettings) and settings.packing
+        packing = isinstance(settings, SupervisedSettings) and settings.packing
         if packing:
             fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
         micro, many = micro_batch(rows, settings.batch_size, fit, devices)
@@ -216,12 +216,16 @@ class Planner:
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
         read = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference's pass over both sides, once
+        if isinstance(settings, SupervisedSettings) and (every := settings.evaluates_every(steps)):
+            evaluations = math.ceil(steps / every)
+            read += workload.models * evaluations * validation_count(self.recipe, self.rows.count) * self.rows.mean
         seconds += scan_seconds(self._forward(self.rows.mean), self.machine.device, read) / devices
         # weights of every model as they are trained, and the optimizer's state of those that learn
         size = 2 if shape.adapter is None and self.recipe.precision == "bf16" else 4
         states = workload.trained * shape.trained * state_bytes(settings.optimizer, size)
         checkpoint = workload.models * shape.trained * size + states + self.tokenizer_bytes
         writes = min(settings.saves(steps), CHECKPOINTS)
+        candidates = 1 + writes if isinstance(settings, SftSettings) and settings.keep == "best" else 0
         saved = shape if self.recipe.lora else replace(shape, adapter=None)  # SSB's own adapter is merged
         return Cost(
             workload,
@@ -236,7 +240,7 @@ class Planner:
             low=seconds * (1 - SPREAD),
             high=seconds * (1 + SPREAD),
             kept=(workload.saves + len(settings.snapshots)) * self._model_bytes(saved),
-            work=writes * checkpoint,
+            work=writes * checkpoint + candidates * self._model_bytes(saved),
         )
 
     def _step(self, workload: Workload, *, length: float, micro: int, accumulates: bool = True) -> Step:
@@ -249,7 +253,7 @@ class Planner:
             models=workload.models,
             trained=workload.trained,
             teacher=workload.teacher is not None,
-            precision=self.recipe.precision,
+            precision="bf16-mixed" if self.recipe.precision == "fp16-mixed" else self.recipe.precision,
             optimizer=settings.optimizer,
             checkpointing=settings.gradient_checkpointing,
             offloading=settings.activation_offloading,

@@ -5,11 +5,9 @@ are thrown away, and the random number generators are restored.
 """
 
 import gc
-import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from datasets import Dataset
 
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
-from weakdriven.config.settings import PackableSettings, TrainSettings
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
 from weakdriven.methods.ssb.loss import TopLogits
@@ -38,6 +36,7 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.model_loader import Loader, Model
 from weakdriven.stages.workload import Workload
 from weakdriven.training.checkpoints import COMPLETE, checkpoints
+from weakdriven.training.evaluation import same_random_numbers
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.entropy import plan_batches, scan
@@ -94,18 +93,6 @@ def resumes(root: Path, workload: Workload, key: str) -> bool:
     return any((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints(home / "work/checkpoints"))
 
 
-@contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """Restore the random number generators afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
 @dataclass(frozen=True)
 class Rehearsal:
     """One stage in a folder of its own."""
@@ -152,7 +139,7 @@ class Rehearsal:
         rows = epoch_rows(workload, self.recipe, len(tokens))
         largest = settings.micro_batch_size if batch_is_known(workload, self.recipe, len(tokens)) else 1
         length_N = row_lengths(tokens)
-        packing = isinstance(settings, PackableSettings) and settings.packing
+        packing = isinstance(settings, SupervisedSettings) and settings.packing
         if packing:
             largest *= max(self.recipe.data.max_length // int(length_N.max()), 1)
         micro, many = micro_batch(rows, settings.batch_size, largest)

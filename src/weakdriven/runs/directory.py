@@ -26,6 +26,8 @@ ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
 FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
 DIAGNOSTICS, SNAPSHOTS = "diagnostics", "snapshots"
 VALIDATION, LOSSES = "validation-data", "losses.parquet"
+VALIDATION_LOSS = "validation_loss"
+"""In the metrics of a training stage, on lines of their own: the loss of an evaluation."""
 DIAGNOSIS_VERSION = 2
 """Of what `weakdriven diagnose` measures; raised where results of an older version must not be used."""
 

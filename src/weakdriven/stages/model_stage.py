@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from datasets import Dataset
 
-from weakdriven.config.recipe import JointSettings, Recipe
-from weakdriven.config.settings import TrainSettings
+from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.models.adapters import load_merged
 from weakdriven.runs.directory import ACTIVE, BUDGET, SNAPSHOTS, TOKENS
@@ -18,7 +19,9 @@ from weakdriven.runs.processes import size
 from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
+from weakdriven.stages.validation import validation_rows
 from weakdriven.stages.workload import Workload
+from weakdriven.training.best import publish_best
 from weakdriven.training.checkpoints import resume_step
 from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
@@ -32,6 +35,7 @@ SPEED_ONLY = {
     "activation_offloading",
     "save_steps",
     "logging_steps",
+    "eval_steps",
 }
 """Training settings that change time, memory or bookkeeping and not the result."""
 
@@ -93,21 +97,25 @@ def supervised_stage(
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = context.loader.load(start)
-        rows, keep = examples.epoch_rows(recipe), partial(context.save, model)
-        phase = context.phase(name, round_number, epochs, work, epoch_rows=rows, keep=keep)
+        options = {"epoch_rows": examples.epoch_rows(recipe), "keep": partial(context.save, model)}
+        phase = context.phase(name, round_number, epochs, work, **options, validation=evaluated_on(validation))
         frozen = context.loader.load(teacher, train=False, scan=True) if teacher else None
         shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
         counters = train_supervised(model, *shared, variant, frozen)
-        context.save(model, out, work)
+        if choice:
+            counters |= publish_best(work, out)
+        else:
+            context.save(model, out, work)
         publish_snapshots(work, out, settings.snapshots)
         return counters
 
-    also: dict[str, Any] = {"epochs": epochs, **examples.matching(recipe), **variant.settings}
+    validation, choice = validation_of(context, settings), best_model_settings(settings)
+    also: dict[str, Any] = {"epochs": epochs, **examples.matching(recipe), **variant.settings, **choice}
     if recipe.lora and start.name == context.base.name:  # a later adapter is like the one it starts from
         also["lora"] = recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
     options = {"epochs": epochs, "start": start, "teacher": teacher, "variant": variant, **examples.workload(recipe)}
     workload = Workload(name, "train", settings, **options)
-    inputs = present(start=start, teacher=teacher) | examples.inputs()
+    inputs = present(start=start, teacher=teacher, validation=validation if choice else None) | examples.inputs()
     return model_stage(context, workload, compute, settings, inputs=inputs, also=also)
 
 
@@ -125,8 +133,9 @@ def joint_stage(
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         strong_model, weak_model = context.loader.pair(strong, weak)
-        rows, keep = examples.epoch_rows(recipe), partial(context.save, strong_model)
-        phase = context.phase(name, round_number, settings.epochs, work, epoch_rows=rows, keep=keep)
+        options = {"epoch_rows": examples.epoch_rows(recipe), "keep": partial(context.save, strong_model)}
+        options |= {"validation": evaluated_on(validation)}
+        phase = context.phase(name, round_number, settings.epochs, work, **options)
         shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
         counters = train_joint(strong_model, weak_model, *shared)
         context.save(strong_model, out, work)
@@ -135,10 +144,28 @@ def joint_stage(
             context.save(weak_model, out / WEAK_FOLDER, work)
         return counters
 
+    validation = validation_of(context, settings)
     mixing = settings.mixing() | settings.model_dump(include={"weak", "save_weak"}) | examples.matching(recipe)
     workload = Workload(name, "train", settings, start=strong, weak=weak, **examples.workload(recipe))
     inputs = {"weak": weak, "strong": strong, **examples.inputs()}
     return model_stage(context, workload, compute, settings, inputs=inputs, also=mixing | other_weak(weak))
+
+
+def validation_of(context: Context, settings: TrainSettings) -> Stage | None:
+    """The validation rows, if the settings ask for evaluations on them during training."""
+    asked = isinstance(settings, SupervisedSettings) and settings.eval_steps is not None
+    return validation_rows(context) if asked else None
+
+
+def evaluated_on(validation: Stage | None) -> Dataset | None:
+    return load_tokens(validation.path / TOKENS) if validation else None
+
+
+def best_model_settings(settings: TrainSettings) -> dict[str, Any]:
+    """What decides which model is kept; empty if it is the last one."""
+    if not isinstance(settings, SftSettings) or settings.keep == "last":
+        return {}
+    return settings.model_dump(include={"keep", "patience", "eval_steps"})
 
 
 def other_weak(weak: Model) -> dict[str, Any]:
@@ -191,12 +218,14 @@ def model_stage(
 
 def merged(context: Context, model: Model) -> Stage:
     """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
-    recipe = context.recipe
-    precision = "fp32" if recipe.precision == "fp32" else "bf16"
+    recipe, precision = context.recipe, context.recipe.saved_precision
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         network = load_merged(
-            model.folder, context.base.folder, precision=precision, trust_remote_code=recipe.trust_remote_code
+            model.folder,
+            context.base.folder,
+            precision=precision,
+            trust_remote_code=recipe.trust_remote_code,
         )
         network.config.use_cache = True
         network.save_pretrained(out)

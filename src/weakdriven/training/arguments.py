@@ -8,7 +8,7 @@ import torch
 from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.config.recipe import Recipe
-from weakdriven.config.settings import TrainSettings
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.runs.processes import PATIENCE, divide, refuse_uneven, size
 
 
@@ -59,17 +59,20 @@ def training_arguments(
     stage: str,
     folder: Path,
     packed: int | None = None,
+    evaluates: bool = False,
 ) -> SFTConfig:
     """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
 
     Args:
         packed: Rows of a micro-batch, if it is one sequence without padding.
+        evaluates: Whether there are validation rows to evaluate on.
     """
     batch = min(settings.batch_size, rows)
     processes = size()
     refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)
     micro, accumulation = divide(batch, packed or settings.micro_batch_size, processes)
     steps = settings.steps(rows, epochs)
+    every = settings.evaluates_every(steps) if evaluates and isinstance(settings, SupervisedSettings) else 0
     eight_bit = settings.optimizer == "adamw_8bit"
     return SFTConfig(
         output_dir=str(folder),
@@ -93,10 +96,14 @@ def training_arguments(
         activation_offloading=settings.activation_offloading,
         router_aux_loss_coef=0.0,  # the mixed loss has no such term, so no phase has it; trl 1.9 adds it by default
         bf16=recipe.precision == "bf16-mixed",
+        fp16=recipe.precision == "fp16-mixed",
         seed=recipe.seed,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 1,
         save_total_limit=None,  # it would delete before the new one is verified; see checkpoints.py
+        eval_strategy="steps" if every else "no",
+        eval_steps=every or None,
+        per_device_eval_batch_size=settings.micro_batch_size,
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,
         report_to=list(recipe.report_to),

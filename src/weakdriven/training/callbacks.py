@@ -16,7 +16,7 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import has_adapter
-from weakdriven.runs.directory import METRICS, Progress
+from weakdriven.runs.directory import METRICS, VALIDATION_LOSS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
 from weakdriven.runs.processes import gathered, size
 from weakdriven.runs.signals import saves_when_stopped, stop_requested
@@ -67,8 +67,12 @@ class PhaseCallback(TrainerCallback):
         append_jsonl(self.metrics, rows)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        if logs and (validation := validation_loss(logs)) is not None:
+            self.show_evaluation(state, validation)
         if not logs or "loss" not in logs:
             return
+        if args.fp16 and not math.isfinite(logs.get("grad_norm", 0.0)):
+            logs.pop("grad_norm")  # while it searches its scale, the gradient scaler skips steps that overflow
         if state.is_world_process_zero:
             append_jsonl(self.metrics, [{"step": state.global_step, **logs}])
         if not math.isfinite(logs["loss"]) or not math.isfinite(logs.get("grad_norm", 0.0)):
@@ -79,11 +83,20 @@ class PhaseCallback(TrainerCallback):
         if not stop_requested():  # a signal would end us here, before the checkpoint is written
             self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
+    def show_evaluation(self, state: Any, loss: float) -> None:
+        if state.is_world_process_zero:
+            append_jsonl(self.metrics, [{"step": state.global_step, VALIDATION_LOSS: loss}])
+            self.progress.note(f"step {state.global_step} of {state.max_steps}: validation loss {loss:.4f}")
+        if not math.isfinite(loss):
+            raise UserError(f"Training diverged: at step {state.global_step} the validation loss is {loss}. {REMEDY}")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps  # then the stage is finished instead of stopped
         if (name := signalled()) and not last:
             self.stopped = name
             control.should_save, control.should_training_stop = self.settings.save_steps > 0, True
+        if last and args.eval_strategy != "no":
+            control.should_evaluate = True
         if last and size() == 1 and not has_adapter(self.trainer.model):
             control.should_save = False  # the model itself is written next; an adapter may be merged first
         if control.should_save or (self._sealing and self._sealing.done()):
@@ -98,6 +111,11 @@ class PhaseCallback(TrainerCallback):
         if state.is_world_process_zero:
             self.wait_for_seal()
             self._sealing = in_background(seal, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+
+def validation_loss(logs: dict[str, float]) -> float | None:
+    """Of the model that a phase results in, in the logs of an evaluation: of a pair, the strong one."""
+    return logs.get("eval_strong_loss") if "eval_mixed_loss" in logs else logs.get("eval_loss")
 
 
 def in_background(work: Callable[[Path], None], folder: Path) -> Future[None]:

@@ -17,12 +17,12 @@ from torch.distributed.checkpoint import state_dict, state_dict_loader
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
-from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.errors import UserError
 from weakdriven.models.sharded import checkpoint_weights, gathered_model
 from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.runs.processes import is_main
+from weakdriven.training.evaluation import EvaluatingTrainer
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
 """Folders inside a checkpoint that accelerate writes."""
@@ -79,7 +79,7 @@ def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
         )
 
 
-class ShardedCheckpoints(SFTTrainer):
+class ShardedCheckpoints(EvaluatingTrainer):
     """TRL's SFTTrainer that saves whole models and resumes from all checkpoints alike, under FSDP2 or not."""
 
     def create_accelerator_and_postprocess(self) -> None:

@@ -11,18 +11,19 @@ import numpy as np
 from datasets import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from weakdriven.config.recipe import Recipe
-from weakdriven.config.settings import TrainSettings
+from weakdriven.config.recipe import Recipe, SftSettings
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import row_lengths
 from weakdriven.errors import UserError, is_disk_full
 from weakdriven.models.adapters import has_adapter
 from weakdriven.runs.directory import Progress
-from weakdriven.runs.disk import disk_need, held, too_little_room
+from weakdriven.runs.disk import CHECKPOINTS, disk_need, held, too_little_room
 from weakdriven.runs.processes import agree, on_main, size
 from weakdriven.runs.signals import Stopped
 from weakdriven.training import checkpoints
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
+from weakdriven.training.best import BestCallback
 from weakdriven.training.callbacks import PhaseCallback
 from weakdriven.training.optimizer import optimizer_class, state_bytes
 from weakdriven.training.packing import packed_order
@@ -47,6 +48,8 @@ class Phase:
     """Writes the model into a folder; needed if the settings ask for snapshots."""
     force: bool = False
     """Train with too little room on the disk, as predicted."""
+    validation: Dataset | None = None
+    """Rows on which the model is evaluated during training, if the settings ask for it."""
 
     def prepare(
         self,
@@ -75,15 +78,27 @@ class Phase:
         if settings.snapshots and self.keep:
             kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
+        if self.validation and isinstance(settings, SftSettings) and settings.keep == "best" and self.keep:
+            callbacks.append(BestCallback(self.work, self.keep, settings.patience))
         # the default is inside the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         where: dict[str, Any] = {"stage": self.stage, "folder": folder}
+        validation = self._validation_rows(settings)
+        where["evaluates"] = validation is not None
         return {
             "args": training_arguments(settings, recipe, rows=count, epochs=epochs, packed=packed, **where),
             "train_dataset": rows.select_columns(list(columns)).select(order),
             "callbacks": callbacks,
             "optimizer_cls_and_kwargs": optimizer_class(settings),
+            **({} if validation is None else {"eval_dataset": validation}),
         }
+
+    def _validation_rows(self, settings: TrainSettings) -> Dataset | None:
+        """If the settings ask for evaluations; longest first, so that a batch has little padding."""
+        if self.validation is None or not isinstance(settings, SupervisedSettings) or settings.eval_steps is None:
+            return None
+        order = np.argsort(-row_lengths(self.validation), kind="stable")
+        return self.validation.select_columns(["input_ids", "labels"]).select(order)
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
@@ -109,9 +124,12 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
             f"The disk is full: {phase.stage}, at step {trainer.state.global_step}, could not save a checkpoint. Free "
             f"some space and run the same command again; it resumes from {start}."
         ) from error
-    if phase.stopped:
+    best = next((one for one in trainer.callback_handler.callbacks if isinstance(one, BestCallback)), None)
+    if phase.stopped and not (best and best.is_over):
         raise Stopped(phase.stopped, trainer.state.global_step if phase.settings.save_steps else None)
-    rows = cast(Dataset, trainer.train_dataset) if rows is None else rows
+    if rows is None:
+        ordered, state = cast(Dataset, trainer.train_dataset), trainer.state
+        rows = ordered.select(range(len(ordered) * state.global_step // state.max_steps))
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)  # pyright: ignore
     counters = {"steps": trainer.state.global_step, "rows": len(rows), "parameters": trained}
     return counters | {"trained_tokens": trained_tokens(rows)}
@@ -130,8 +148,10 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
     saves = settings.saves(steps)
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
+    if any(isinstance(one, BestCallback) for one in trainer.callback_handler.callbacks):
+        models += 1 + min(saves, CHECKPOINTS)  # the next one, and the best one at each checkpoint
     kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
-    kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
+    kept = kept // 2 if recipe.precision.endswith("-mixed") and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
     sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from weakdriven.config.recipe import Recipe
-from weakdriven.config.settings import PackableSettings, TrainSettings
+from weakdriven.config.recipe import SAVED, Recipe
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.models.head import causal_lm
+from weakdriven.models.load import DTYPES
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
@@ -58,7 +58,7 @@ def train_supervised(
 ) -> dict[str, Any]:
     """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
     keep(model, settings.gradient_checkpointing)
-    packing = isinstance(settings, PackableSettings) and settings.packing and type(variant) is Variant
+    packing = isinstance(settings, SupervisedSettings) and settings.packing and type(variant) is Variant
     if packing:
         refuse_mixed_rows(model, "sft" if settings is recipe.sft else "joint")
     made = phase.prepare(dataset, settings, recipe, packing=packing)
@@ -89,8 +89,8 @@ def save_model(
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
     else:
-        masters = precision == "bf16-mixed" and network.dtype != torch.bfloat16
-        (gathered_model(network, torch.bfloat16) if masters else network).save_pretrained(out)
+        dtype = DTYPES[SAVED[precision]]
+        (network if network.dtype == dtype else gathered_model(network, dtype)).save_pretrained(out)
     network.config.use_cache = cached
     tokenizer.save_pretrained(out)
     if work:

@@ -57,17 +57,21 @@ class SnapshotCallback(TrainerCallback):
         if name is None:
             return
         refuse_broken_weights(kwargs["model"], state.global_step)
-        place = self.folder / name
-        part = place.with_name(name + PART)
-        if is_main():
-            for leftover in (part, place):
-                shutil.rmtree(leftover, ignore_errors=True)
-            part.mkdir(parents=True)
-        self.keep(part)  # by all processes, since each may hold a part of the weights
-        if is_main():
-            sync_tree(part)
-            os.rename(part, place)
-            sync(self.folder)
+        keep_in(self.folder / name, self.keep)
+
+
+def keep_in(place: Path, keep: Keep) -> None:
+    """Write the model into a folder, which is there only once it is whole and on disk."""
+    part = place.with_name(place.name + PART)
+    if is_main():
+        for leftover in (part, place):
+            shutil.rmtree(leftover, ignore_errors=True)
+        part.mkdir(parents=True)
+    keep(part)  # by all processes, since each may hold a part of the weights
+    if is_main():
+        sync_tree(part)
+        os.rename(part, place)
+        sync(place.parent)
 
 
 def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from weakdriven.errors import UserError
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics
+from weakdriven.losses.mixed_ce import IGNORE, MixStatistics, mixed_cross_entropy_with_statistics, targets
 from weakdriven.losses.tiled_loss import refuse_negative
 from weakdriven.losses.tiles import Implementation
 from weakdriven.models.adapters import load_adapter_weights, merged
@@ -223,14 +223,6 @@ def summed_mean_logit(hidden_TD: Tensor, row: MeanRow) -> Tensor:
     """
     weight_D, bias = row  # no matrix product, which autocast would round
     return (hidden_TD.sum(0, dtype=weight_D.dtype) * weight_D).sum() + len(hidden_TD) * bias
-
-
-def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-    """The next token of each position, or IGNORE; the end of one packed sequence does not predict the next one."""
-    target = labels[:, 1:]
-    if position_ids is not None and attention_mask is None:
-        target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)
-    return target
 
 
 def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:

@@ -4,8 +4,6 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from trl.models.activation_offloading import OffloadActivations
 from trl.trainer.sft_trainer import SFTTrainer
 
 from weakdriven.config.recipe import JointSettings, Recipe
-from weakdriven.losses.mixed_ce import IGNORE
+from weakdriven.losses.mixed_ce import IGNORE, targets
 from weakdriven.models.adapters import adapter_config, add_adapter, share_frozen
 from weakdriven.models.head import causal_lm, refuse_different_heads
 from weakdriven.models.liger import use_liger
@@ -33,13 +31,12 @@ from weakdriven.training.upstream import require_call, require_hooks
 from weakdriven.wmss import checks
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.gap import SUMS, means
-from weakdriven.wmss.pair import WeakStrongPair, targets
+from weakdriven.wmss.pair import WeakStrongPair
 from weakdriven.wmss.pair_checkpoints import PairCheckpoints
 from weakdriven.wmss.pair_metrics import PairMetrics
 
 __all__ = ["WDJTConfig", "WDJTTrainer", "train_joint"]
 logger = logging.getLogger(__name__)
-LENGTHS = "row_lengths"
 
 
 class WDJTTrainer(PairCheckpoints):
@@ -187,9 +184,6 @@ class WDJTTrainer(PairCheckpoints):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         inputs.pop("_prediction_loss_only", None)  # of TRL before 1.15, for its own compute_loss
-        lengths, state = inputs.pop(LENGTHS, None), self.accelerator.gradient_state
-        if lengths is not None and state.end_of_dataloader and state.remainder > 0:
-            ignore_filler(inputs["labels"], lengths, left=state.remainder, process=self.accelerator.process_index)
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
         output = model(**inputs, num_items_in_batch=items)
         loss = output.loss
@@ -231,19 +225,12 @@ class WDJTTrainer(PairCheckpoints):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Means over the tokens of the whole set; upstream averages the batches' means."""
+        """Of all that is measured in a step."""
         self.pair_metrics.pending = None
-        if self.accelerator.num_processes > 1:
-            inner = getattr(dataloader, "base_dataloader", dataloader)
-            if getattr(inner.collate_fn, "func", None) is not with_lengths:
-                inner.collate_fn = partial(with_lengths, inner.collate_fn)
         output: Any = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
         if self.pair_metrics.pending is not None:
             found = means(self.pair_metrics.read()[0][: len(SUMS)])
             found["strong_weight"] = self.pair.strong_weight
-            found["loss"] = found["mixed_loss"]
-            if self.pair.strong_anchor:
-                found["loss"] += self.pair.strong_anchor * found["strong_loss"]
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 
@@ -258,26 +245,6 @@ class WDJTTrainer(PairCheckpoints):
                 group["params"] = [weight for weight in group["params"] if id(weight) not in weak]
                 optimizer.add_param_group({**group, "params": moved, "lr": rate})
         return optimizer
-
-
-def with_lengths(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
-    """A collator's batch with the length of each row, to separate rows that are joined into one."""
-    return {**collate(rows), LENGTHS: torch.tensor([len(row.get("input_ids", ())) for row in rows])}
-
-
-def ignore_filler(labels: Tensor, lengths: Tensor, *, left: int, process: int) -> None:
-    """Mask, in place, the rows of an evaluation's last batches that accelerate repeats to give each process as many.
-
-    Args:
-        lengths: Of the rows of this process; in `labels` they are separate, or one after another in a single row.
-        left: Rows in the last batches of all processes together, without repeats.
-    """
-    rows = len(lengths)
-    own = min(max(left - rows * process, 0), rows)
-    if len(labels) == rows:
-        labels[own:] = IGNORE
-    else:
-        labels[:, int(lengths[:own].sum()) :] = IGNORE
 
 
 def train_joint(

@@ -6,6 +6,7 @@ from weakdriven.report.figure import Figure
 from weakdriven.report.format import colour, duration, model_name, number, score, stage_kind
 from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
 from weakdriven.report.read import SCATTER_POINTS
+from weakdriven.runs.directory import VALIDATION_LOSS
 
 Rows = list[dict[str, Any]]
 OTHERS = ("purple", "grey", "green", "blue", "orange")
@@ -23,8 +24,8 @@ def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False
 def loss_figures(data: dict[str, Any]) -> list[Figure]:
     logs: dict[str, Rows] = data["metrics"]
     first = [
-        logged(logs.get("sft", []), "loss", model_name("sft"), "green"),
-        logged(logs.get("baselines/sft", []), "loss", model_name("baseline-sft"), "orange", dashed=True),
+        *with_validation(logs.get("sft", []), model_name("sft"), "green"),
+        *with_validation(logs.get("baselines/sft", []), model_name("baseline-sft"), "orange"),
     ]
     figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS)]
     figures += [round_losses(one["number"], logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
@@ -32,11 +33,17 @@ def loss_figures(data: dict[str, Any]) -> list[Figure]:
     names = {one: model_name(one.replace("baselines/", "baseline-")) for one in others}
     for number_, begin in enumerate(range(0, len(others), len(OTHERS)), 1):
         chosen = zip(others[begin : begin + len(OTHERS)], OTHERS, strict=False)
-        curves = [logged(logs[one], "loss", names[one], css) for one, css in chosen]
+        curves = [curve for one, css in chosen for curve in with_validation(logs[one], names[one], css)]
         title = "Other methods" + (f", part {number_}" if len(others) > len(OTHERS) else "")
-        note = "Each curve is its method's own loss; the losses of different methods are not comparable."
+        note = "Each solid curve is its method's own loss; the losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{number_}", title, curves, x=STEP, y="loss", caption=note))
     return present(figures)
+
+
+def with_validation(rows: Rows, name: str, colour: str) -> list[Curve]:
+    """The loss of a training, and dashed that of its evaluations."""
+    validation = logged(rows, VALIDATION_LOSS, f"{name}, validation", colour, dashed=True)
+    return [logged(rows, "loss", name, colour), validation]
 
 
 def round_losses(round_number: int, rows: Rows) -> Figure | None:
@@ -44,7 +51,8 @@ def round_losses(round_number: int, rows: Rows) -> Figure | None:
     curves = [
         logged(rows, "loss", "mixed" if joint else "loss", "purple"),
         logged(rows, "strong_loss", "strong alone", "blue"),
-        logged(rows, "weak_loss", "weak alone", "grey", dashed=True),
+        logged(rows, "weak_loss", "weak alone", "grey"),
+        logged(rows, VALIDATION_LOSS, "strong alone, validation", "blue", dashed=True),
     ]
     title = f"{'Joint' if joint else 'Strong-only'} training, round {round_number}"
     return line_figure(f"loss-round-{round_number}", title, curves, x=STEP, y=LOSS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from weakdriven.report.files import read_object
 from weakdriven.report.format import WAITING, duration, number
-from weakdriven.runs.directory import WORK, work_folder
+from weakdriven.runs.directory import VALIDATION_LOSS, WORK, work_folder
 
 
 class Progress:
@@ -25,12 +25,13 @@ class Progress:
         stage = max(begun, key=lambda name: begun[name], default="")  # whose last try began last
         if not stage or not is_running(self.run):
             return ""
-        facts = self._training(stage, data["metrics"].get(stage, [{}])[-1])
+        facts = self._training(stage, data["metrics"].get(stage, []))
         facts = facts or [f"for {duration(max(time.time() - begun[stage], 0))}"]
         return ", ".join([f"stage {names.index(stage) + 1} of {len(names)}, {stage}", *facts])
 
-    def _training(self, stage: str, row: dict[str, Any]) -> list[str]:
-        """Step, loss, rate and time left; Trainer logs as `epoch` how much of a phase is done."""
+    def _training(self, stage: str, rows: list[dict[str, Any]]) -> list[str]:
+        """Step, losses, rate and time left; Trainer logs as `epoch` how much of a phase is done."""
+        row, evaluated = (next((row for row in reversed(rows) if key in row), {}) for key in ("loss", VALIDATION_LOSS))
         step, share, loss = (number(row.get(name)) for name in ("step", "epoch", "loss"))
         if step is None:
             return []
@@ -39,6 +40,8 @@ class Progress:
             self.stage, self.first = stage, (step, now)
         facts = [f"step {step:,}" + (f" of {total:,}" if total else "")]
         facts.append("the loss is not a number" if loss is None else f"loss {loss:.4g}")
+        if (validation := number(evaluated.get(VALIDATION_LOSS))) is not None:
+            facts.append(f"validation loss {validation:.4g}")
         if (done := step - self.first[0]) > 0 and now > self.first[1]:
             rate = done / (now - self.first[1])
             facts += [f"{rate:.2g} steps per second", *([f"{duration((total - step) / rate)} left"] if total else [])]
