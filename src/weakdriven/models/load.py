@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from weakdriven.data.rows.hub import network_fault
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import checked_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
@@ -31,7 +32,13 @@ EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
 MIXTURE = "weakdriven-mixture"
 """Model type of `wmss.mixture`, whose import registers its classes with transformers."""
-DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {
+    "bf16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16-mixed": torch.float32,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 SAFE: dict[str, Any] = {"use_safetensors": True}
 """For every `from_pretrained` that reads weights: a pickle can run code when it is loaded."""
 
@@ -49,10 +56,12 @@ def locate_model(source: str) -> Path:
         raise UserError(f"There is no model folder {source}; give a folder, a Hub id (owner/name) or {EMBEDDED}.")
     from huggingface_hub import snapshot_download
 
+    fault = network_fault()
     try:
         return Path(snapshot_download(source, allow_patterns=[*MODEL_FILES, "README.md"]))
     except Exception as error:
-        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({error}).") from error
+        reason = fault or error
+        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({reason}).") from error
 
 
 def fingerprint(folder: Path) -> str:
