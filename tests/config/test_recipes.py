@@ -178,7 +178,7 @@ def test_a_value_of_the_wrong_type_is_an_error_with_its_key(override: str, answe
         ("sft.gradient_checkpointing=some", "sft.gradient_checkpointing: Input should be True, False, 'keep_att"),
         ("sft.optimizer=sgd", "sft.optimizer: "),
         ("fast_layers=on", "fast_layers: Input should be 'auto', 'liger' or 'off', found true."),
-        ("precision=fp16", "precision: "),
+        ("precision=fp8", "precision: "),
         ("eval.benchmarks=[aquarius]", "eval.benchmarks.0: "),
         ("baselines=[rlhf]", "baselines.0: "),
         ("method=rlhf", "method: "),

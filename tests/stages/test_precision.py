@@ -9,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import run_small
+from conftest import Recorder, run_small, small_recipe
+from weakdriven.errors import UserError
 from weakdriven.models.load import locate_model
+from weakdriven.pipeline.run import run_recipe
+from weakdriven.runs.files import read_jsonl
+from weakdriven.runs.signals import Stopped
 
 TRAINED = ("sft", "round-1/strong")
 
@@ -49,6 +53,45 @@ def test_a_bf16_run_saves_finite_bf16_weights_that_have_changed(tmp_path, precis
         assert steps and all(math.isfinite(row["loss"]) for row in steps)
     scores = json.loads((tmp_path / "run/eval/round-1/arithmetic/scores.json").read_text())
     assert scores["items"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lora", [[], ["lora={}"]], ids=["whole", "adapters"])
+def test_an_fp16_run_trains_as_an_fp32_run_does_and_saves_fp16_weights(tmp_path, lora):
+    for name in ("fp16", "fp32"):
+        run_small(tmp_path / name, f"precision={name}", "baselines=[]", "data.limit=256", *lora)
+    for model in TRAINED:
+        half, whole = (read_jsonl(tmp_path / name / model / "metrics.jsonl") for name in ("fp16", "fp32"))
+        losses = [row["loss"] for row in half]
+        assert losses == pytest.approx([row["loss"] for row in whole], rel=0.02) and losses[-1] < 0.7 * losses[0]
+        if not lora:
+            assert {weight.dtype for weight in weights(tmp_path / "fp16", model).values()} == {torch.float16}
+
+
+@pytest.mark.gpu
+def test_an_fp16_run_that_is_stopped_resumes_with_its_loss_scale(tmp_path):
+    overrides = ["precision=fp16", "method=sft", "baselines=[]", "eval.benchmarks=[]", "sft.save_steps=2"]
+    run_small(tmp_path / "whole", *overrides)
+
+    class Stopping(Recorder):
+        def update(self, done, total, **facts):
+            if "baselines/sft" in self.ran and done >= 3:
+                raise KeyboardInterrupt
+
+    recipe = small_recipe(*overrides)
+    with pytest.raises(Stopped):
+        run_recipe(recipe, tmp_path / "parts", Stopping())
+    run_recipe(recipe, tmp_path / "parts", Recorder())
+    model = "baselines/sft"
+    assert difference(weights(tmp_path / "parts", model), weights(tmp_path / "whole", model)).max() == 0
+
+
+def test_fp16_without_a_gpu_or_with_a_quantized_base_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="computes in bf16"):
+        small_recipe("precision=fp16", "lora={quantize: 4bit}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="there is no GPU"):
+        run_small(tmp_path / "run", "precision=fp16")
 
 
 @pytest.mark.slow

@@ -82,6 +82,14 @@ class SelectionSettings(Settings):
         return self
 
 
+SAVED: dict[str, Literal["bf16", "fp16", "fp32"]] = {
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "fp16-mixed": "fp16",
+    "fp32": "fp32",
+}
+
+
 class JointSettings(SupervisedSettings):
     """WD-JT: training weak and strong together on their mixed logits (paper Sec. 4.1)."""
 
@@ -245,11 +253,12 @@ class Recipe(Settings):
     drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
     `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
     frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
-    precision: Literal["bf16-mixed", "bf16", "fp32"] = "bf16-mixed"
+    precision: Literal["bf16-mixed", "bf16", "fp16-mixed", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
+    `fp16-mixed`, or `fp16`, is for GPUs without bf16 (T4, V100): it scales the loss, so that small gradients stay.
 
-    With `lora` both hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the adapters' products
-    in bf16, `bf16` in fp32."""
+    With `lora` both kinds of bf16 hold the frozen base in bf16 and the adapters in fp32; `bf16-mixed` computes the
+    adapters' products in bf16, `bf16` in fp32."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
     """Attention implementation; unset: transformers chooses."""
     fast_layers: Literal["auto", "liger", "off"] = "auto"
@@ -358,6 +367,11 @@ class Recipe(Settings):
                 )
         return self
 
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _fp16_is_mixed(cls, value: Any) -> Any:
+        return "fp16-mixed" if value == "fp16" else value
+
     @model_validator(mode="after")
     def _precisions_fit(self) -> "Recipe":
         for name in ("sft", "joint", "dpo", "spin", "ssb"):
@@ -373,9 +387,16 @@ class Recipe(Settings):
                     f"{name}.optimizer adamw_bf16 is for weights in bf16, but precision is {self.precision}; set "
                     "precision: bf16, or optimizer: adamw or adamw_8bit"
                 )
-        if self.lora and self.lora.quantize and self.precision == "fp32":
-            raise ValueError("lora.quantize 4bit computes in bf16, but precision is fp32; set precision: bf16-mixed")
+        if self.lora and self.lora.quantize and self.precision in ("fp32", "fp16-mixed"):
+            raise ValueError(
+                f"lora.quantize 4bit computes in bf16, but precision is {self.precision}; set precision: bf16-mixed"
+            )
         return self
+
+    @property
+    def saved_precision(self) -> Literal["bf16", "fp16", "fp32"]:
+        """Of what is not trained: saved models, frozen ones, evaluation and scans."""
+        return SAVED[self.precision]
 
     @property
     def samples_rollouts(self) -> bool:

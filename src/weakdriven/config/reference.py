@@ -46,7 +46,7 @@ OTHER_NAMES = {
     "base_model": ("model", ""),
     "tasks": ("eval.benchmarks", ""),
     "bf16": ("precision", "bf16-mixed by default"),
-    "fp16": ("precision", ""),
+    "fp16": ("precision", "fp16-mixed scales the loss"),
     "dtype": ("precision", ""),
     "torch_dtype": ("precision", ""),
     "attn_implementation": ("attention", ""),

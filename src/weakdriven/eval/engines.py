@@ -24,7 +24,7 @@ from weakdriven.models.folder import ModelFolder
 from weakdriven.models.load import is_mixture, load_tokenizer
 from weakdriven.runs.directory import RECIPE_FILE
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "bf16-mixed": "bfloat16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass

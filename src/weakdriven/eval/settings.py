@@ -15,7 +15,7 @@ class TargetSettings(EngineSettings):
     """Model or adapter folder, or a Hub id."""
     chat_template: str | None = None
     """A chat template: a file, or `chatml`, `llama3`, `gemma` or `plain`; unset: the tokenizer's own, else `plain`."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of the weights and the arithmetic."""
     attention: str | None = None
     """Attention implementation of transformers."""

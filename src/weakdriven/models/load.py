@@ -31,7 +31,13 @@ EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
 MIXTURE = "weakdriven-mixture"
 """Model type of `wmss.mixture`, whose import registers its classes with transformers."""
-DTYPES = {"bf16-mixed": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {
+    "bf16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16-mixed": torch.float32,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 SAFE: dict[str, Any] = {"use_safetensors": True}
 """For every `from_pretrained` that reads weights: a pickle can run code when it is loaded."""
 

@@ -253,7 +253,7 @@ class Planner:
             models=workload.models,
             trained=workload.trained,
             teacher=workload.teacher is not None,
-            precision=self.recipe.precision,
+            precision="bf16-mixed" if self.recipe.precision == "fp16-mixed" else self.recipe.precision,
             optimizer=settings.optimizer,
             checkpointing=settings.gradient_checkpointing,
             offloading=settings.activation_offloading,

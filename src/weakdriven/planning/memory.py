@@ -64,6 +64,7 @@ class Step:
     teacher: bool = False
     """A frozen model more, in the precision of forward passes."""
     precision: Precision = "bf16-mixed"
+    """`fp16-mixed` is counted as `bf16-mixed`."""
     optimizer: str = "adamw"
     checkpointing: Checkpointing = True
     offloading: bool = False

@@ -134,6 +134,7 @@ def list_guesses(planner: Planner, workloads: list[Workload]) -> list[str]:
             trains and recipe.precision == "bf16-mixed" and not lora,
             "bf16-mixed: measured was bf16; fp32 weights and their copies in bf16 are counted.",
         ),
+        (trains and recipe.precision == "fp16-mixed", "fp16-mixed: counted as bf16-mixed, not measured."),
         (trains and lora and lora.quantize, "QLoRA: counted from its formats, never run by us."),
         (
             trains and lora and not lora.quantize and recipe.precision != "bf16",

@@ -49,6 +49,10 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
         have = ", ".join(trackers) or "none"
         raise UserError(f"report_to: {', '.join(unknown)} is not a tracker installed here (installed: {have}).")
     refuse_processes(recipe, processes)
+    if recipe.precision == "fp16-mixed" and not torch.cuda.is_available():
+        raise UserError(
+            "precision is fp16-mixed, which scales losses on a GPU, and there is no GPU here; set precision: fp32."
+        )
     for phase in ("sft", "joint", "dpo", "spin", "ssb"):
         settings = getattr(recipe, phase)
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
@@ -130,6 +134,11 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     refuse_sharding_of_launch()
     sharded = sharded or fsdp_is_asked_for()
     refuse_sharded_adapters(sharded, recipe.lora is not None)
+    if sharded and recipe.precision == "fp16-mixed":
+        raise UserError(
+            "precision is fp16-mixed, and FSDP2 is asked for, which was never tried with loss scaling; set precision: "
+            "bf16-mixed, or train under --launch ddp-8gpu (a plan: --sharding ddp)."
+        )
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
@@ -24,7 +23,7 @@ from weakdriven.eval.run import Task, prepare_task
 from weakdriven.eval.test_sets import load_benchmark
 from weakdriven.models.gemma3.multimodal import text_config
 from weakdriven.models.liger import fast_layers, model_type
-from weakdriven.models.load import router_loss, tokenizer_fingerprint
+from weakdriven.models.load import DTYPES, router_loss, tokenizer_fingerprint
 from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
@@ -96,7 +95,7 @@ class Context:
     def forward_precision(self) -> str:
         """Of a model that is evaluated and not trained."""
         recipe = self.recipe
-        return (recipe.lora and recipe.lora.quantize) or ("fp32" if recipe.precision == "fp32" else "bf16")
+        return (recipe.lora and recipe.lora.quantize) or recipe.saved_precision
 
     @cached_property
     def router_loss(self) -> float:
@@ -154,7 +153,7 @@ class Context:
     def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
         """A model's folder, with the metrics of its phase in `work`; written by the main process."""
         if is_sharded(model):
-            model = gathered_model(model, torch.bfloat16 if self.recipe.precision == "bf16-mixed" else None)
+            model = gathered_model(model, DTYPES[self.recipe.saved_precision])
         if not is_main():
             return
         if isinstance(model, PeftModel):

@@ -77,10 +77,9 @@ class Loader:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         recipe, lora = self.recipe, self.recipe.lora
-        own = recipe.precision == "fp32" or (train and not lora)
         return load_model(
             self.base.folder if lora else model.folder,
-            precision=recipe.precision if own else "bf16",
+            precision=recipe.precision if train and not lora else recipe.saved_precision,
             attention=recipe.attention,
             trust_remote_code=recipe.trust_remote_code,
             quantize=lora.quantize if lora else None,

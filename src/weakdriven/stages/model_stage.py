@@ -218,12 +218,14 @@ def model_stage(
 
 def merged(context: Context, model: Model) -> Stage:
     """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
-    recipe = context.recipe
-    precision = "fp32" if recipe.precision == "fp32" else "bf16"
+    recipe, precision = context.recipe, context.recipe.saved_precision
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         network = load_merged(
-            model.folder, context.base.folder, precision=precision, trust_remote_code=recipe.trust_remote_code
+            model.folder,
+            context.base.folder,
+            precision=precision,
+            trust_remote_code=recipe.trust_remote_code,
         )
         network.config.use_cache = True
         network.save_pretrained(out)

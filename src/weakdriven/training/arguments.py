@@ -96,6 +96,7 @@ def training_arguments(
         activation_offloading=settings.activation_offloading,
         router_aux_loss_coef=0.0,  # the mixed loss has no such term, so no phase has it; trl 1.9 adds it by default
         bf16=recipe.precision == "bf16-mixed",
+        fp16=recipe.precision == "fp16-mixed",
         seed=recipe.seed,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 1,

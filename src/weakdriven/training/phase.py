@@ -151,7 +151,7 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     if any(isinstance(one, BestCallback) for one in trainer.callback_handler.callbacks):
         models += 1 + min(saves, CHECKPOINTS)  # the next one, and the best one at each checkpoint
     kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
-    kept = kept // 2 if recipe.precision == "bf16-mixed" and not adapter else kept
+    kept = kept // 2 if recipe.precision.endswith("-mixed") and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
     sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)

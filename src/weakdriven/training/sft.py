@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from weakdriven.config.recipe import Recipe
+from weakdriven.config.recipe import SAVED, Recipe
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.models.head import causal_lm
+from weakdriven.models.load import DTYPES
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
@@ -89,8 +89,8 @@ def save_model(
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
     else:
-        masters = precision == "bf16-mixed" and network.dtype != torch.bfloat16
-        (gathered_model(network, torch.bfloat16) if masters else network).save_pretrained(out)
+        dtype = DTYPES[SAVED[precision]]
+        (network if network.dtype == dtype else gathered_model(network, dtype)).save_pretrained(out)
     network.config.use_cache = cached
     tokenizer.save_pretrained(out)
     if work:

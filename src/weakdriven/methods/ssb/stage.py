@@ -200,8 +200,7 @@ def student(context: Context, start: Model, targets: Stage) -> Model:
             context.save(model, out, work)
             publish_snapshots(work, out, settings.snapshots)
             return counters
-        precision = "fp32" if recipe.precision == "fp32" else "bf16"
-        options = {"precision": precision, "trust_remote_code": recipe.trust_remote_code}
+        options = {"precision": recipe.saved_precision, "trust_remote_code": recipe.trust_remote_code}
         save_adapter(model, work / "adapter")
         context.save(load_merged(work / "adapter", start.folder, **options), out, work)
         for place, folder in snapshot_folders(work, settings.snapshots).items():
