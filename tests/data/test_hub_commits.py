@@ -10,6 +10,7 @@ from hub_server import HubServer
 from weakdriven.data.rows import hub as home
 from weakdriven.data.rows.files import count_rows, data_key, read_rows
 from weakdriven.errors import UserError
+from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
 from weakdriven.runs.files import digest, read_json, read_jsonl, write_json
 from weakdriven.stages.data import data_stage
@@ -44,7 +45,9 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
         monkeypatch.setattr(home, "_COMMITS", {})
         talk_to(monkeypatch, server)
+        home.network_fault.cache_clear()
         yield server
+        home.network_fault.cache_clear()
 
 
 def fail(server, patch, fault):
@@ -152,3 +155,25 @@ def test_a_run_that_was_keyed_without_a_commit_stays_finished(hub, tmp_path, mon
     assert run(tmp_path / "run").ran == {}
     with pytest.raises(UserError, match=r"did not record their commit.*Delete the folder data"):
         run(tmp_path / "run", "data.max_length=400")
+
+
+def test_without_network_the_hub_is_not_tried_again_and_again(hub, tmp_path, monkeypatch):
+    list(read_rows("lab/rows"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("the client waits"))
+    monkeypatch.setattr(home, "_COMMITS", {})
+    assert home.commit_of("lab/rows") == OLD
+    with pytest.raises(UserError, match=r"hub.invalid cannot be reached: .* the local cache holds none"):
+        home.find_commit("lab/others")
+    with pytest.raises(UserError, match=r"some/model is neither .*hub.invalid cannot be reached"):
+        locate_model("some/model")
+
+
+def test_a_network_that_fails_keeps_its_retries(hub, monkeypatch):
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    fail(hub, monkeypatch, "503")
+    assert home.network_fault() == ""
+    with pytest.raises(UserError):
+        home.find_commit("lab/rows")
+    assert len(waits) >= 5

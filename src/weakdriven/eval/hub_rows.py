@@ -18,6 +18,7 @@ from typing import Any
 
 from weakdriven.data.questions import LETTERS
 from weakdriven.data.rows.files import read_rows
+from weakdriven.data.rows.hub import network_fault
 from weakdriven.errors import UserError
 
 Row = dict[str, Any]
@@ -38,13 +39,14 @@ def read_hub(hub: Hub) -> Iterator[Row]:
     import datasets
     import huggingface_hub
 
+    fault = network_fault()
     try:
         if hub.file is not None:
             rows = read_rows(huggingface_hub.hf_hub_download(hub.id, hub.file, repo_type="dataset"))
         else:
             rows = datasets.load_dataset(hub.id, hub.config, split=hub.split)
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = fault or (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{hub.id} cannot be read from the Hub ({reason}). Without the Hub, put the benchmark's file into a folder "
             "and name it with --data-dir, or in a recipe eval.data_dir; docs/benchmarks.md says what the file holds."

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from weakdriven.data.rows.hub import network_fault
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import checked_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
@@ -55,10 +56,12 @@ def locate_model(source: str) -> Path:
         raise UserError(f"There is no model folder {source}; give a folder, a Hub id (owner/name) or {EMBEDDED}.")
     from huggingface_hub import snapshot_download
 
+    fault = network_fault()
     try:
         return Path(snapshot_download(source, allow_patterns=[*MODEL_FILES, "README.md"]))
     except Exception as error:
-        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({error}).") from error
+        reason = fault or error
+        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({reason}).") from error
 
 
 def fingerprint(folder: Path) -> str:

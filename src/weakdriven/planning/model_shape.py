@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from weakdriven.config.recipe import LoraSettings
+from weakdriven.data.rows.hub import network_fault
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import is_multimodal, text_config
 from weakdriven.models.load import EMBEDDED, locate_model
@@ -118,12 +119,13 @@ def config_folder(source: str) -> Path:
     shape = SHAPES / VARIANT.sub("", source.rpartition("/")[2])
     if not isinstance(cached, str) and shape.is_dir():
         return shape
+    fault = "" if isinstance(cached, str) else network_fault()
     try:
         return Path(cached if isinstance(cached, str) else hf_hub_download(source, "config.json")).parent
     except Exception as error:
         raise UserError(
-            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({error}); a plan needs "
-            "that one file, so a folder with nothing else in it is enough."
+            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({fault or error}); a plan "
+            "needs that one file, so a folder with nothing else in it is enough."
         ) from error
 
 

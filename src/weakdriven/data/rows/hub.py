@@ -5,8 +5,12 @@ A dataset is written `owner/name`, `owner/name:configuration`, and either with `
 
 import logging
 import re
+import socket
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from weakdriven.errors import UserError
 
@@ -29,6 +33,26 @@ def name_parts(path: str) -> tuple[str, str, str | None]:
     path, _, revision = path.partition("@")
     name, _, config = path.partition(":")
     return name, config, revision or None
+
+
+@cache
+def network_fault() -> str:
+    """Why the Hub cannot be reached, or nothing; called before the Hub is.
+
+    If its name cannot be resolved, only the local caches are used from then on, because the Hub's client would try
+    every request six times. A network that is slow or fails keeps these tries.
+    """
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if constants.HF_HUB_OFFLINE or getproxies():  # a proxy resolves names itself
+        return ""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        constants.HF_HUB_OFFLINE = True
+        return f"{host} cannot be reached: {error.strerror or error}"
+    return ""
 
 
 def commit_of(path: str) -> str:
@@ -55,10 +79,11 @@ def find_commit(path: str, known: str | None = None) -> str:
         return known
     if revision and COMMIT.fullmatch(revision):
         return revision
+    fault = network_fault()
     try:
         return str(HfApi().dataset_info(name, timeout=PATIENCE, revision=revision).sha)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = fault or f"{type(error).__name__}: {error}".splitlines()[0]
         if commit := known or (None if revision else _cached_commit(name, config)):
             where = "of the earlier run" if known else "in the local cache"
             logger.warning(
