@@ -42,7 +42,6 @@ def print_comparison(root: Path) -> None:
     from weakdriven.runs.files import read_json
 
     found = read_json(root / f"{COMPARISON}.json")
-    for titles, rows in tables(found):
-        common.print_table(titles, rows)
-    print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    common.print_tables(tables(found))
+    print(f"\n{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
     common.refuse_failures(failures(found))
