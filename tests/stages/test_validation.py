@@ -241,12 +241,10 @@ def test_the_figures_have_them_next_to_the_training_losses(evaluated):
         for figure in loss_figures(load_run(root))
         for name in figure.spec["layer"][0]["encoding"]["color"]["scale"]["domain"]
     }
-    assert {name for name in curves if "validation" in name} == {
-        "M1, after phase-1 SFT, validation",
-        "strong alone, validation",
-    }
-    assert curves["M1, after phase-1 SFT, validation"] == pytest.approx(evaluations(root, "sft"))
-    assert curves["strong alone, validation"] == pytest.approx(evaluations(root, "round-1/strong"))
+    expected = {"M1, after phase-1 SFT, validation": "sft", "strong alone, validation": "round-1/strong"}
+    assert {name for name in curves if "validation" in name} == expected.keys()
+    for name, stage in expected.items():
+        assert curves[name] == pytest.approx(evaluations(root, stage))
     assert any("validation loss" in note for note in recorder.notes)
 
 
