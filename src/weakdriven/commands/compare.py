@@ -1,5 +1,6 @@
 """`weakdriven compare`: several methods from the same models and data, one table."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +38,13 @@ def compare(
 
 
 def print_comparison(root: Path) -> None:
-    """Print the tables of a comparison; a method without a result makes the command fail."""
+    """Print the tables and the verdict of a comparison; a method without a result makes the command fail."""
+    from weakdriven.report.compare.page import verdict
     from weakdriven.report.compare.table import COMPARISON, caption, failures, tables
     from weakdriven.runs.files import read_json
 
     found = read_json(root / f"{COMPARISON}.json")
     common.print_tables(tables(found))
-    print(f"\n{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    print(f"\n{caption(found)}\n\n{' '.join(verdict(found))}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    print(f"As a page: weakdriven report compare {shlex.quote(str(root))}")
     common.refuse_failures(failures(found))

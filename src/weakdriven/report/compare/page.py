@@ -72,7 +72,6 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     tested = [
         dot(row, row["against"]["difference"], row["against"]["interval"], "+") for row in rows if "against" in row
     ]
-    words = validation.headline(rows, against) if losses and not scored else headline(scored, against)
     figures = [
         interval_figure("scores", "Score", [dot(row, row["score"], row["interval"]) for row in scored], x="percent"),
         interval_figure("gains", f"Difference from {against}", tested, x="points", rule=0.0),
@@ -81,13 +80,21 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     ]
     return {
         "name": f"{found['recipe']}: compared",
-        "words": words,
+        "words": verdict(found),
         "outcome": outcome(scored),
         "caption": caption,
         "tables": table.tables(found),
         "drawn": present(figures),
         "missing": missing,
     }
+
+
+def verdict(found: Row) -> list[str]:
+    """What the scores say, or the validation losses if there are no scores."""
+    rows, against = found["rows"], found["against_name"]
+    scored = sorted((row for row in rows if "score" in row), key=lambda row: -row["score"])
+    losses = any("validation" in row for row in rows)
+    return validation.headline(rows, against) if losses and not scored else headline(scored, against)
 
 
 def board_of_sweep(root: Path) -> Row:
@@ -190,8 +197,9 @@ def cost_figure(rows: list[Row]) -> Figure | None:
         colours[row["name"]] = colour(row["model"])
     if not values:
         return None
+    columns = 1 if max(map(len, colours)) > 24 else 2
     x = quantity("minutes", "minutes, without evaluation", scale={"zero": False, "padding": 24})
-    y, css = quantity("gain", "points from the reference"), category("name", colours)
+    y, css = quantity("gain", "points from the reference"), category("name", colours, legend={"columns": columns})
     tips = [{"field": "name"}, number_tip("gain", "points"), {"field": "took"}]
     mark = {"type": "point", "filled": True, "size": 80, "opacity": 1}
     shapes = [SHAPES[place % len(SHAPES)] for place in range(len(colours))]  # runs may share a model, and its colour
