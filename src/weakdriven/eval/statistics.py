@@ -175,17 +175,15 @@ def compare_shares(a: Scores, b: Scores) -> SeedComparison:
 
 
 def with_room(interval: tuple[float, float], scores: Scores) -> tuple[float, float]:
-    """An interval of shares; where they did not vary (all right, all wrong, all equal) as wide as Wilson's at 0 and 1.
+    """An interval of shares, within -1 and 1; where they did not vary (all right, wrong or equal) as wide as Wilson's.
 
     >>> low, high = with_room((0.0, 0.0), {"arithmetic": np.zeros((2, 96))})
     >>> round(high, 6) == round(wilson_interval(0, 96)[1], 6), low == -high
     (True, True)
     """
     low, high = interval
-    if high > low:
-        return interval
     square, problems = 1.959964**2, sum(values_SP.shape[1] for values_SP in scores.values())
-    room = square / (problems + square)
+    room = square / (problems + square) if low == high else 0.0
     return max(-1.0, low - room), min(1.0, high + room)
 
 
