@@ -162,6 +162,7 @@ def test_without_network_the_hub_is_not_tried_again_and_again(hub, tmp_path, mon
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("the client waits"))
     monkeypatch.setattr(home, "_COMMITS", {})
+    home.network_fault.cache_clear()
     assert home.commit_of("lab/rows") == OLD
     with pytest.raises(UserError, match=r"hub.invalid cannot be reached: .* the local cache holds none"):
         home.find_commit("lab/others")

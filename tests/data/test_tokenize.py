@@ -6,7 +6,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from helpers import demo_examples, embedded_tokenizer
-from weakdriven.config.recipe import EvalSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, load_tokens, tokenize, write_tokens

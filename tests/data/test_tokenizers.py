@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import embedded_tokenizer, gemma_tokenizer
-from weakdriven.config.recipe import EvalSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.data.example import DOMAINS, Example
 from weakdriven.data.prompts import SYSTEM_PROMPTS, Renderer, give_chat_template, with_request
 from weakdriven.data.rows.layouts import as_example

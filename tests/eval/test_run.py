@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from helpers import embedded_tokenizer
-from weakdriven.config.recipe import EvalSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval import run as run_module

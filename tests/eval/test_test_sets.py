@@ -7,8 +7,8 @@ import pytest
 
 from helpers import embedded_tokenizer, write_rows
 from weakdriven.config.benchmarks import TestSet
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.config.file import parse_settings
-from weakdriven.config.recipe import EvalSettings
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
 from weakdriven.eval import grade

@@ -69,7 +69,7 @@ def test_every_figure_is_drawn_without_a_complaint_a_request_or_sideways_scrolli
         "[data-figure]",
         "all => all.map(one => [one.dataset.state, one.querySelectorAll('svg .mark-group, svg path').length])",
     )
-    assert len(states) > 20 and all(state == "drawn" and marks > 2 for state, marks in states)
+    assert len(states) > 15 and all(state == "drawn" and marks > 2 for state, marks in states)
     assert opened.complaints == []
     assert opened.requests == [report.as_uri()]
     assert opened.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
@@ -147,7 +147,7 @@ def test_a_print_is_light_and_holds_every_figure(browser, report, tmp_path):
     page = Opened(browser, report, scheme="dark").page
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()") == "#1d2329"
-    assert page.locator("#theme").is_hidden() and page.locator("[data-figure] svg").count() > 20
+    assert page.locator("#theme").is_hidden() and page.locator("[data-figure] svg").count() > 15
     assert len(page.pdf()) > 50_000
     page.close()
 

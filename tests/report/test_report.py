@@ -16,6 +16,7 @@ from weakdriven.report.plots import CURVE_POINTS
 from weakdriven.report.read import BARS, SCATTER_POINTS, odds_bars
 from weakdriven.report.run.answers import sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
+from weakdriven.report.uniformity import uniformity
 from weakdriven.runs.directory import PLAN_FILE, work_folder
 from weakdriven.runs.files import read_json, write_json
 
@@ -72,8 +73,11 @@ def test_an_unfinished_run_names_what_is_missing(tmp_path: Path) -> None:
     assert "Nothing has been evaluated yet" in page
     for stage in ("entropy/base", "entropy/sft", "round-1/active", "round-1/strong", "baselines/sft"):
         assert re.search(rf"<td>{stage}</td>\s*<td[^>]*>not run yet", page)
-    assert "Not run yet: entropy/base, entropy/sft, round-1/active." in page
     assert "Not run yet: round-1/strong, baselines/sft." in page
+    resume = f"weakdriven run {tmp_path}/recipe.yaml --output {tmp_path}"
+    for section in ("accuracy", "selection"):
+        assert re.search(rf'<p class="absent" id="{section}">.*<code>{re.escape(resume)}</code>', page)
+    assert f"<code>weakdriven diagnose {tmp_path} " in page and '<h2 id="logits">' not in page
     assert list(specs(page)) == ["loss-sft", "stages-time", "stages-memory"]
 
 
@@ -373,9 +377,9 @@ def test_a_training_in_progress_is_drawn_also_where_an_older_result_is_still_the
 def test_missing_entropies_are_not_called_no_selection(run: Path) -> None:
     (run / "entropy/base/scores.parquet").unlink()
     page = write_report(run).read_text(encoding="utf-8")
-    assert "nothing is selected" not in page and "entropies of round 1 are missing" in page
+    assert "nothing is selected" not in page and "Round 1: not run yet" in page
     write_plan(run, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
-    assert "Round 1 trains on every example; nothing is selected." in write_report(run).read_text(encoding="utf-8")
+    assert "nothing is selected; rounds train on every example" in write_report(run).read_text(encoding="utf-8")
 
 
 def test_answers_that_are_gone_are_not_called_other_items(run: Path) -> None:
@@ -405,3 +409,31 @@ def test_shown_answers_hold_as_many_wins_as_losses(run: Path) -> None:
     items = sample_items("arithmetic", load_run(run), "round-1", "baseline-sft")
     pairs = [(item["answers"]["round-1"]["correct"], item["answers"]["baseline-sft"]["correct"]) for item in items]
     assert pairs.count((True, False)) == pairs.count((False, True)) == 2
+
+
+def test_a_model_has_one_colour_wherever_it_is_drawn(run: Path) -> None:
+    found = specs(write_report(run).read_text(encoding="utf-8"))
+    losses = {name: found[name]["layer"][0]["encoding"]["color"]["scale"] for name in ("loss-sft", "loss-round-1")}
+    accuracy = found["accuracy-arithmetic"]["layer"][0]["encoding"]["color"]["scale"]
+    of = dict(zip(accuracy["domain"], accuracy["range"], strict=True))
+    assert len({*of.values()}) == 4
+    first = dict(zip(losses["loss-sft"]["domain"], losses["loss-sft"]["range"], strict=True))
+    assert first == {name: of[name] for name in first}
+    joint = dict(zip(losses["loss-round-1"]["domain"], losses["loss-round-1"]["range"], strict=True))
+    assert joint["strong alone"] == of["WMSS, round 1"] and joint["weak alone"] == of["M0, base model"]
+
+
+def test_a_loss_axis_is_logarithmic_unless_a_loss_is_zero(run: Path) -> None:
+    def scale() -> str:
+        page = specs(write_report(run).read_text(encoding="utf-8"))
+        return page["loss-sft"]["layer"][0]["encoding"]["y"]["scale"].get("type", "linear")
+
+    assert scale() == "log"
+    put(run / "sft/metrics.jsonl", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.0}])
+    assert scale() == "linear"
+
+
+def test_odd_probabilities_have_no_uniformity(recwarn: pytest.WarningsRecorder) -> None:
+    for odd in (1e200, -1.0, float("nan"), float("inf")):
+        assert uniformity(np.array([odd, 0.5]), np.array([1, 0]), 2) is None
+    assert not recwarn.list

@@ -89,7 +89,9 @@ def progress_of(quiet: bool) -> Any:
 def print_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None, **options: Any
 ) -> None:
-    table = Table(*titles, **options)
+    table = Table(**options)
+    for number, title in enumerate(titles):
+        table.add_column(title, no_wrap=number == 0)  # what a row is about stays whole
     for cells in rows:
         table.add_row(*cells)
     (console or Console()).print(table)

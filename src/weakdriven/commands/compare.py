@@ -1,5 +1,6 @@
 """`weakdriven compare`: several methods from the same models and data, one table."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,8 @@ import typer
 
 from weakdriven.commands import common
 
+SCORES = 6
+"""Columns about scores; those about losses are a table of their own, because a terminal has 80 characters."""
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 
 
@@ -37,12 +40,17 @@ def compare(
 
 
 def print_comparison(root: Path) -> None:
-    """Print the tables of a comparison; a method without a result makes the command fail."""
+    """Print the tables and the verdict of a comparison; a method without a result makes the command fail."""
+    from weakdriven.report.compare.page import verdict
     from weakdriven.report.compare.table import COMPARISON, caption, failures, tables
     from weakdriven.runs.files import read_json
 
     found = read_json(root / f"{COMPARISON}.json")
-    for titles, rows in tables(found):
-        common.print_table(titles, rows)
-    print(f"{caption(found)}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    (titles, rows), costs = tables(found)
+    common.print_table(titles[:SCORES], [cells[:SCORES] for cells in rows])
+    if losses := titles[SCORES:]:
+        common.print_table([titles[0], *losses], [[cells[0], *cells[SCORES:]] for cells in rows])
+    common.print_table(*costs)
+    print(f"{caption(found)}\n\n{' '.join(verdict(found))}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    print(f"As a page: weakdriven report compare {shlex.quote(str(root))}")
     common.refuse_failures(failures(found))

@@ -5,8 +5,8 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
-from weakdriven.config.benchmarks import Entry, refuse_same_names
 from weakdriven.config.data import DataSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.config.settings import Settings, SupervisedSettings, refuse_repeats
 
 # fmt: off
@@ -17,11 +17,6 @@ Baseline = Literal[
 ]
 # fmt: on
 METHODS: tuple[str, ...] = ("wmss", *get_args(Baseline))
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
-    "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
-}
-"""The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
 
 
 class SftSettings(SupervisedSettings):
@@ -156,72 +151,6 @@ class LoraSettings(Settings):
         if value != "all-linear" and not (names and all(isinstance(name, str) and name for name in names)):
             raise ValueError(f"expected all-linear or a list of names, such as [q_proj, v_proj], found {value}")
         return value if value == "all-linear" else refuse_repeats(names)
-
-
-class EngineSettings(Settings):
-    """The engine that generates completions."""
-
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """`transformers` generates in this process; `vllm` starts a server for each model."""
-    vllm_python: str | None = None
-    """Python of an environment with vLLM; needed for `engine: vllm`."""
-    batch_size: int | None = Field(default=None, ge=1)
-    """Batch size of `transformers`; unset: as many as memory holds, up to 512 (64 on a CPU)."""
-    batching: Literal["auto", "static", "continuous"] = "auto"
-    """`continuous` is transformers' paged batching, greedy only; `auto` uses it with flash attention."""
-
-
-class EvalSettings(EngineSettings):
-    """Evaluation of every model that the run makes."""
-
-    benchmarks: list[Entry] = Field(default=[])
-    """Which benchmarks and test sets of your own to run, each on every model. `test.jsonl` is short for
-    `{path: test.jsonl}`."""
-    data_dir: str | None = None
-    """Folder with a file for each benchmark (docs/benchmarks.md); unset: from the Hub."""
-    preset: Literal["paper", "passk"] = "paper"
-    """`paper`: one greedy answer. `passk`: 64 samples at temperature 0.7 and top-p 0.95."""
-    samples: int | None = Field(default=None, ge=1)
-    """Samples of each item; overrides the preset, as the next three settings do."""
-    temperature: float | None = Field(default=None, ge=0)
-    """0 takes the most probable token."""
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    """Draw from the most probable tokens that together have this probability."""
-    k: list[int] | None = None
-    """Report pass@k for these; none may be above `samples`."""
-    snapshots: bool = False
-    """Also evaluate the snapshots that training phases save."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first items of each benchmark."""
-    max_new_tokens: int | None = Field(default=None, ge=1)
-    """Overrides the benchmark's own token budget."""
-    max_prompt_tokens: int = Field(default=4096, ge=1)
-    """A longer prompt is an error, because a truncated one would be another question."""
-    code_python: str | None = None
-    """Python whose packages generated code may import; unset: this one."""
-    unsafe: bool = False
-    """Run generated code without isolation if none is available: it can then do whatever you can."""
-
-    _no_repeats = field_validator("benchmarks")(refuse_same_names)
-
-    @model_validator(mode="after")
-    def _can_be_reported(self) -> "EvalSettings":
-        asked = self.asking()
-        if too_many := [k for k in asked["k"] if not 1 <= k <= asked["samples"]]:
-            raise ValueError(f"k is {too_many[0]}, but each item has {asked['samples']} samples; raise samples")
-        if self.batching == "continuous" and asked["temperature"] > 0:
-            raise ValueError("batching is continuous, which cannot seed each sample; use static, or temperature 0")
-        if asked["samples"] > 1 and asked["temperature"] == 0:
-            raise ValueError(f"temperature is 0, so all {asked['samples']} samples would be the same; raise it")
-        return self
-
-    def asking(self) -> dict[str, Any]:
-        """Samples, temperature, top-p and k: the preset with its overrides."""
-        own = {name: getattr(self, name) for name in PRESETS["paper"] if getattr(self, name) is not None}
-        asked = PRESETS[self.preset] | own
-        if self.k is None:
-            asked["k"] = sorted({1, *(k for k in PRESETS["passk"]["k"] if k <= asked["samples"])})
-        return asked
 
 
 class Recipe(Settings):

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import weakdriven.wmss.mixture  # noqa: F401 - registers its classes, so that a saved mixture loads
+from weakdriven.config.evaluation import EngineSettings
 from weakdriven.config.file import load_recipe
-from weakdriven.config.recipe import EngineSettings
 from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.errors import UserError
 from weakdriven.eval.generate import Engine

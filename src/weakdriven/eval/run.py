@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weakdriven.config.benchmarks import TestSet
-from weakdriven.config.recipe import EvalSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.data.example import Message
 from weakdriven.data.prompts import Renderer, with_request
 from weakdriven.errors import UserError

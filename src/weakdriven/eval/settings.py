@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from weakdriven.config.recipe import EngineSettings, EvalSettings
+from weakdriven.config.evaluation import EngineSettings, EvalSettings
 from weakdriven.config.settings import Settings
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weakdriven.config.benchmarks import GRADERS, PYTHON, TestSet
-from weakdriven.config.recipe import EvalSettings
+from weakdriven.config.evaluation import EvalSettings
 from weakdriven.data.example import Example, refuse_broken_text
 from weakdriven.data.rows.files import count_rows, read_rows
 from weakdriven.data.rows.layouts import as_example, layout_name

@@ -124,8 +124,8 @@ def config_folder(source: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(source, "config.json")).parent
     except Exception as error:
         raise UserError(
-            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({fault or error}); a plan "
-            "needs that one file, so a folder with nothing else in it is enough."
+            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({fault or error}); a "
+            "plan needs that one file, so a folder with nothing else in it is enough."
         ) from error
 
 

@@ -29,7 +29,9 @@ MODEL_NAMES = {
 }
 CONTROLS = ("baseline-sft_restart", "baseline-sft")
 """Reference of a result: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
-COLOURS = {"base": "grey", "sft": "green", "baseline-sft": "orange"}
+COLOURS = {"base": "grey", "sft": "purple", "baseline-sft": "orange", "baseline-sft_restart": "gold"}
+ROUNDS, OTHERS = ("blue", "indigo", "sky"), ("brown", "pink", "olive", "plum", "slate")
+"""Colours of WMSS by round, and of the other models; a palette of people's eyes has no more."""
 LEFTOVER, STALE = "from an older recipe", "out of date"
 WAITING = ("unfinished", "not run yet", STALE)
 """Status of a stage that the recipe asks for and that has no result yet."""
@@ -119,7 +121,16 @@ def in_prose(model: str) -> str:
 
 
 def colour(model: str) -> str:
-    return COLOURS.get(split_snapshot(model)[0], "blue")
+    """The one colour of a model on all pages; a snapshot has that of its model.
+
+    >>> colour("sft-at-25"), colour("round-1"), colour("baseline-neftune"), colour("baseline-spin-2")
+    ('purple', 'blue', 'slate', 'pink')
+    """
+    last = re.sub(r"^baseline-spin-\d+$", "baseline-spin", split_snapshot(model)[0])
+    if found := re.fullmatch(r"round-(\d+)", last):
+        return ROUNDS[(int(found[1]) - 1) % len(ROUNDS)]
+    others = [name for name in MODEL_NAMES if name not in COLOURS]
+    return COLOURS.get(last) or OTHERS[others.index(last) % len(OTHERS) if last in others else 0]
 
 
 def number(value: Any) -> Any:

@@ -45,9 +45,13 @@ class Curve:
 
 
 def line_figure(
-    name: str, title: str, curves: Sequence[Curve], *, x: str, y: str, caption: str = "", log_x: bool = False
+    name: str, title: str, curves: Sequence[Curve], *, x: str, y: str, caption: str = "", log: str = ""
 ) -> Figure | None:
-    """Curves over a number; a long one is drawn as the mean of each stretch, within the range that it covers there."""
+    """Curves over a whole number; a long one is drawn as the mean of each stretch, within the range it covers there.
+
+    Args:
+        log: Axes ("x", "y") that are logarithmic where the values allow it.
+    """
     shown = [curve for curve in curves if any(value is not None for _, value in curve.points)]
     if not shown:
         return None
@@ -64,13 +68,17 @@ def line_figure(
         parts = ", ".join(f"{each} logged values ({name})" for name, each in long.items())
         notes.append(f"Each point is the mean of {parts}; the band shows their minimum and maximum.")
     colours = {curve.name: curve.colour for curve in shown}
-    scale = {"zero": False, "nice": False, "padding": 4} | ({"type": "log"} if log_x else {})
+    scale = {"zero": False, "nice": False, "padding": 4}
     shared = {
-        "x": quantity("x", x, scale=scale),
+        "x": quantity("x", x, scale=scale, axis={"tickMinStep": 1}),
         "color": category("name", colours, legend={"symbolType": "stroke", "symbolStrokeWidth": 2.5}),
         "detail": {"field": "piece"},
     }
     height = quantity("y", y, scale={"zero": False})
+    for axis, known, least in ((shared["x"], "x", "x"), (height, "y", "low")):
+        if known in log and min(row[least] for row in rows) > 0:
+            ends = min(row[least] for row in rows), max(row["high" if known == "y" else "x"] for row in rows)
+            axis |= {"scale": {"nice": False, "padding": 4, "type": "log"}, "axis": {"format": "~g"} | log_ticks(*ends)}
     dashes = {"domain": [*colours], "range": [[5, 4] if curve.dashed else [1, 0] for curve in shown]}
     dash = {"field": "name", "type": "nominal", "scale": dashes}
     tips = [{"field": "name", "title": "curve"}, number_tip("x", x), number_tip("y", y)]
@@ -83,6 +91,19 @@ def line_figure(
     dot = {"type": "point", "filled": True, "size": 18 if few else 6}
     layers.append(layer(dot, **shared, y=height, tooltip=tips, opacity={"value": 1 if few else 0}))
     return Figure(name, title, {"height": 220, "data": {"values": rows}, "layer": layers}, " ".join(notes))
+
+
+def log_ticks(low: float, high: float) -> Spec:
+    """Of an axis: 1, 2 and 5 times powers of ten, or powers alone over three decades; Vega's choice if that is one.
+
+    >>> log_ticks(0.15, 2.5), log_ticks(0.0004, 20), log_ticks(0.21, 0.29)
+    ({'values': [0.2, 0.5, 1.0, 2.0]}, {'values': [0.001, 0.01, 0.1, 1.0, 10.0]}, {})
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high < 1000 * low else (1,)
+    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    return {"values": shown} if len(shown) > 1 else {}
 
 
 def thinned(points: Sequence[tuple[float, float | None]], stretch: int) -> list[tuple[int, Spec]]:

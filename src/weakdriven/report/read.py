@@ -53,6 +53,7 @@ def load_run(run: Path) -> dict[str, Any]:
     works = {name: directory.work_folder(run, name) / "work" for name in names}
     logs = {name: (run / name if name in current else works[name]) / directory.METRICS for name in names}
     return {
+        "folder": str(run),
         "info": read_object(run / directory.RUN_FILE, problems),
         "recipe_text": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         "examples": data.get("counters", {}).get("examples"),

@@ -250,8 +250,7 @@ def _selection_lines(selection: Selection, facts: dict[str, Any]) -> dict[str, s
     expected, realised = (share_words(counters[f"{name}_unique"]) for name in ("expected", "realised"))
     changes = [f"{words} in {plain(counters[key])}" for key, words in CHANGES.items()]
     return lines | {
-        "probability in one draw": f"{low:.4g} to {high:.4g}, spread (CV) {plain(counters['p_cv'])}",
-        "times uniform": f"{low * count:.4g} to {high * count:.4g}",
+        "probability, times uniform": f"{low * count:.4g} to {high * count:.4g}, spread (CV) {plain(counters['p_cv'])}",
         "effective sample size": f"{size:,.1f} of {count:,} examples ({share_words(size / count)})",
         "draws": f"{selection.draws:,} with replacement, repeats {'dropped' if settings['dedup'] else 'kept'}",
         "unique share of the draws": f"{expected} expected, {realised} realised",

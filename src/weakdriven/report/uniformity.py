@@ -36,7 +36,7 @@ def uniformity(probability_N: np.ndarray, draws_N: np.ndarray, draws: int) -> Un
     (0.3, 2.94, 0.5, 0.316)
     """
     count = len(probability_N)
-    if not count or not np.isfinite(probability_N).all() or not probability_N.any():
+    if not ((probability_N >= 0) & (probability_N <= 1)).all() or not probability_N.any():
         return None
     likeliest = np.sort(probability_N)[::-1][: max(1, round(count / 10))]
     return Uniformity(

@@ -11,13 +11,13 @@ from markupsafe import Markup
 from weakdriven.errors import UserError
 from weakdriven.report import validation
 from weakdriven.report.card.front_matter import from_hub, front_matter, licence, public_name, without_paths
-from weakdriven.report.format import WAITING, in_prose, mapping
+from weakdriven.report.format import WAITING, in_prose
 from weakdriven.report.html import environment
 from weakdriven.report.read import DAMAGED, load_run
 from weakdriven.report.run.page import training_set
 from weakdriven.report.run.verdict import effort, verdict
+from weakdriven.report.settings import changed_settings, read_settings, sources_of
 from weakdriven.runs.files import write_text
-from weakdriven.runs.yaml import load_yaml
 
 CARD, ADAPTER_FILE, NO_BASE = "README.md", "adapter_config.json", "a base model that was not recorded"
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
@@ -70,11 +70,12 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     name, base = public_name(data["info"].get("recipe") or "unnamed run"), recipe.get("model", NO_BASE)
     done = {one["name"]: one["manifest"] for one in data["stages"] if one["status"] == "done"}
     own, sources = [row for row in rows if row["model"] == model], [*rows_from, *built.get("sources", [])]
+    used = without_paths(changed_settings(recipe, key_ones=True), known)
     facts = {
         "front_matter": front_matter(recipe, own, name=name, adapter=adapter, sources=sources, known=known),
         "name": name,
         "recipe": {key: recipe.get(key, {}) for key in ("sft", "selection", "joint")},
-        "recipe_text": yaml.safe_dump(without_paths(recipe, known), sort_keys=False, allow_unicode=True, width=100),
+        "recipe_text": yaml.safe_dump(used, sort_keys=False, allow_unicode=True, width=100),
         "method": method,
         "method_words": in_prose(f"baseline-{method}"),
         "base": public_name(base, known),
@@ -100,12 +101,6 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
     return environment(finalize=as_markdown).get_template("card.md.j2").render(facts, fenced=fenced)
 
 
-def sources_of(recipe: dict[str, Any]) -> list[str]:
-    """What the training rows are read from, as a recipe names it."""
-    data = mapping(recipe.get("data"))
-    return [one["path"] for one in [data, *(data.get("sources") or [])] if one.get("path")]
-
-
 def as_markdown(value: Any) -> Markup:
     """A value in a template of Markdown: escaped, unless the template calls it safe."""
     return value if isinstance(value, Markup) else Markup(escaped(value))
@@ -125,14 +120,6 @@ def fenced(text: str, language: str) -> Markup:
     """A block of code that its own text cannot end."""
     ticks = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return Markup(f"{ticks}{language}\n{text.rstrip()}\n{ticks}")
-
-
-def read_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a run as plain values; empty where it cannot be read."""
-    try:
-        return mapping(load_yaml(data["recipe_text"]))
-    except yaml.YAMLError:
-        return {}
 
 
 def _digest(text: str) -> str:

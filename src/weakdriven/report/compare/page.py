@@ -59,9 +59,6 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     scores = [dot(row["method"], row["score"], row["interval"]) for row in best_first]
     tested = [(row["method"], row["against"]) for row in found["rows"] if "against" in row]
     gains = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
-    words = headline(scored, found["against"])
-    if losses and not scored:
-        words = validation.headline(found["rows"], found["against"])
     figures = [
         interval_figure("scores", "Score", scores, x="score, percent"),
         interval_figure("gains", f"Difference from {found['against']}", gains, x="points", rule=0.0),
@@ -70,12 +67,20 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     ]
     return {
         "name": f"{found['recipe']}: compared",
-        "words": words,
+        "words": verdict(found),
         "caption": caption,
         "tables": [("Leaderboard", titles, rows), ("Cost of each", *costs)],
         "drawn": present(figures),
         "missing": missing,
     }
+
+
+def verdict(found: Row) -> list[str]:
+    """What the scores say, or the validation losses if there are no scores."""
+    scored = [row for row in found["rows"] if "score" in row]
+    if not scored and validation.loss_dots(found["rows"]):
+        return validation.headline(found["rows"], found["against"])
+    return headline(scored, found["against"])
 
 
 def board_of_sweep(root: Path) -> Row:

@@ -7,8 +7,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import MISSING, percent
-from weakdriven.report.plots import Curve, bar_figure, line_figure, present
+from weakdriven.report.format import MISSING, colour, percent
+from weakdriven.report.plots import bar_figure, present
 
 DYNAMICS = {"target": "target logit", "background": "background mean", "gap": "gap between them", "std": "logit std"}
 EXTENDED = {
@@ -24,7 +24,6 @@ EXTENDED = {
     "calibration_error": "calibration error",
 }
 TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
-ROLE_COLOURS = {"weak": "grey", "strong before": "green", "strong after": "blue", "SFT control": "orange"}
 SHARES = {
     "uniform_margin": "margin condition holds",
     "amplified_share": "hard negatives amplified",
@@ -47,10 +46,6 @@ def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
         for cells in rows:
             table.add_row(*cells)
         console.print(table)
-    if len(chain := found["drift"]["models"]) > 1:
-        for key, words in (("mean", "Mean logit"), ("centered_norm", "Centered norm")):
-            path = " -> ".join(f"{one['model']} {_digits(one[key]['mean'])}" for one in chain)
-            console.print(f"{words} from model to model: {path}", highlight=False)
     missing = [f"{name}: {why}" for name, why in facts["missing"].items()]
     for title, lines in (("Missing", missing), ("Notes", facts["notes"])):
         if lines:
@@ -75,6 +70,9 @@ def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
         columns = [pair_cells(pair) for pair in pairs.values()]
         rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
         tables.append(("Weak and strong mixed", ["per token", *sides], rows))
+    if len(chain := found["drift"]["models"]) > 1:
+        rows = [[one["model"], *(_digits(one[key]["mean"]) for key in ("mean", "centered_norm"))] for one in chain]
+        tables.append(("Drift from model to model", ["model", "mean logit", "centered norm"], rows))
     return tables
 
 
@@ -132,45 +130,31 @@ def _change(change: dict[str, Any] | None) -> str:
     return f"{change['difference']:+.3g}{relative}"
 
 
-def diagnosis_figures(found: dict[str, Any]) -> dict[str, list[Figure]]:
-    pairs, chain = found["gradients"]["pairs"], found["drift"]["models"]
-    return {"pairs": pair_figures(pairs), "logits": logit_figures(found["logits"]), "drift": drift_figures(chain)}
+def diagnosis_figures(found: dict[str, Any]) -> list[Figure]:
+    """How often the theory's conditions hold, the probability of wrong tokens, and the logits behind both."""
+    pairs, logits = found["gradients"]["pairs"], found["logits"]
 
+    def of_pairs(names: dict[str, str]) -> list[dict[str, Any]]:
+        shown = [(pairs[when], WHEN[when], key) for key in names for when in WHEN if when in pairs]
+        return [{"group": names[key], "name": when, "value": model_value(pair, key)} for pair, when, key in shown]
 
-def logit_figures(logits: dict[str, Any]) -> list[Figure]:
-    """One small chart for each statistic: their scales differ by orders of magnitude."""
     roles, models = logits["facts"]["roles"], logits["models"]
-    named = {title: models[roles[role]] for role, title in TITLES.items() if roles.get(role) in models}
-    figures = []
-    for key, words in (DYNAMICS | EXTENDED).items():
-        rows = [{"group": words, "name": title, "value": model_value(model, key)} for title, model in named.items()]
-        figures.append(bar_figure(f"logit-{key.replace('_', '-')}", words, rows, x=words, colours=ROLE_COLOURS))
-    return present(figures)
-
-
-def pair_figures(pairs: dict[str, Any]) -> list[Figure]:
-    """How often the theory's conditions hold, and the probability of wrong tokens."""
-
-    def rows(names: dict[str, str]) -> list[dict[str, Any]]:
-        found = [(pairs[when], WHEN[when], key) for key in names for when in WHEN if when in pairs]
-        return [{"group": names[key], "name": when, "value": model_value(pair, key)} for pair, when, key in found]
-
-    colours = dict(zip(WHEN.values(), ("green", "blue"), strict=True))
+    named = {role: models[roles[role]] for role in TITLES if roles.get(role) in models}
+    dynamics = [
+        {"group": words, "name": TITLES[role], "value": model_value(one, key)}
+        for key, words in DYNAMICS.items()
+        if key != "std"
+        for role, one in named.items()
+    ]
+    times = dict(zip(WHEN.values(), ("skip", "pick"), strict=True))
     margins = "A hard negative is a wrong token whose logit is closer to the true one under weak than under strong."
     masses = "Probability of all wrong tokens together, mean over tokens."
-    shares = bar_figure("margins", "Margins", rows(SHARES), x="share", colours=colours, caption=margins)
-    mass = bar_figure("masses", "Negative mass", rows(MASSES), x="probability", colours=colours, caption=masses)
-    return present([shares, mass])
-
-
-def drift_figures(chain: list[dict[str, Any]]) -> list[Figure]:
-    if len(chain) < 2:
-        return []
-    figures = []
-    for key, words in (("mean", "mean logit"), ("centered_norm", "centered norm")):
-        points = [(float(place), one[key]["mean"]) for place, one in enumerate(chain)]
-        title, note = f"{words.capitalize()} of M0, M1, ...", "From model to model: 0 is M0, 1 is M1, and so on."
-        curves = [Curve(words, "blue", points)]
-        name = f"chain-{key.replace('_', '-')}"
-        figures.append(line_figure(name, title, curves, x="model", y=words, caption=note))
-    return present(figures)
+    logit = {"x": "logit", "colours": {TITLES[role]: colour(roles[role]) for role in named}}
+    means = "Means over tokens. Background: all tokens but the true one."
+    return present(
+        [
+            bar_figure("margins", "Margins", of_pairs(SHARES), x="share", colours=times, caption=margins),
+            bar_figure("masses", "Negative mass", of_pairs(MASSES), x="probability", colours=times, caption=masses),
+            bar_figure("logits", "Logits", dynamics, **logit, caption=means),
+        ]
+    )

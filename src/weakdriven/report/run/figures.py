@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import colour, duration, model_name, number, score, stage_kind
+from weakdriven.report.format import colour, duration, gibibytes, model_name, number, score
 from weakdriven.report.plots import Curve, category, interval_figure, layer, line_figure, number_tip, present, quantity
 from weakdriven.report.read import SCATTER_POINTS
 from weakdriven.runs.directory import VALIDATION_LOSS
 
 Rows = list[dict[str, Any]]
-OTHERS = ("purple", "grey", "green", "blue", "orange")
 STEP = "optimizer step"
 LOSS = "loss per token, nats"
 
@@ -23,53 +24,59 @@ def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False
 
 def loss_figures(data: dict[str, Any]) -> list[Figure]:
     logs: dict[str, Rows] = data["metrics"]
+    baselines = {name: name.replace("baselines/", "baseline-") for name in logs if name.startswith("baselines/")}
     first = [
-        *with_validation(logs.get("sft", []), model_name("sft"), "green"),
-        *with_validation(logs.get("baselines/sft", []), model_name("baseline-sft"), "orange"),
+        *with_validation(logs.get("sft", []), "sft"),
+        *with_validation(logs.get("baselines/sft", []), "baseline-sft"),
     ]
-    figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS)]
-    figures += [round_losses(one["number"], logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
-    others = [name for name in logs if name.startswith("baselines/") and name != "baselines/sft"]
-    names = {one: model_name(one.replace("baselines/", "baseline-")) for one in others}
-    for number_, begin in enumerate(range(0, len(others), len(OTHERS)), 1):
-        chosen = zip(others[begin : begin + len(OTHERS)], OTHERS, strict=False)
-        curves = [curve for one, css in chosen for curve in with_validation(logs[one], names[one], css)]
-        title = "Other methods" + (f", part {number_}" if len(others) > len(OTHERS) else "")
+    figures = [line_figure("loss-sft", "Supervised fine-tuning", first, x=STEP, y=LOSS, log="y")]
+    figures += [round_losses(one, logs.get(f"round-{one['number']}/strong", [])) for one in data["rounds"]]
+    charts: list[list[Curve]] = []
+    for curves in (with_validation(logs[name], one) for name, one in baselines.items() if one != "baseline-sft"):
+        free = (chart for chart in charts if curves[0].colour not in {one.colour for one in chart})
+        if (chart := next(free, None)) is None:
+            charts.append(chart := [])
+        chart += curves
+    for place, chart in enumerate(charts, 1):
+        title = "Other methods" + (f", part {place}" if len(charts) > 1 else "")
         note = "Each solid curve is its method's own loss; the losses of different methods are not comparable."
-        figures.append(line_figure(f"loss-others-{number_}", title, curves, x=STEP, y="loss", caption=note))
+        figures.append(line_figure(f"loss-others-{place}", title, chart, x=STEP, y="loss", caption=note, log="y"))
     return present(figures)
 
 
-def with_validation(rows: Rows, name: str, colour: str) -> list[Curve]:
+def with_validation(rows: Rows, model: str) -> list[Curve]:
     """The loss of a training, and dashed that of its evaluations."""
-    validation = logged(rows, VALIDATION_LOSS, f"{name}, validation", colour, dashed=True)
-    return [logged(rows, "loss", name, colour), validation]
+    name, css = model_name(model), colour(model)
+    validation = logged(rows, VALIDATION_LOSS, f"{name}, validation", css, dashed=True)
+    return [logged(rows, "loss", name, css), validation]
 
 
-def round_losses(round_number: int, rows: Rows) -> Figure | None:
-    joint = any("weak_loss" in row for row in rows)
+def round_losses(one: dict[str, Any], rows: Rows) -> Figure | None:
+    t, joint = one["number"], any("weak_loss" in row for row in rows)
+    strong = colour(f"round-{t}")
     curves = [
-        logged(rows, "loss", "mixed" if joint else "loss", "purple"),
-        logged(rows, "strong_loss", "strong alone", "blue"),
-        logged(rows, "weak_loss", "weak alone", "grey"),
-        logged(rows, VALIDATION_LOSS, "strong alone, validation", "blue", dashed=True),
+        logged(rows, "loss", "mixed" if joint else "loss", "ink"),
+        logged(rows, "strong_loss", "strong alone", strong),
+        logged(rows, "weak_loss", "weak alone", colour(one["weak"])),
+        logged(rows, VALIDATION_LOSS, "strong alone, validation", strong, dashed=True),
     ]
-    title = f"{'Joint' if joint else 'Strong-only'} training, round {round_number}"
-    return line_figure(f"loss-round-{round_number}", title, curves, x=STEP, y=LOSS)
+    title = f"{'Joint' if joint else 'Strong-only'} training, round {t}"
+    return line_figure(f"loss-round-{t}", title, curves, x=STEP, y=LOSS, log="y")
 
 
 def step_figures(data: dict[str, Any]) -> list[Figure]:
     """What joint training logged besides its losses: what is left to learn from, and where the logits drift."""
     note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
     figures = []
-    for t in (one["number"] for one in data["rounds"]):
+    for one in data["rounds"]:
+        t, strong_css, weak_css = one["number"], colour(f"round-{one['number']}"), colour(one["weak"])
         rows: Rows = data["metrics"].get(f"round-{t}/strong", [])
         if not any("mixed_probability" in row for row in rows):
             continue
         mass = [
-            logged(rows, "mixed_probability", "mixture", "purple", complement=True),
-            logged(rows, "strong_probability", "strong alone", "blue", complement=True),
-            logged(rows, "margin_share", "margin condition holds", "orange", dashed=True),
+            logged(rows, "mixed_probability", "mixture", "ink", complement=True),
+            logged(rows, "strong_probability", "strong alone", strong_css, complement=True),
+            logged(rows, "margin_share", "margin condition holds", "soft", dashed=True),
         ]
         title, y = f"Negative mass and margins, round {t}", "share, mean over tokens"
         figures.append(line_figure(f"mass-round-{t}", title, mass, x=STEP, y=y, caption=note))
@@ -77,8 +84,8 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
             ("gradient", "grad_norm", "Gradient norm", "norm of each model's gradient"),
             ("drift", "mean_logit", "Mean logit", "mean over vocabulary and tokens"),
         ):
-            strong = logged(rows, f"strong_{key}", "strong", "blue")
-            weak = logged(rows, f"weak_{key}", "weak", "grey", dashed=True)
+            strong = logged(rows, f"strong_{key}", "strong", strong_css)
+            weak = logged(rows, f"weak_{key}", "weak", weak_css, dashed=True)
             figures.append(line_figure(f"{name}-round-{t}", f"{title}, round {t}", [strong, weak], x=STEP, y=y))
     return present(figures)
 
@@ -94,9 +101,10 @@ def selection_figures(one: dict[str, Any], manifests: dict[str, Any]) -> list[Fi
 
 
 CHANGES = {"falling": "fell", "equal": "stayed", "rising": "rose"}
-PARTS = {"consolidation": "green", "difficulty": "blue", "repair": "orange"}
-PARTS |= {"fell": "green", "stayed": "grey", "rose": "orange"}
-KINDS = {"chosen": "blue", "not chosen": "grey", "no draw yet": "grey"}
+PARTS = {"consolidation": "pick", "difficulty": "pick2", "repair": "pick3"}
+PARTS |= {"fell": "pick", "stayed": "pick2", "rose": "pick3"}
+SHAPES = {"chosen": "circle", "not chosen": "triangle-up", "no draw yet": "triangle-up"}
+KINDS = {"chosen": "pick", "not chosen": "skip", "no draw yet": "skip"}
 
 
 def entropy_scatter(one: dict[str, Any]) -> Figure | None:
@@ -115,22 +123,35 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
         chosen = "no draw yet" if not one["drawn"] else "chosen" if draws else "not chosen"
         values = {"weak": round(point["weak"], 5), "strong": round(point["strong"], 5)}
         rows.append({"id": point["id"], **values, "kind": chosen, "drawn": drawn, "question": point["question"]})
-    limit = 1.03 * max(row[role] for row in rows for role in ("weak", "strong")) or 1.0
-    scale = {"domain": [0, limit], "nice": False}
+    ends = {role: zoomed([row[role] for row in rows]) for role in ("weak", "strong")}
+    if beyond := sum(any(not low <= row[role] <= high for role, (low, high) in ends.items()) for row in rows):
+        notes.append(f"{beyond:,} with the largest or smallest entropies are outside the frame.")
+    line = [{"x": x, "y": x} for x in (min(low for low, _ in ends.values()), max(high for _, high in ends.values()))]
     titles = {role: f"{role}: {model_name(one[role])}, nats per token" for role in ("weak", "strong")}
-    x, y = (quantity(role, title, scale=scale) for role, title in titles.items())
+    x, y = (
+        quantity(role, title, scale={"domain": ends[role], "nice": False, "zero": False})
+        for role, title in titles.items()
+    )
     used = {kind: css for kind, css in KINDS.items() if any(row["kind"] == kind for row in rows)}
     tips = [{"field": "id"}, number_tip("weak", "weak"), number_tip("strong", "strong")]
     tips += [{"field": "drawn"}, {"field": "question"}]
-    line = {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1, "color": "@soft"}
+    dashes = {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1, "color": "@soft", "clip": True}
     diagonal = {axis: {"field": axis, "type": "quantitative"} for axis in ("x", "y")}
-    dot = {"type": "point", "filled": True, "size": 22, "opacity": 0.5}
+    dot = {"type": "point", "filled": True, "size": 26, "opacity": 0.65, "clip": True}
+    shape = {"field": "kind", "type": "nominal", "scale": {"domain": [*used], "range": [SHAPES[kind] for kind in used]}}
     layers = [
-        {"data": {"values": [{"x": 0, "y": 0}, {"x": limit, "y": limit}]}, **layer(line, **diagonal)},
-        {"data": {"values": rows}, **layer(dot, x=x, y=y, color=category("kind", used), tooltip=tips)},
+        {"data": {"values": line}, **layer(dashes, **diagonal)},
+        {"data": {"values": rows}, **layer(dot, x=x, y=y, color=category("kind", used), shape=shape, tooltip=tips)},
     ]
     name, title = f"entropy-round-{one['number']}", f"Entropy of each example, round {one['number']}"
     return Figure(name, title, {"height": 340, "layer": layers}, " ".join(notes))
+
+
+def zoomed(values: list[float]) -> list[float]:
+    """Ends of an axis that shows 99% of the values, with room around them."""
+    low, high = np.quantile(values, [0.005, 0.995]).tolist()
+    room = 0.04 * (high - low) or 0.5
+    return [max(0.0, low - room), high + room]
 
 
 def odds_figure(one: dict[str, Any]) -> Figure | None:
@@ -147,7 +168,7 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
         x=quantity("low", "probability in one draw, times uniform", bin={"binned": True}),
         x2={"field": "high"},
         y=quantity("share", "share of the examples, percent", stack=True),
-        color=category("kind", {"chosen": "blue", "not chosen": "line"}),
+        color=category("kind", {"chosen": "pick", "not chosen": "skip"}),
         order={"field": "kind"},
         tooltip=[{"field": "span", "title": "probability"}, {"field": "kind", "title": "these"}, {"field": "count"}],
     )
@@ -190,15 +211,12 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
     note = "Dot: accuracy. Line: 95% interval."
     sampled = [row for row in rows if row["pass_at_k"]]
     curves = []
-    for row, css in zip(sampled, OTHERS * len(sampled), strict=False):
+    for row in sampled:
         chances = ((int(k), share) for k, share in row["pass_at_k"].items())
-        curves.append(Curve(row["name"], css, [(1.0, row["accuracy"]), *chances]))
+        curves.append(Curve(row["name"], colour(row["model"]), [(1.0, row["accuracy"]), *chances]))
     title = f"{benchmark}: chance that one of k samples is right"
     accuracy = interval_figure(f"accuracy-{benchmark}", benchmark, dots, x="accuracy, percent", caption=note)
-    return present([accuracy, line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log_x=True)])
-
-
-STAGE_COLOURS = {"evaluation": "grey", "WD-DS": "orange", "training": "blue", "baselines": "purple", "other": "green"}
+    return present([accuracy, line_figure(f"pass-{benchmark}", title, curves, x="k", y="pass@k", log="x")])
 
 
 def timeline(done: dict[str, Any]) -> list[Figure]:
@@ -208,26 +226,23 @@ def timeline(done: dict[str, Any]) -> list[Figure]:
         if manifest.get("taken_from"):
             continue
         seconds, memory = (manifest.get(key) for key in ("wall_seconds", "peak_memory_bytes"))
-        end, gb = clock + (seconds or 0.0), None if memory is None else memory / 1e9
-        row = {"stage": name, "kind": stage_kind(name), "begin": clock / 60, "end": end / 60}
-        row |= {"took": duration(seconds), "gb": gb, "memory": "not recorded" if gb is None else f"{gb:.2f} GB"}
-        rows.append(row)
+        end = clock + (seconds or 0.0)
+        row = {"stage": name, "begin": clock / 60, "end": end / 60, "took": duration(seconds)}
+        rows.append(row | {"gib": None if memory is None else memory / 2**30, "memory": gibibytes(memory)})
         clock = end
     if not rows:
         return []
-    kinds = {kind: css for kind, css in STAGE_COLOURS.items() if any(row["kind"] == kind for row in rows)}
     shared = {
         "y": {"field": "stage", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 150}},
-        "color": category("kind", kinds),
         "tooltip": [{"field": "stage"}, {"field": "took"}, {"field": "memory", "title": "peak memory"}],
     }
     view = {"height": 22 * len(rows), "data": {"values": rows}}
-    bar, begin = {"type": "bar", "minBandSize": 2}, quantity("begin", "minutes of work")
+    bar, begin = {"type": "bar", "minBandSize": 2, "color": "@soft"}, quantity("begin", "minutes of work")
     spans = layer(bar, x=begin, x2={"field": "end"}, **shared)
     note = "Bars are in the order in which stages finished, without pauses; stages from other runs are left out."
     figures = [Figure("stages-time", "Time of each stage", view | spans, note)]
-    if any(row["gb"] is not None for row in rows):
-        heights = layer("bar", x=quantity("gb", "peak memory, GB"), **shared)
+    if any(row["gib"] is not None for row in rows):
+        heights = layer({"type": "bar", "color": "@soft"}, x=quantity("gib", "peak memory, GiB"), **shared)
         note = "Of the GPU if there is one, else of the process since it started."
         figures.append(Figure("stages-memory", "Peak memory of each stage", view | heights, note))
     return figures

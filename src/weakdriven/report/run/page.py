@@ -1,27 +1,48 @@
 """The page of a run: its content, which the template only lays out, and writing it, again and again if need be."""
 
 import os
+import re
 import time
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from weakdriven.report import validation
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import LEFTOVER, WAITING, mapping, stage_kind
+from weakdriven.report.format import LEFTOVER, WAITING, mapping, plain, stage_kind
 from weakdriven.report.html import embedded, render
 from weakdriven.report.read import DAMAGED, load_run
 from weakdriven.report.run.answers import count_wins, sample_items
 from weakdriven.report.run.costs import cost_words, selection_cost
 from weakdriven.report.run.diagnosis import diagnosis_figures, diagnosis_tables, sample_words
-from weakdriven.report.run.figures import accuracy_figures, loss_figures, selection_figures, step_figures, timeline
+from weakdriven.report.run.figures import (
+    CHANGES,
+    accuracy_figures,
+    loss_figures,
+    selection_figures,
+    step_figures,
+    timeline,
+)
 from weakdriven.report.run.progress import Progress, is_running
 from weakdriven.report.run.verdict import control_of, effort, final_model, outcome, verdict
-from weakdriven.runs.directory import REPORT, WORK
+from weakdriven.report.settings import changed_settings, flat, read_settings, sources_of
+from weakdriven.runs.directory import RECIPE_FILE, REPORT, WORK
 from weakdriven.runs.files import write_text
 from weakdriven.runs.signals import stop_here
 
+FIRST_FACTS = ("name", "model")
+GLOSSARY = [
+    ("M0, M1", "M0 is the base model; M1 is M0 after supervised fine-tuning (phase 1 SFT)."),
+    (
+        "WMSS",
+        "Each round trains the latest model (strong) with the one before it (weak) on their mixed logits, "
+        "and keeps the strong one.",
+    ),
+    ("WD-DS", "The data selection of a round: examples are drawn by their entropies under weak and strong."),
+]
+"""Names on the page; the first is for every run."""
 TRAININGS = ("training", "baselines")
 IDLE = 4
 """While a run is followed, we wait this many times as long as a page took: the run needs the processor."""
@@ -61,7 +82,8 @@ def render_report(
 
 def page_content(data: dict[str, Any]) -> dict[str, Any]:
     manifests, problems = data["done"], data["problems"]
-    diagnosis, diagnosed = {}, {}
+    diagnosis: dict[str, Any] = {}
+    diagnosed: list[Figure] = []
     try:
         if found := data["diagnosis"]:
             facts = found["logits"]["facts"]
@@ -78,6 +100,22 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in data["scores"]))
     ours, theirs = final_model(data) or "", control_of(data)
     waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
+    losses, recipe = loss_figures(data), read_settings(data)
+    selection = {one["number"]: selection_figures(one, manifests) for one in data["rounds"]}
+    validated, commands = validation.table(data["validation"]), commands_for(data["folder"], waiting)
+    answers = [item for name in benchmarks for item in sample_items(name, data, ours, theirs)]
+    selected, cost = any(selection.values()), selection_cost(data["stages"])
+    sections = [
+        ("accuracy", "Accuracy", data["accuracy"]),
+        ("validation", "Validation", validated),
+        ("losses", "Losses", losses),
+        ("selection", "Selection", selected),
+        ("logits", "Logits", diagnosis),
+        ("tokens-section", "Token by token", data["tokens"]),
+        ("answers", "Answers", answers),
+        ("stages", "Stages", True),
+        ("recipe", "Recipe", True),
+    ]
     return data | {
         "name": data["info"].get("recipe") or "unnamed run",
         "problems": problems,
@@ -91,28 +129,72 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
         "levels": {name: level_table(name, data["scores"]) for name in benchmarks},
         "training_set": training_set(data["funnel"]),
         "mixture": mixture_of(manifests.get("data", {})),
-        "validated": validation.table(data["validation"]),
+        "validated": validated,
+        "facts": facts_of(recipe, data, benchmarks),
+        "model": recipe.get("model") or "",
+        "sources": ", ".join(sources_of(recipe)),
+        "commands": commands,
+        "sections": [(anchor, words) for anchor, words, there in sections if there],
+        "selected": selected,
+        "selection_absent": selection_absent(data, commands["run"]),
         "drawn": {
             "accuracy": [figure for name in benchmarks for figure in accuracy_figures(name, data["accuracy"])],
-            "losses": loss_figures(data),
+            "losses": losses,
             "steps": step_figures(data),
-            "selection": {one["number"]: selection_figures(one, manifests) for one in data["rounds"]},
-            **diagnosed,
+            "selection": selection,
+            "diagnosis": diagnosed,
             "stages": timeline(manifests),
         },
         "diagnosis": diagnosis,
         "tokens_json": embedded(data["tokens"]) if data["tokens"] else "",
-        "cost": (cost := selection_cost(data["stages"])),
+        "cost": cost,
         "cost_words": cost_words(cost) if cost else "",
         "manifests": manifests,
         "wins": {name: wins for name in benchmarks if (wins := count_wins(data, [name], ours, theirs))},
         "ours": ours,
         "theirs": theirs,
-        "sample_items": [item for name in benchmarks for item in sample_items(name, data, ours, theirs)],
+        "sample_items": answers,
+        "draws": {one["number"]: draw_counters(one["number"], manifests) for one in data["rounds"]},
         "planned": [stage["name"] for stage in data["stages"] if stage["status"] != LEFTOVER],
         "total_wall": sum(one.get("wall_seconds") or 0.0 for one in manifests.values() if not one.get("taken_from")),
         "versions": {package: ", ".join(sorted(found)) for package, found in sorted(versions.items())},
     }
+
+
+def facts_of(recipe: dict[str, Any], data: dict[str, Any], benchmarks: list[str]) -> list[tuple[str, str]]:
+    """What was run, and the names that the page uses."""
+    changed = flat({name: value for name, value in changed_settings(recipe).items() if name not in FIRST_FACTS})
+    settings = ", ".join(f"{name}={value}" for name, value in changed.items() if name != "data.path")
+    facts = [("Benchmarks", ", ".join(benchmarks)), ("Changed settings", settings)]
+    return [*(fact for fact in facts if fact[1]), *(GLOSSARY if data["rounds"] else GLOSSARY[:1])]
+
+
+def commands_for(folder: str, waiting: list[str]) -> dict[str, str]:
+    """What fills the sections that this run has nothing for."""
+    run = f"weakdriven run {quote(f'{folder}/{RECIPE_FILE}')} --output {quote(folder)}"
+    return {
+        "run": run,
+        "eval": run if any(name.startswith("eval/") for name in waiting) else f"{run} 'eval.benchmarks=[gsm8k]'",
+        "validation": f"{run} data.validation=ROWS.jsonl",
+        "diagnose": f"weakdriven diagnose {quote(folder)} && weakdriven report {quote(folder)}",
+    }
+
+
+def selection_absent(data: dict[str, Any], command: str) -> tuple[str, str]:
+    """Why nothing was drawn, and the command that goes on."""
+    if not data["rounds"]:
+        return "no weak-driven round", ""
+    draws = any(re.fullmatch(r"round-\d+/active", one["name"]) for one in data["stages"] if one["status"] != LEFTOVER)
+    return ("no draw yet", command) if draws else ("nothing is selected; rounds train on every example", "")
+
+
+def draw_counters(round_number: int, manifests: dict[str, Any]) -> dict[str, Any]:
+    """What a draw counted, with probabilities as multiples of the uniform one."""
+    counters = dict(manifests.get(f"round-{round_number}/active", {}).get("counters", {}))
+    for name in ("p_min", "p_max"):
+        if name in counters and counters.get("examples"):
+            counters[name] = f"{plain(counters[name] * counters['examples'])} x uniform"
+    return {name: value for name, value in counters.items() if name not in ("term_shares", *CHANGES)}
 
 
 def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, float]]:
