@@ -10,9 +10,10 @@ from report_runs import EVIL, finish, specs, start, write_plan
 from run_files import put
 from weakdriven.commands.app import app
 from weakdriven.errors import UserError
-from weakdriven.report.compare.page import headline, is_significant, write_compare
+from weakdriven.eval.statistics import wilson_interval
+from weakdriven.report.compare.page import headline, is_significant, outcome, write_compare
 from weakdriven.report.compare.table import runs_compared
-from weakdriven.runs.files import read_json, write_json
+from weakdriven.runs.files import read_json, read_jsonl, write_json
 
 
 @pytest.fixture
@@ -112,14 +113,42 @@ def test_a_difference_is_significant_only_if_both_tests_are() -> None:
     )
 
 
-def test_the_headline_names_the_better_the_worse_and_the_rest() -> None:
-    def row(name: str, score: float, p: float) -> dict[str, object]:
-        against = {"difference": score - 0.5, "p_items": p, "p_seeds": None}
-        return {"method": name, "score": score, "interval": (score, score), "against": against}
+def scored(name: str, score: float, p: float, **more: object) -> dict[str, object]:
+    against = {"difference": score - 0.5, "interval": (0.0, 0.2), "p_items": p, "p_seeds": None}
+    return {"name": name, "model": name, "score": score, "interval": (score, score), "against": against, **more}
 
-    words = headline([row("up", 0.6, 0.001), row("down", 0.3, 0.001), row("same", 0.5, 0.9)], "sft")
+
+def test_the_headline_names_the_better_the_worse_and_the_rest() -> None:
+    words = headline([scored("up", 0.6, 0.001), scored("down", 0.3, 0.001), scored("same", 0.5, 0.9)], "sft")
     assert words[0] == "Highest score: up, 60.0 [60.0, 60.0] percent."
     assert "Significantly better than sft: up (+10.0 points)." in words
     assert "Significantly worse than sft: down (-20.0 points)." in words
     assert "No significant difference from sft: same." in words
     assert headline([], "sft") == ["Nothing has been evaluated yet, so there is nothing to compare."]
+
+
+def test_wmss_comes_first_nobody_is_crowned_in_a_tie_and_what_training_lost_is_said() -> None:
+    base = {"difference": -0.1, "p_items": 0.2, "p_seeds": None}
+    ours = scored("WMSS", 0.4, 0.001) | {"model": "round-1", "against_base": base}
+    words = headline([scored("a", 0.60001, 0.2), scored("b", 0.6, 0.2), ours], "sft")
+    assert words[0] == "WMSS is significantly worse than sft: -10.0 points, 95% interval +0.0 to +20.0."
+    assert words[1] == "Highest score: 60.0 percent, by a and b."
+    assert words[2] == "Below the untrained base model: WMSS (-10.0 points, not significant)."
+    assert outcome([ours]) == "worse" and outcome([scored("a", 0.6, 0.001)]) == "open"
+
+
+def test_the_page_names_model_data_and_benchmarks(runs: list[Path], tmp_path: Path) -> None:
+    put(runs[0] / "recipe.yaml", "model: owner/name\ndata: {path: rows.jsonl}\n")
+    page = write_compare(runs, tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "owner/name on rows.jsonl. Benchmarks: arithmetic." in page
+
+
+def test_answers_that_are_all_wrong_have_an_interval(runs: list[Path]) -> None:
+    for model in ("base", "baseline-sft"):
+        path = runs[0] / f"eval/{model}/arithmetic/samples.jsonl"
+        put(path, [row | {"correct": False} for row in read_jsonl(path)])
+    rows = {row["method"]: row for row in runs_compared(runs[:1], None)["rows"]}
+    base = rows["a: M0 (base model)"]
+    assert base["score"] == 0 and base["interval"] == pytest.approx(wilson_interval(0, 80))
+    low, high = base["against"]["interval"]
+    assert base["against"]["difference"] == 0 and low < 0 < high

@@ -5,13 +5,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from weakdriven.config.file import describe, load_recipe
@@ -97,6 +97,18 @@ def print_table(
     for cells in rows:
         table.add_row(*cells)
     (console or Console()).print(table)
+
+
+def print_tables(tables: Mapping[str, tuple[list[str], list[list[str]]]], console: Console | None = None) -> None:
+    """Tables by title, in which names are never cut: other cells are wrapped where a terminal is narrow."""
+    for title, (titles, rows) in tables.items():
+        columns = [Column(one, no_wrap=one == "model", overflow="fold", justify="right") for one in titles]
+        columns[0].justify = "left"
+        options = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False, "collapse_padding": True}
+        table = Table(*columns, title=f"\n{title}", title_justify="left", **options)
+        for cells in rows:
+            table.add_row(*cells)
+        (console or Console()).print(table)
 
 
 def percent(share: float) -> str:

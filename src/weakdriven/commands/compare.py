@@ -8,8 +8,6 @@ import typer
 
 from weakdriven.commands import common
 
-SCORES = 6
-"""Columns about scores; those about losses are a table of their own, because a terminal has 80 characters."""
 COMPARED = "sft,sft_restart,neftune,undial,spin,ssb,dpo,wmss"
 
 
@@ -46,11 +44,7 @@ def print_comparison(root: Path) -> None:
     from weakdriven.runs.files import read_json
 
     found = read_json(root / f"{COMPARISON}.json")
-    (titles, rows), costs = tables(found)
-    common.print_table(titles[:SCORES], [cells[:SCORES] for cells in rows])
-    if losses := titles[SCORES:]:
-        common.print_table([titles[0], *losses], [[cells[0], *cells[SCORES:]] for cells in rows])
-    common.print_table(*costs)
-    print(f"{caption(found)}\n\n{' '.join(verdict(found))}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
+    common.print_tables(tables(found))
+    print(f"\n{caption(found)}\n\n{' '.join(verdict(found))}\n\nAlso as .md, .csv and .json: {root / COMPARISON}.*")
     print(f"As a page: weakdriven report compare {shlex.quote(str(root))}")
     common.refuse_failures(failures(found))

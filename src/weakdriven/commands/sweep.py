@@ -48,7 +48,6 @@ def print_sweep(root: Path) -> None:
     from weakdriven.report.sweep.files import FIGURES, SWEEP, caption, failures, read_sweep, tables
 
     found = read_sweep(root)
-    for title, (titles, rows) in tables(found).items():
-        common.print_table(titles, rows, title=title, title_justify="left")
-    print(f"{caption(found)}\n\nAlso as .md, .csv, .parquet and .json: {root / SWEEP}.*; figures in {root / FIGURES}")
+    common.print_tables(tables(found))
+    print(f"\n{caption(found)}\n\nAlso as .md, .csv, .parquet and .json: {root / SWEEP}.*; figures in {root / FIGURES}")
     common.refuse_failures(failures(found))

@@ -5,7 +5,7 @@ P = problems of a benchmark, B = draws, S = seeds. Numbers in, numbers out; no f
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -166,6 +166,25 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
     seeds, interval = by_seed(differences), interval_of(differences)
     p_items = item_p_value(differences, draws, seed)
     return SeedComparison(score_of(differences), interval, tuple(seeds.tolist()), p_items, t_test(seeds))
+
+
+def compare_shares(a: Scores, b: Scores) -> SeedComparison:
+    """`compare_seeds` for right and wrong answers, whose interval is never a point."""
+    found = compare_seeds(a, b)
+    return replace(found, interval=with_room(found.interval, a))
+
+
+def with_room(interval: tuple[float, float], scores: Scores) -> tuple[float, float]:
+    """An interval of shares, within -1 and 1; where they did not vary (all right, wrong or equal) as wide as Wilson's.
+
+    >>> low, high = with_room((0.0, 0.0), {"arithmetic": np.zeros((2, 96))})
+    >>> round(high, 6) == round(wilson_interval(0, 96)[1], 6), low == -high
+    (True, True)
+    """
+    low, high = interval
+    square, problems = 1.959964**2, sum(values_SP.shape[1] for values_SP in scores.values())
+    room = square / (problems + square) if low == high else 0.0
+    return max(-1.0, low - room), min(1.0, high + room)
 
 
 def score_of(scores: Scores) -> float:

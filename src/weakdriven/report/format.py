@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+Table = tuple[list[str], list[list[str]]]
+"""Titles and cells."""
 MISSING = "\N{EN DASH}"
 MODEL_NAMES = {
     "base": "M0, base model",
@@ -156,6 +158,14 @@ def score(row: dict[str, Any]) -> str:
     if row["low"] is None:
         return percent(row["accuracy"])
     return f"{percent(row['accuracy'])} (95% interval {100 * row['low']:.1f} to {100 * row['high']:.1f})"
+
+
+def chance_words(chance: float | None) -> str:
+    """
+    >>> chance_words(0.0001), chance_words(0.25)
+    ('<0.001', '0.250')
+    """
+    return MISSING if chance is None else "<0.001" if chance < 0.001 else f"{chance:.3f}"
 
 
 def brackets(interval: Iterable[float]) -> str:

@@ -133,7 +133,7 @@ def interval_figure(
     shown = [row for row in rows if number(row["value"]) is not None]
     if not shown:
         return None
-    labels = {"field": "label", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170}}
+    labels = {"field": "label", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 230}}
     tips = [{"field": "label", "title": "model"}, {"field": "text", "title": x}]
     shared = {"y": labels, "color": category("label", {row["label"]: row["colour"] for row in shown}, legend=None)}
     axis = quantity("value", x, scale={"zero": False, "padding": 8})

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weakdriven.eval.scoring import correct_counts
-from weakdriven.eval.statistics import Scores, by_seed, compare_seeds, interval_of, score_of
+from weakdriven.eval.statistics import Scores, by_seed, compare_shares, interval_of, score_of, with_room
 from weakdriven.report.format import stage_of
 from weakdriven.report.read import current_manifests, read_plan
 from weakdriven.runs.directory import SAMPLES
@@ -66,7 +66,7 @@ def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
 
 
 def describe(whole: Scores) -> Row:
-    low, high = interval_of(whole)
+    low, high = with_room(interval_of(whole), whole)
     interval = (max(0.0, low), min(1.0, high))
     return {"score": score_of(whole), "interval": interval, "by_seed": by_seed(whole).tolist()}
 
@@ -83,7 +83,7 @@ def compare(own: BySeed, theirs: BySeed, **more: Any) -> Row | None:
 def _difference(theirs: tuple[Evaluated, ...], own: tuple[Evaluated, ...]) -> Row | None:
     a, b = scores(theirs), scores(own)
     shapes = [{name: values_SP.shape for name, values_SP in one.items()} for one in (a, b)]
-    return vars(compare_seeds(a, b)) if shapes[0] == shapes[1] else None
+    return vars(compare_shares(a, b)) if shapes[0] == shapes[1] else None
 
 
 def costs(model: str, manifests: dict[str, Row]) -> Row:

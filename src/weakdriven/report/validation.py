@@ -12,7 +12,7 @@ import numpy as np
 from weakdriven.eval.statistics import Floats, compare_seeds
 from weakdriven.eval.validation import as_scores, draws_for, summarise
 from weakdriven.report.files import Columns, read_columns
-from weakdriven.report.format import CONTROLS, MISSING, in_prose, model_name, model_order, percent
+from weakdriven.report.format import CONTROLS, MISSING, chance_words, colour, in_prose, model_name, model_order, percent
 from weakdriven.runs.directory import LOSSES
 
 Row = dict[str, Any]
@@ -109,10 +109,6 @@ def difference_words(against: Row | None) -> str:
     return _with_brackets(against["difference"], against["interval"], "+") if against else MISSING
 
 
-def chance_words(against: Row | None) -> str:
-    return MISSING if not against else "< 0.001" if against["p_items"] < 0.001 else f"{against['p_items']:.3f}"
-
-
 def _with_brackets(value: float, interval: Sequence[float], sign: str = "") -> str:
     low, high = interval
     return f"{value:{sign}.4f} [{low:{sign}.4f}, {high:{sign}.4f}]"
@@ -134,7 +130,7 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
             f"{row['perplexity']:.4g}",
             percent(row["token_accuracy"]),
             difference_words(row.get("against")),
-            chance_words(row.get("against")),
+            chance_words((row.get("against") or {}).get("p_items")),
         ]
         for row in rows
     ]
@@ -162,7 +158,7 @@ def board_cells(row: Row) -> list[str]:
     """Cells under `BOARD`."""
     against = row.get("validation_against")
     loss = loss_words(row["validation"]) if "validation" in row else MISSING
-    return [loss, difference_words(against), chance_words(against)]
+    return [loss, difference_words(against), chance_words((against or {}).get("p_items"))]
 
 
 def csv_cells(row: Row) -> list[Any]:
@@ -185,12 +181,12 @@ def board_caption(rows: Sequence[Row]) -> str:
 
 def headline(rows: Sequence[Row], against: str) -> list[str]:
     """Of a comparison without scores: the lowest loss, and which rows differ significantly from the reference."""
-    losses = {row["method"]: row["validation"] for row in rows if "validation" in row}
+    losses = {row["name"]: row["validation"] for row in rows if "validation" in row}
     if not losses:
         return []
     best = min(losses, key=lambda method: losses[method]["loss"])
     words = [f"Lowest validation loss: {best}, {loss_words(losses[best])} nats per token."]
-    tested = {row["method"]: row["validation_against"] for row in rows if "validation_against" in row}
+    tested = {row["name"]: row["validation_against"] for row in rows if "validation_against" in row}
     sure = {method: one for method, one in tested.items() if is_significant(one)}
     for word, sign in (("lower", -1), ("higher", 1)):
         moved = {name: one["difference"] for name, one in sure.items() if one["difference"] * sign > 0}
@@ -203,12 +199,12 @@ def headline(rows: Sequence[Row], against: str) -> list[str]:
 
 def loss_dots(rows: Sequence[Row]) -> list[Row]:
     """Losses with their intervals for a figure, lowest first."""
-    losses = {row["method"]: row["validation"] for row in rows if "validation" in row}
-    return [
-        {"label": name, "colour": "blue", "value": one["loss"], "text": loss_words(one)}
-        | dict(zip(("low", "high"), one["loss_interval"], strict=True))
-        for name, one in sorted(losses.items(), key=lambda entry: entry[1]["loss"])
-    ]
+    found = []
+    for row in sorted((row for row in rows if "validation" in row), key=lambda row: row["validation"]["loss"]):
+        one = row["validation"]
+        shown = {"label": row["name"], "colour": colour(row["model"]), "value": one["loss"], "text": loss_words(one)}
+        found.append(shown | dict(zip(("low", "high"), one["loss_interval"], strict=True)))
+    return found
 
 
 def is_significant(against: Row) -> bool:

@@ -1,22 +1,25 @@
 """`weakdriven report compare`: several runs, a comparison or a sweep -> one page: leaderboard, tests, cost and gain."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weakdriven.errors import UserError
 from weakdriven.report import validation
 from weakdriven.report.compare import table
 from weakdriven.report.figure import Figure, write_figures
-from weakdriven.report.format import duration, in_prose, with_brackets
+from weakdriven.report.format import colour, duration, with_brackets
 from weakdriven.report.html import render
-from weakdriven.report.plots import interval_figure, layer, number_tip, present, quantity
+from weakdriven.report.plots import category, interval_figure, layer, number_tip, present, quantity
 from weakdriven.report.results import Row
+from weakdriven.report.settings import read_settings, sources_of
 from weakdriven.report.sweep import files as sweep
 from weakdriven.report.sweep.figures import figures_of
-from weakdriven.runs.directory import RUN_FILE
+from weakdriven.runs.directory import RECIPE_FILE, RUN_FILE
 from weakdriven.runs.files import write_text
 
 PAGE = "compare.html"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 
 def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: str | None = None) -> Path:
@@ -38,10 +41,12 @@ def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: st
 def board_of(paths: Sequence[Path], against: str | None) -> Row:
     if all((path / RUN_FILE).is_file() for path in paths):
         found = table.runs_compared(paths, against)
-        return board_of_rows(found, table.CAPTION, found["missing"])
+        return board_of_rows(found, table.CAPTION, found["missing"]) | what_was_run(paths, found["common"])
     if len(paths) == 1 and not against and (paths[0] / table.COMPARE_FILE).is_file():
         found = table.compare_runs(paths[0])
-        return board_of_rows(found, table.caption(found), table.failures(found))
+        runs = [paths[0] / folder for folder in found["seeds"].values()]
+        board = board_of_rows(found, table.caption(found), table.failures(found))
+        return board | what_was_run(runs, table.benchmarks_of(found["rows"]))
     if len(paths) == 1 and not against and (paths[0] / sweep.SWEEP_FILE).is_file():
         return board_of_sweep(paths[0])
     raise UserError(
@@ -50,26 +55,35 @@ def board_of(paths: Sequence[Path], against: str | None) -> Row:
     )
 
 
+def what_was_run(runs: Iterable[Path], benchmarks: Sequence[str]) -> Row:
+    """Models and data of the runs, each once."""
+    files = [run / RECIPE_FILE for run in runs]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+    recipes = [read_settings({"recipe_text": text}) for text in texts]
+    models = dict.fromkeys(str(recipe["model"]) for recipe in recipes if recipe.get("model"))
+    sources = dict.fromkeys(source for recipe in recipes for source in sources_of(recipe))
+    return {"model": ", ".join(models), "sources": ", ".join(sources), "benchmarks": ", ".join(benchmarks)}
+
+
 def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
-    (titles, rows), costs = table.tables(found)
-    scored = [row for row in found["rows"] if "score" in row]
-    best_first, losses = sorted(scored, key=lambda row: -row["score"]), validation.loss_dots(found["rows"])
-    order = [row["method"] for row in best_first] or [one["label"] for one in losses]
-    rows.sort(key=lambda cells: order.index(cells[0]) if cells[0] in order else len(order))
-    scores = [dot(row["method"], row["score"], row["interval"]) for row in best_first]
-    tested = [(row["method"], row["against"]) for row in found["rows"] if "against" in row]
-    gains = [dot(method, one["difference"], one["interval"], sign="+") for method, one in tested]
+    rows, against = found["rows"], found["against_name"]
+    scored = sorted((row for row in rows if "score" in row), key=lambda row: -row["score"])
+    losses = validation.loss_dots(rows)
+    tested = [
+        dot(row, row["against"]["difference"], row["against"]["interval"], "+") for row in rows if "against" in row
+    ]
     figures = [
-        interval_figure("scores", "Score", scores, x="score, percent"),
-        interval_figure("gains", f"Difference from {found['against']}", gains, x="points", rule=0.0),
+        interval_figure("scores", "Score", [dot(row, row["score"], row["interval"]) for row in scored], x="percent"),
+        interval_figure("gains", f"Difference from {against}", tested, x="points", rule=0.0),
         interval_figure("losses", "Validation loss", losses, x="nats per token"),
-        cost_figure(found["rows"]),
+        cost_figure(rows),
     ]
     return {
         "name": f"{found['recipe']}: compared",
         "words": verdict(found),
+        "outcome": outcome(scored),
         "caption": caption,
-        "tables": [("Leaderboard", titles, rows), ("Cost of each", *costs)],
+        "tables": table.tables(found),
         "drawn": present(figures),
         "missing": missing,
     }
@@ -77,45 +91,56 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
 
 def verdict(found: Row) -> list[str]:
     """What the scores say, or the validation losses if there are no scores."""
-    scored = [row for row in found["rows"] if "score" in row]
-    if not scored and validation.loss_dots(found["rows"]):
-        return validation.headline(found["rows"], found["against"])
-    return headline(scored, found["against"])
+    rows, against = found["rows"], found["against_name"]
+    scored = sorted((row for row in rows if "score" in row), key=lambda row: -row["score"])
+    losses = any("validation" in row for row in rows)
+    return validation.headline(rows, against) if losses and not scored else headline(scored, against)
 
 
 def board_of_sweep(root: Path) -> Row:
     found = sweep.read_sweep(root)
-    results = [
-        {**row, "method": row["point"], "against": row.get("against_control") or row.get("against_default")}
-        for row in found["summary"]
-        if row["role"] == "result"
-    ]
-    scored = [row for row in results if "score" in row]
-    name = next((row["against"]["name"] for row in scored if row["against"]), "")
-    reference = in_prose(name) if name.startswith("baseline-") else f"the point {name}" if name else "a control"
-    return {
+    key = sweep.reference_of(found)
+    results = []
+    for row in (row for row in found["summary"] if row["role"] == "result"):
+        place = {name: str(value) for name, value in sweep.place_of(found, row).items()}
+        names = {
+            "name": ", ".join(f"{name} {value}" for name, value in place.items()),
+            "short": ", ".join(place.values()),
+        }
+        results.append(row | names | {"against": row.get(key)})
+    board = {
         "name": f"{found['recipe']}: sweep",
-        "words": headline(scored, reference),
+        "words": headline([row for row in results if "score" in row], sweep.reference_name(found)),
         "caption": sweep.caption(found),
-        "tables": [(title, *table) for title, table in sweep.tables(found).items()],
+        "tables": sweep.tables(found),
         "drawn": present([*figures_of(found), cost_figure(results)]),
         "missing": sweep.failures(found),
     }
+    return board | what_was_run(sweep.runs_of(found, root).values(), table.benchmarks_of(found["summary"]))
 
 
 def headline(scored: list[Row], against: str) -> list[str]:
-    """The best, which rows differ significantly from the reference, and how many would by chance."""
+    """WMSS against the reference; the best; which rows differ significantly, and how many would by chance."""
     if not scored:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
-    best = max(scored, key=lambda row: row["score"])
-    sentences = [f"Highest score: {best['method']}, {with_brackets(best['score'], best['interval'])} percent."]
     tested = [row for row in scored if row.get("against")]
-    sure = [row for row in tested if is_significant(row["against"])]
-    points = {row["method"]: 100 * row["against"]["difference"] for row in sure}
+    ours = wmss_rows(tested)
+    best = max(scored, key=lambda row: row["score"])
+    first = [row["name"] for row in scored if f"{100 * row['score']:.1f}" == f"{100 * best['score']:.1f}"]
+    sentences = [against_words(row, against) for row in ours]
+    if len(first) > 1:
+        sentences.append(f"Highest score: {100 * best['score']:.1f} percent, by {' and '.join(first)}.")
+    else:
+        sentences.append(f"Highest score: {best['name']}, {with_brackets(best['score'], best['interval'])} percent.")
+    if below := [row for row in scored if row.get("against_base") and row["against_base"]["difference"] < 0]:
+        names = ", ".join(f"{row['name']} ({points_words(row['against_base'])})" for row in below)
+        sentences.append(f"Below the untrained base model: {names}.")
+    others = [row for row in tested if row not in ours]
+    sure = {row["name"]: row["against"]["difference"] for row in others if is_significant(row["against"])}
     for word, sign in (("better", 1), ("worse", -1)):
-        if names := [f"{name} ({gain:+.1f} points)" for name, gain in points.items() if (gain > 0) == (sign > 0)]:
+        if names := [f"{name} ({100 * gain:+.1f} points)" for name, gain in sure.items() if gain * sign > 0]:
             sentences.append(f"Significantly {word} than {against}: {', '.join(names)}.")
-    if rest := [row["method"] for row in tested if row not in sure]:
+    if rest := [row["name"] for row in others if row["name"] not in sure]:
         sentences.append(f"No significant difference from {against}: {', '.join(rest)}.")
     if len(tested) > 1:
         chance = f"about {0.05 * len(tested):.1g} would be significant by chance alone"
@@ -123,34 +148,67 @@ def headline(scored: list[Row], against: str) -> list[str]:
     return sentences
 
 
+def wmss_rows(tested: list[Row]) -> list[Row]:
+    """One or two; of more, such as the points of a sweep, the lists of the headline speak."""
+    found = [row for row in tested if re.fullmatch(r"round-\d+", row.get("model") or "")]
+    return found if len(found) < 3 else []
+
+
+def outcome(scored: list[Row]) -> str:
+    """Of the one WMSS model against the reference, as on the page of a run."""
+    found = [row["against"] for row in wmss_rows([row for row in scored if row.get("against")])]
+    if len(found) != 1 or not is_significant(found[0]):
+        return "open"
+    return "better" if found[0]["difference"] > 0 else "worse"
+
+
+def against_words(row: Row, against: str) -> str:
+    one = row["against"]
+    low, high = (100 * end for end in one["interval"])
+    if is_significant(one):
+        opening = f"{row['name']} is significantly {'better' if one['difference'] > 0 else 'worse'} than {against}"
+    else:
+        opening = f"No significant difference between {row['name']} and {against}"
+    return f"{opening}: {100 * one['difference']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}."
+
+
+def points_words(against: Row) -> str:
+    sure = "" if is_significant(against) else ", not significant"
+    return f"{100 * against['difference']:+.1f} points{sure}"
+
+
 def is_significant(against: Row) -> bool:
     """Whether the test over problems and, if there are several seeds, the one over seeds are significant."""
     return against["p_items"] < 0.05 and (against["p_seeds"] is None or against["p_seeds"] < 0.05)
 
 
-def dot(label: str, value: float, interval: Sequence[float], sign: str = "") -> Row:
+def dot(row: Row, value: float, interval: Sequence[float], sign: str = "") -> Row:
     low, high = (100 * end for end in interval)
-    text = with_brackets(value, interval, sign)
-    return {"label": label, "colour": "blue", "value": 100 * value, "low": low, "high": high, "text": text}
+    text, css = with_brackets(value, interval, sign), colour(row["model"])
+    return {"label": row["name"], "colour": css, "value": 100 * value, "low": low, "high": high, "text": text}
 
 
 def cost_figure(rows: list[Row]) -> Figure | None:
-    values = []
+    values, colours = [], dict[str, str]()
     for row in (row for row in rows if row.get("against") and row.get("seconds") is not None):
         gain, (low, high) = row["against"]["difference"], row["against"]["interval"]
-        value = {"name": row["method"], "minutes": row["seconds"] / 60, "gain": 100 * gain}
+        value = {"name": row["name"], "minutes": row["seconds"] / 60, "gain": 100 * gain, "short": row.get("short", "")}
         values.append(value | {"low": 100 * low, "high": 100 * high, "took": duration(row["seconds"])})
+        colours[row["name"]] = colour(row["model"])
     if not values:
         return None
-    x = quantity("minutes", "minutes, without evaluation", scale={"zero": False})
-    y = quantity("gain", "points gained")
+    columns = 1 if max(map(len, colours)) > 24 else 2
+    x = quantity("minutes", "minutes, without evaluation", scale={"zero": False, "padding": 24})
+    y, css = quantity("gain", "points from the reference"), category("name", colours, legend={"columns": columns})
     tips = [{"field": "name"}, number_tip("gain", "points"), {"field": "took"}]
-    circle = {"type": "point", "filled": True, "size": 80, "opacity": 1, "color": "@blue"}
+    mark = {"type": "point", "filled": True, "size": 80, "opacity": 1}
+    shapes = [SHAPES[place % len(SHAPES)] for place in range(len(colours))]  # runs may share a model, and its colour
+    shape = {"field": "name", "type": "nominal", "scale": {"domain": [*colours], "range": shapes}}
     layers = [
         layer({"type": "rule", "strokeDash": [4, 4]}, y={"datum": 0}),
-        layer({"type": "rule", "color": "@blue"}, x=x, y=y | {"field": "low"}, y2={"field": "high"}),
-        layer(circle, x=x, y=y, tooltip=tips),
-        layer({"type": "text", "align": "left", "dx": 8, "dy": -6}, x=x, y=y, text={"field": "name"}),
+        layer({"type": "rule"}, x=x, y=y | {"field": "low"}, y2={"field": "high"}, color=css),
+        layer(mark, x=x, y=y, color=css, shape=shape, tooltip=tips),
+        layer({"type": "text", "align": "left", "dx": 8}, x=x, y=y, text={"field": "short"}),
     ]
     note = "Time from the base model on, as if shared stages had been computed for each alone."
     return Figure("cost-gain", "Cost against gain", {"height": 280, "data": {"values": values}, "layer": layers}, note)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from weakdriven.errors import UserError
-from weakdriven.eval.statistics import Scores, compare_seeds
+from weakdriven.eval.statistics import Scores, compare_shares
 from weakdriven.report import format, results, validation
 from weakdriven.report.format import MISSING
 from weakdriven.report.read import current_manifests
@@ -59,17 +59,20 @@ def compare_runs(root: Path) -> Row:
     for method, one in methods.items():
         own, own_losses = found[method], losses[method]
         seeds = [seed for seed in runs if seed in own or seed in own_losses]
-        row: Row = {"method": method, "name": format.model_name(one["model"]), "model": one["model"], "seeds": seeds}
+        row: Row = {"method": method, "name": format.in_prose(one["model"]), "model": one["model"], "seeds": seeds}
         if own:
             whole = results.scores([*own.values()])
             row |= results.describe(whole)
             row["benchmarks"] = {name: float(values_SP.mean()) for name, values_SP in whole.items()}
         if method != REFERENCE and (against := results.compare(own, found.get(REFERENCE, {}))):
             row["against"] = against
+        if method != "base" and (below := results.compare(own, found["base"])):
+            row["against_base"] = below
         row |= validation.compared(own_losses, losses.get(REFERENCE, {}) if method != REFERENCE else {})
         if seeds or one["stages"]:
             rows.append(row | costs(one["stages"], [runs[seed] for seed in seeds]))
-    return facts | {"against": REFERENCE, "rows": rows}
+    name = next((row["name"] for row in rows if row["method"] == REFERENCE), REFERENCE)
+    return facts | {"against": REFERENCE, "against_name": name, "rows": rows}
 
 
 def costs(stages: list[str], runs: list[Path]) -> Row:
@@ -114,9 +117,9 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
                 found[label] = results.scores([complete])
             if model in validated:
                 losses[label] = validated[model]
-    facts: Row = {"recipe": ", ".join(names.values()), "missing": missing}
+    facts: Row = {"recipe": ", ".join(names.values()), "missing": missing, "common": []}
     if not models:
-        return facts | {"against": "", "rows": []}
+        return facts | {"against": "", "against_name": "", "rows": []}
     controls = (label for control in format.CONTROLS for label in models if models[label][1] == control)
     reference = against or next(controls, next(iter(models)))
     if reference not in models:
@@ -125,13 +128,17 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
     shared: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
     rows = []
     for label, (run, model) in models.items():
-        row: Row = {"method": label, "seeds": ["1"], **(results.describe(shared[label]) if label in shared else {})}
+        row: Row = {"method": label, "name": label, "model": model, "seeds": ["1"]}
+        row |= results.describe(shared[label]) if label in shared else {}
         if label != reference and {label, reference} <= {*shared}:
-            row["against"] = vars(compare_seeds(shared[reference], shared[label]))
+            row["against"] = vars(compare_shares(shared[reference], shared[label]))
+        base = f"{names[run]}: {format.in_prose('base')}"
+        if label != base and {label, base} <= {*shared}:
+            row["against_base"] = vars(compare_shares(shared[base], shared[label]))
         own = {"1": losses[label]} if label in losses else {}
         row |= validation.compared(own, {"1": losses[reference]} if reference in {*losses} - {label} else {})
         rows.append(row | dict.fromkeys(COSTS) | results.costs(model, current_manifests(run)))
-    return facts | {"against": reference, "rows": rows}
+    return facts | {"against": reference, "against_name": reference, "common": common, "rows": rows}
 
 
 def run_names(runs: Sequence[Path]) -> dict[Path, str]:
@@ -160,7 +167,7 @@ def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scor
 
 def as_csv(rows: list[Row]) -> str:
     """One line for each method; a difference is in shares, not in points."""
-    benchmarks = list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))
+    benchmarks = benchmarks_of(rows)
     lossy = any("validation" in row for row in rows)
     titles = ["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]
     lines = [[*titles, *(validation.CSV if lossy else [])]]
@@ -175,38 +182,45 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def as_markdown(found: Row) -> str:
-    by_score, by_cost = (format.markdown_table(titles, rows) for titles, rows in tables(found))
+    parts = [f"# {found['recipe']}: methods compared", "", caption(found)]
+    for title, (titles, rows) in tables(found).items():
+        parts += ["", f"{title}:", "", *format.markdown_table([one.replace("\n", " ") for one in titles], rows)]
     failed = ["", "Without a result:", "", *(f"- {one}" for one in failures(found))] if found["failed"] else []
-    parts = [f"# {found['recipe']}: methods compared", "", caption(found), "", *by_score, ""]
-    parts += ["Cost of each method, as in the paper's training-time table:", "", *by_cost, *failed, ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, *failed, ""])
 
 
-def tables(found: Row) -> list[tuple[list[str], list[list[str]]]]:
-    """Titles and cells of two tables: the scores, and the costs in the form of the paper's."""
-    sft = next((row.get("score") for row in found["rows"] if row["method"] == "sft"), None)
-    by_score, by_cost = [], []
-    for row in found["rows"]:
-        score, tested, over, against = MISSING, [MISSING] * 3, MISSING, row.get("against")
-        if "score" in row:
-            score = format.with_brackets(row["score"], row["interval"])
-            over = MISSING if sft is None else f"{100 * (row['score'] - sft):+.1f}"
-        if against:
-            difference = format.with_brackets(against["difference"], against["interval"], "+")
-            chances = (against["p_items"], against["p_seeds"])
-            tested = [difference, *(MISSING if chance is None else f"{chance:.3f}" for chance in chances)]
-        by_score.append([row["method"], str(len(row["seeds"])), score, *tested])
-        times = [format.duration(row[name]) for name in ("seconds", "seconds_after_m1")]
-        counts = (row[name] for name in ("trained_tokens", "generated_tokens"))
-        tokens = [MISSING if count is None else f"{count:,.0f}" for count in counts]
-        if row["method"] != "base":
-            by_cost.append([row["method"], *times, *tokens, format.gibibytes(row["peak_bytes"]), over])
-    scored = ["method", "seeds", "score", "difference", "p (items)", "p (seeds)"]
-    if any("validation" in row for row in found["rows"]):
-        scored += validation.BOARD
-        by_score = [[*cells, *validation.board_cells(row)] for cells, row in zip(by_score, found["rows"], strict=True)]
-    cost = ["method", "time", "time after M1", "tokens trained", "tokens generated", "peak memory", "over sft"]
-    return [(scored, by_score), (cost, by_cost)]
+def tables(found: Row) -> dict[str, format.Table]:
+    """By title, best first: scores, validation losses and costs, all next to the same reference."""
+    rows = sorted(found["rows"], key=lambda row: (-row.get("score", -1), row.get("validation", {}).get("loss", 0.0)))
+    spent = next((row["seconds"] for row in rows if row["method"] == found["against"]), None)
+    scored, costly = [row for row in rows if "score" in row], [row for row in rows if row["seconds"] is not None]
+    counted = {"trained_tokens": "tokens\ntrained (M)", "generated_tokens": "tokens\ngenerated (M)"}
+    counted = {key: words for key, words in counted.items() if any(row[key] for row in costly)}
+    titles = ["time", "times\nreference", *counted.values(), "peak\nmemory"]
+    by_cost = []
+    for row in costly:
+        relative = MISSING if not spent else f"{row['seconds'] / spent:.2f}"
+        tokens = [MISSING if not row[key] else f"{row[key] / 1e6:.3g}" for key in counted]
+        by_cost.append([format.duration(row["seconds"]), relative, *tokens, format.gibibytes(row["peak_bytes"])])
+    losses = [row for row in rows if "validation" in row]
+    made = {
+        "Scores": (["score", "difference", "p\n(items)", "p\n(seeds)"], scored, [_score_cells(row) for row in scored]),
+        "Validation losses": (validation.BOARD, losses, [validation.board_cells(row) for row in losses]),
+        "Costs": (titles, costly, by_cost),
+    }
+    return {
+        title: (["model", *columns], [[row["name"], *cells] for row, cells in zip(of, each, strict=True)])
+        for title, (columns, of, each) in made.items()
+        if of
+    }
+
+
+def _score_cells(row: Row) -> list[str]:
+    score, against = format.with_brackets(row["score"], row["interval"]), row.get("against")
+    if not against:
+        return [score, *[MISSING] * 3]
+    difference = format.with_brackets(against["difference"], against["interval"], "+")
+    return [score, difference, *(format.chance_words(against[name]) for name in ("p_items", "p_seeds"))]
 
 
 def failures(found: Row) -> list[str]:
@@ -214,14 +228,20 @@ def failures(found: Row) -> list[str]:
 
 
 def caption(found: Row) -> str:
-    benchmarks = list(next((row["benchmarks"] for row in found["rows"] if "benchmarks" in row), {}))
-    seeds = len(found["seeds"])
-    losses = validation.board_caption(found["rows"])
+    benchmarks, most = benchmarks_of(found["rows"]), len(found["seeds"])
+    seeds, losses = f"{most} seed{'s' * (most != 1)}", validation.board_caption(found["rows"])
+    fewer = [f"{row['name']}: {len(row['seeds'])}" for row in found["rows"] if len(row["seeds"]) < most]
+    note = f" Fewer seeds: {', '.join(fewer)}." if fewer else ""
+    costs = " Time and memory: all that leads to the model, without evaluation; reference as for differences."
     if losses and not benchmarks:
-        return f"Means over {seeds} seed{'s' * (seeds != 1)}; differences are from {found['against']}.{losses}"
+        return f"Means over {seeds}; differences are from {found['against_name']}.{losses}{costs}{note}"
     return (
-        f"Score: mean accuracy in percent over {', '.join(benchmarks)} and {seeds} seed{'s' * (seeds != 1)}. "
-        f"Brackets: 95% interval over seeds and problems. Difference: from {found['against']}, in points, "
+        f"Score: mean accuracy in percent over {', '.join(benchmarks)} and {seeds}. "
+        f"Brackets: 95% interval over seeds and problems. Difference: from {found['against_name']}, in points, "
         "on the same seeds and problems. p (items): paired test over problems. p (seeds): t-test over seeds. "
-        "Neither is corrected for the number of methods."
-    ) + losses
+        f"Neither is corrected for the number of methods.{losses}{costs}{note}"
+    )
+
+
+def benchmarks_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.get("benchmarks", {})))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from weakdriven.eval.statistics import SeedComparison, compare_seeds
+from weakdriven.eval.statistics import SeedComparison, compare_shares
 from weakdriven.report import validation
 from weakdriven.report.format import CONTROLS, in_prose, plain, score, stage_of
 from weakdriven.report.run.answers import count_wins, missing_words
@@ -103,7 +103,7 @@ def pairs_of(data: dict[str, Any], model: str, other: str) -> Pairs:
 
 
 def compared(pairs: Pairs) -> SeedComparison:
-    return compare_seeds({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
+    return compare_shares({name: a for name, (a, _) in pairs.items()}, {name: b for name, (_, b) in pairs.items()})
 
 
 def paired(data: dict[str, Any], benchmark: str, a: str, b: str) -> tuple[np.ndarray, np.ndarray] | None:

@@ -3,12 +3,12 @@
 from typing import Any
 
 from weakdriven.report.figure import Figure
-from weakdriven.report.format import model_at, model_name, number, split_snapshot
+from weakdriven.report.format import colour, model_at, model_name, number, split_snapshot
 from weakdriven.report.plots import Spec, category, layer, present, quantity
 from weakdriven.report.results import Row
 
-SERIES = ["blue", "green", "purple", "grey", "ink"]
-CONTROL = "orange"
+SERIES = ["blue", "pick", "brown", "ink", "olive"]
+"""Of points; one series alone is WMSS, which is blue on all pages."""
 PERCENT = "accuracy, percent"
 LEGEND = {"symbolOpacity": 1, "symbolStrokeWidth": 0}
 """Of a figure with bands, whose own opacity would leave the legend pale."""
@@ -98,7 +98,7 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     seed = layer({"type": "point", "size": 22, "opacity": 0.7}, y=vertical("score"), tooltip=[*tips, {"field": "seed"}])
     encoding = {
         "x": {"field": "x", **x_of(x, [one["x"] for one in lines])},
-        "color": colours([one["series"] for one in at.values()], control and control["name"], legend=LEGEND),
+        "color": colours([one["series"] for one in at.values()], [control] if control else [], legend=LEGEND),
     }
     layers = [
         layer({"type": "area", "opacity": 0.16, "invalid": "break-paths-filter-domains"}, **band),
@@ -126,7 +126,7 @@ def dots(found: Row, results: list[Row]) -> Figure:
     note = f"Dot: mean over benchmarks and {len(found['seeds'])} seeds. Line: {BAND}. Ticks: single seeds."
     encoding: Spec = {
         "y": {"field": "point", "type": "nominal", "sort": order, "title": ", ".join(axes)},
-        "color": colours([own], *(row["name"] for row in controls[:1])),
+        "color": colours([own], controls[:1]),
     }
     if controls and not alone:
         encoding["yOffset"] = {"field": "series", "sort": [own]}
@@ -198,14 +198,16 @@ def over_steps(found: Row) -> Figure | None:
     summary, axes = found["summary"], labels(found)
     if not any(row["role"] == "snapshot" and "score" in row for row in summary):
         return None
-    own, held = dict[str, list[Row]](), dict[str, list[Row]]()
+    own, held, controls = dict[str, list[Row]](), dict[str, list[Row]](), dict[str, str]()
     for row in summary:
         here = {one["model"]: one for one in summary if one["point"] == row["point"] and one["model"]}
         at = words(found, row, axes)
         if row["role"] == "result" and row["model"]:
             own[at] = trajectory(row, here)
         elif row["role"] == "control":
-            held.setdefault(row["name"] if row["shared"] else f"{row['name']}, {at}", trajectory(row, here))
+            name = row["name"] if row["shared"] else f"{row['name']}, {at}"
+            held.setdefault(name, trajectory(row, here))
+            controls[name] = row["model"]
     rows = [{"series": name, "control": False, **one} for name, points in own.items() for one in points]
     rows += [{"series": name, "control": True, **one} for name, points in held.items() for one in points]
     dash = {"condition": {"test": "datum.control", "value": [6, 4]}, "value": [1, 0]}
@@ -215,7 +217,12 @@ def over_steps(found: Row) -> Figure | None:
         layer({"type": "area", "opacity": 0.12}, y=vertical("low"), y2={"field": "high"}),
         layer({"type": "line", "point": True}, y=vertical("score"), strokeDash=dash, tooltip=tips),
     ]
-    spec = layered(280, rows, {"x": x, "color": colours([*own], *held, legend=LEGEND)}, layers)
+    spec = layered(
+        280,
+        rows,
+        {"x": x, "color": colours([*own], [{"name": name, "model": controls[name]} for name in held], legend=LEGEND)},
+        layers,
+    )
     note = f"Means over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. At 0: the model that training starts "
     note += f"from.{' Dashed: SFT.' if held else ''}"
     return Figure("sweep-steps", f"Accuracy over the steps: {found['recipe']}", spec, note)
@@ -250,7 +257,7 @@ def fields(*names: str) -> list[Row]:
     return [{"field": name} for name in names]
 
 
-def colours(own: list[str], *controls: str | None, **more: Any) -> Row:
+def colours(own: list[str], controls: list[Row], **more: Any) -> Row:
     names = {name: SERIES[place % len(SERIES)] for place, name in enumerate(dict.fromkeys(own))}
-    names |= {name: CONTROL for name in controls if name and name not in names}
+    names |= {row["name"]: colour(row["model"]) for row in controls if row["name"] not in names}
     return category("series", names, title=None, **more)

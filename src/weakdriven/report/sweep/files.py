@@ -20,7 +20,6 @@ from weakdriven.runs.directory import make_directory
 from weakdriven.runs.files import PART, read_json, write_json, write_text
 
 SWEEP, SWEEP_FILE, FIGURES = "sweep", "sweep.json", "figures"
-Table = tuple[list[str], list[list[str]]]
 NOT_RUN = "not run yet"
 MEASURED = ["items", "correct", "accuracy", "low", "high"]
 COSTS = ["seconds", "trained_tokens", "peak_bytes"]
@@ -62,32 +61,45 @@ def as_markdown(found: Row) -> str:
     return "\n".join([*parts, ""])
 
 
-def tables(found: Row) -> dict[str, Table]:
+def tables(found: Row) -> dict[str, format.Table]:
     """By title: the points, the models that all points share, and the other models; empty tables are left out."""
-    axes = [axis["label"] for axis in found["axes"]]
-    control = next((row["against_control"]["name"] for row in found["summary"] if row.get("against_control")), None)
+    axes, key = [axis["label"] for axis in found["axes"]], reference_of(found)
     points, shared, others = [], {}, []
     lossy = [validation.BOARD[0]] if any("validation" in row for row in found["summary"]) else []
     for row in found["summary"]:
-        place = [str(found["points"][row["point"]]["values"][label]) for label in axes]
+        place = [str(value) for value in place_of(found, row).values()]
         score = format.with_brackets(row["score"], row["interval"]) if "score" in row else format.MISSING
         seeds, time = str(len(row["seeds"])), format.duration(row.get("seconds"))
         loss = validation.board_cells(row)[:1] if lossy else []
         if row["role"] == "result":
-            start = "the default" if row["point"] == found["default"] else change(row.get("against_default"))
-            points.append([*place, seeds, score, start, change(row.get("against_control")), time, *loss])
+            points.append([*place, seeds, score, change(row.get(key)), time, *loss])
         elif row["shared"]:
-            shared[row["model"]] = [row["name"], seeds, score, time, *loss]
+            shared[row["model"]] = [format.in_prose(row["model"]), seeds, score, time, *loss]
         else:
-            others.append([*place, row["name"], seeds, score, time, *loss])
-    against = f"to {format.model_name(control) if control else 'SFT'}"
+            others.append([*place, format.in_prose(row["model"]), seeds, score, time, *loss])
     of_model = ["model", "seeds", "score", "time", *lossy]
-    made: dict[str, Table] = {
-        "Points": ([*axes, "seeds", "score", "to the default", against, "time", *lossy], points),
+    made: dict[str, format.Table] = {
+        "Points": ([*axes, "seeds", "score", "difference", "time", *lossy], points),
         "The same at every point": (of_model, list(shared.values())),
         "Other models": ([*axes, *of_model], others),
     }
     return {title: table for title, table in made.items() if table[1]}
+
+
+def place_of(found: Row, row: Row) -> Row:
+    return {axis["label"]: found["points"][row["point"]]["values"][axis["label"]] for axis in found["axes"]}
+
+
+def reference_of(found: Row) -> str:
+    """What all points are tested against: the SFT control if there is one, else the default point."""
+    controlled = any(row.get("against_control") for row in found["summary"])
+    return "against_control" if controlled else "against_default"
+
+
+def reference_name(found: Row) -> str:
+    tested = (row[reference_of(found)] for row in found["summary"] if row.get(reference_of(found)))
+    name = next((one["name"] for one in tested), "")
+    return format.in_prose(name) if name in format.CONTROLS else f"the point {name}" if name else "a control"
 
 
 def change(against: Row | None) -> str:
@@ -100,9 +112,10 @@ def caption(found: Row) -> str:
     seeds = len(found["seeds"])
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks) or 'the benchmarks'} and up to {seeds} "
-        f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and problems. Differences are in "
-        "points, on the same seeds and problems, and not corrected for the number of points. Time: all that leads to "
-        f"the model, as if computed for it alone. Runs: {states.count('done')} of {len(states)} done, "
+        f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and problems. Difference: from "
+        f"{reference_name(found)}, in points, on the same seeds and problems, and not corrected for the number of "
+        "points. Time: all that leads to the model, as if computed for it alone. "
+        f"Runs: {states.count('done')} of {len(states)} done, "
         f"{states.count('failed')} failed.{validation.board_caption(found['summary'])}"
     )
 
@@ -203,6 +216,8 @@ def summarise(root: Path, facts: Row) -> list[Row]:
                     if all(name in one for one in trained):
                         mean = np.max if name == "peak_bytes" else np.mean
                         row[name] = float(mean([one[name] for one in trained]))
+            if own and model != "base" and (below := compare(own, by_seed(point, "base"))):
+                row["against_base"] = below
             if role == "result":
                 row["against_control"] = compare(own, by_seed(point, control), name=control)
                 row["against_default"] = None if point == start else compare(own, default, name=start)
