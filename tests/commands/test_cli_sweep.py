@@ -6,6 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from command_line import assert_user_error, weakdriven
 from weakdriven.commands.app import app
 from weakdriven.config.sweep import shipped_sweeps
 from weakdriven.errors import UserError
@@ -21,6 +22,12 @@ def test_a_sweep_of_nothing_says_what_to_give():
     for words, answer in ((["sweep"], "Name a recipe"), (["sweep", "demo"], "give --grid KEY=0.1..0.9:9")):
         error = CliRunner().invoke(app, words).exception
         assert isinstance(error, UserError) and answer in str(error)
+
+
+@pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5"]])
+def test_an_output_under_a_file_is_one_sentence(command, tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert_user_error(weakdriven(*command, "--output", tmp_path / "file/runs"), "is or lies under a file")
 
 
 def test_listing_and_grids_need_no_torch():

@@ -81,7 +81,7 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.jsonl", LINE + b'\n{"question": \n', "line 3 is not JSON"),
+        ("a.jsonl", LINE + b'\n{"question": \n', "line 3 is not JSON: Expecting value, column 14"),
         ("a.jsonl", LINE + b"[1]\n", "row 2: expected an object .* found list"),
         ("a.jsonl", LINE + b"null\n", "row 2: expected an object .* found NoneType"),
         ("a.jsonl", LINE + b"[" * 100_000, "line 2 is not JSON"),

@@ -26,6 +26,10 @@ def environment(value, progress):
     return value, os.getpid(), torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
 
 
+def lacks_a_method(progress):
+    return {"failed": {"wmss": "There was too little memory."}}
+
+
 def fails(progress):
     raise UserError("nothing to do")
 

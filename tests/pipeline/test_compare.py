@@ -7,6 +7,7 @@ import pytest
 
 from command_line import WHOLE, assert_user_error, weakdriven
 from conftest import Recorder, small_recipe
+from weakdriven.commands.compare import print_comparison
 from weakdriven.errors import UserError
 from weakdriven.methods import wmss
 from weakdriven.methods.token_loss import OtherLoss
@@ -154,6 +155,10 @@ def test_a_method_that_fails_is_named_and_the_others_keep_their_results(compared
     assert list(recorder.ran) == ["rollouts/sft/dpo", "pairs/dpo"]
     assert "Without a result" in (root / "comparison.md").read_text()
     write_comparison(root)  # from files alone
+    with pytest.raises(
+        UserError, match=r"Without a result: dpo, seed 42: .* What is missing is computed by: weakdriven"
+    ):
+        print_comparison(root)
 
 
 def test_a_shared_stage_that_fails_fails_every_method_that_needs_it_and_no_older_result_is_used(

@@ -33,6 +33,7 @@ KILL_WHEN = [
     ("data", "manifest.json"),
     ("sft", "checkpoints/checkpoint-2/optimizer.pt"),  # in the middle of writing a checkpoint
     ("sft", "snapshots/50.part/config.json"),  # in the middle of writing a snapshot
+    ("sft", "best/3.part/config.json"),  # in the middle of writing the best model so far
     ("sft", "checkpoints/checkpoint-4/complete"),
     ("round-1/strong", "snapshots/50"),
     ("round-1/strong", "checkpoints/checkpoint-2/complete"),
@@ -42,25 +43,26 @@ KILL_WHEN = [
 """The run is killed as soon as a stage is finished, or has such a file to resume from; the next try runs further."""
 SNAPSHOTS = ["data.limit=96", "baselines=[sft]", "sft.save_steps=2", "joint.save_steps=2"]
 SNAPSHOTS += ["sft.snapshots=[0.5]", "joint.snapshots=[0.5]", "joint.weak_snapshot=0.5"]
+BEST = ["data.validation_share=0.1", "sft.eval_steps=1", "sft.keep=best", "joint.eval_steps=2"]
 
 
 @pytest.mark.slow
-def test_a_run_with_snapshots_that_is_killed_again_and_again_equals_an_uninterrupted_one(tmp_path):
+def test_a_run_with_snapshots_and_best_models_that_is_killed_again_and_again_equals_an_uninterrupted_one(tmp_path):
     calm, killed, kills = tmp_path / "calm", tmp_path / "killed", 0
     forks = Forks(tmp_path)
     try:
-        code, output = forks.run(calm, None, *SNAPSHOTS)
+        code, output = forks.run(calm, None, *SNAPSHOTS, *BEST)
         assert code == 0, output
         for stage, landmark in KILL_WHEN:
             place = killed / stage if landmark == "manifest.json" else work_folder(killed, stage) / "work"
-            process = forks.start(killed, None, *SNAPSHOTS)
+            process = forks.start(killed, None, *SNAPSHOTS, *BEST)
             while Path(f"/proc/{process}").exists() and not any(place.glob(landmark)):
                 time.sleep(0.005)
             with suppress(ProcessLookupError):  # it may have ended already
                 os.kill(process, signal.SIGKILL)
             kills += forks.finish()[0] == -signal.SIGKILL
         assert kills >= len(KILL_WHEN) - 2, "a stage may end before it is killed, but not several"
-        code, output = forks.run(killed, None, *SNAPSHOTS)
+        code, output = forks.run(killed, None, *SNAPSHOTS, *BEST)
         assert code == 0 and "WMSS" in output and "report.html" in output, output
     finally:
         forks.close()

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from command_line import WHOLE, weakdriven
 from weakdriven.config.file import load_recipe
 from weakdriven.models.load import locate_model
-from weakdriven.report import accuracy_rows
+from weakdriven.report import accuracy_rows, load_run
+from weakdriven.report.run.verdict import verdict
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.wmss.score_files import read_scores
 
@@ -25,7 +26,10 @@ def test_a_run_prints_its_stages_the_scores_and_the_report(whole_run):
         assert f"[{number}/{len(STAGES)}] " in printed.out
     assert [row["model"] for row in accuracy_rows(root)] == list(MODELS)
     assert all(f"{row['correct']}/8" in printed.out for row in accuracy_rows(root))
-    assert printed.out.rstrip().endswith(f"Report: {root / 'report.html'}")
+    last = printed.out.partition(f"Report: {root / 'report.html'}\n")[2]
+    assert verdict(load_run(root))[0] in last and f"Trained model: {root / 'round-1/strong'}\n" in last
+    asked = [f"chat {root}", f"eval --model {root / 'round-1/strong'}", f"report {root}"]
+    assert all(f"weakdriven {words}" in last for words in asked)
 
 
 def test_every_planned_stage_of_a_run_is_finished_and_in_the_report(whole_run):

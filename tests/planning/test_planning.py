@@ -301,3 +301,14 @@ def test_a_launch_configuration_is_read_as_strictly_as_a_recipe(tmp_path):
     file.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 8\n")
     with pytest.raises(UserError, match="num_processes is given twice"):
         launcher.read_config(file)
+
+
+def test_evaluations_take_the_time_of_their_forward_passes_and_best_models_need_disk():
+    def sft(*overrides: str) -> Cost:
+        costs = planned("qwen3-4b-math", "data.validation_share=0.05", *overrides).costs
+        return next(cost for cost in costs if cost.workload.name == "sft")
+
+    plain, ten, five = sft(), sft("sft.eval_steps=0.1"), sft("sft.eval_steps=0.2")
+    assert 0 < five.seconds - plain.seconds == pytest.approx((ten.seconds - plain.seconds) / 2, rel=0.1)
+    best = sft("sft.eval_steps=0.1", "sft.keep=best", "sft.save_steps=0")
+    assert (best.seconds, best.kept, best.work) == (ten.seconds, ten.kept, ten.kept)

@@ -95,7 +95,10 @@ def test_the_line_names_stage_step_loss_rate_and_time_left(tmp_path, monkeypatch
         begin(tmp_path, "sft", 100.0, [{"step": 30, "epoch": 0.3, "loss": float("nan")}])
         clock[0] += 10
         line = found.line(shown(tmp_path))
-        assert "step 30 of 100" in line and "not a number" in line
+        assert "step 30 of 100" in line and "not a number" in line and "validation" not in line
+        rows = [{"step": 20, "validation_loss": 1.5}, {"step": 30, "epoch": 0.3, "loss": 2.0}]
+        begin(tmp_path, "sft", 100.0, [*rows, {"step": 30, "validation_loss": 1.25}])
+        assert "step 30 of 100, loss 2, validation loss 1.25," in found.line(shown(tmp_path))
         assert "2 steps per second" in line and "35.0 s left" in line
         done = [one | {"status": "done"} for one in STAGES]
         assert found.line({"stages": done, "metrics": {}}) == ""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from launching import ALONE, CUT, launch, run_of_one_process, weakdriven
 from safetensors.torch import load_file
+from trained_shards import FSDP
 
 from conftest import SMALL, Recorder, run_small, small_recipe
 from weakdriven.config.file import load_recipe
@@ -40,7 +41,7 @@ def same_training(one: Path, other: Path, stage: str, *, but: frozenset[str] = f
     mine, theirs = metrics(one / stage), metrics(other / stage)
     assert len(mine) == len(theirs) > 0
     for row, expected in zip(mine, theirs, strict=True):
-        assert row.keys() == expected.keys() and "loss" in row
+        assert row.keys() == expected.keys() and {"loss", "validation_loss"} & row.keys()
         same = {key: value for key, value in expected.items() if key not in but}
         assert {key: row[key] for key in same} == pytest.approx(same, abs=2e-5)
     models = sorted(path.relative_to(other) for path in (other / stage).glob("**/model.safetensors"))
@@ -248,3 +249,23 @@ def test_rollouts_and_preferences_of_two_processes_are_those_of_one(tmp_path):
         place = f"rollouts/sft/spin/{name}"
         assert (two / place).read_bytes() == (one / place).read_bytes()
     same_training(two, one, "baselines/spin", but=frozenset(MEANS))
+
+
+EVALUATED = ["eval.benchmarks=[]", "selection.enabled=false", "data.validation_share=0.2"]
+EVALUATED += ["sft.eval_steps=1", "sft.keep=best", "joint.eval_steps=0.5"]
+
+
+@pytest.mark.slow
+@ALONE
+@pytest.mark.parametrize("launched", ["ddp", "fsdp2"])
+def test_two_processes_evaluate_during_training_and_keep_the_best_model_as_one(launched, once, tmp_path):
+    one = once("one-process-evaluated", lambda root: run_small(root, *CUT, *EVALUATED))[0]
+    root = tmp_path / "run"
+    options = {"environment": FSDP} if launched == "fsdp2" else {}
+    done = weakdriven(2, "run", "demo", *SMALL, *CUT, *EVALUATED, "--output", root, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for stage in TRAINED:
+        same_training(root, one, stage)
+        assert any("validation_loss" in row for row in metrics(one / stage))
+    steps = [json.loads((run / "sft/manifest.json").read_text())["counters"]["best_step"] for run in (root, one)]
+    assert steps[0] == steps[1]

@@ -3,6 +3,8 @@
 import logging
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -124,8 +126,10 @@ def print_described(shipped: dict[str, Path]) -> None:
 
 
 def refuse_failures(failed: list[str]) -> None:
+    """Raise an error that names what is missing, and the command that completes it."""
     if failed:
-        raise UserError("Without a result: " + "; ".join(failed))
+        command = shlex.join(["weakdriven", *sys.argv[1:]])
+        raise UserError(f"Without a result: {'; '.join(failed)} What is missing is computed by: {command}")
 
 
 def quieten_libraries() -> None:

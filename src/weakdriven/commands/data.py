@@ -55,6 +55,8 @@ def data_show(
     give_chat_template(tokenizer, chat_template, model or EMBEDDED, setting="--chat-template")
     renderer = Renderer(tokenizer, domain, style, system_prompt)
     renderer.check()
+    note = "" if model else "; --model names another"
+    Console().print(f"Tokens of {model or EMBEDDED}{note}", markup=False, highlight=False, soft_wrap=True)
     looked = {"rows": rows, "max_length": max_length, "count": cheap_count(source, split)}
     room = positions(folder, trust_remote_code=trust_remote_code) if model else None
     policies = {"long_prompts": long_prompts, "empty_completions": empty_completions}

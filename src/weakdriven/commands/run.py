@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -65,6 +66,7 @@ def run(
     print(f"\nReport: {report}")
     if remote:
         print(f"Copied: {remote.shown}")
+    print_result(root)
     if push_to_hub:
         export_hub(root, push_to_hub, private)
 
@@ -102,6 +104,23 @@ def places(output: str | None, work: Path | None) -> tuple[Path | None, str | No
     if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
         raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
     return work or default_folder(output), output
+
+
+def print_result(root: Path) -> None:
+    """The verdict, the trained model, and what to do with it."""
+    from weakdriven.report import load_run
+    from weakdriven.report.card.card import result_stages
+    from weakdriven.report.run.verdict import verdict
+
+    data = load_run(root)
+    print(f"\n{verdict(data)[0]}")
+    if not (stages := result_stages(data)):
+        return
+    folder = root / stages[-1]
+    print(f"\nTrained model: {folder}")
+    print(f"Talk to it:    weakdriven chat {quote(str(root))}")
+    print(f"Evaluate it:   weakdriven eval --model {quote(str(folder))} --benchmarks test.jsonl --output results")
+    print(f"Report again:  weakdriven report {quote(str(root))}")
 
 
 def print_scores(root: Path) -> None:

@@ -17,7 +17,7 @@ def verify(
 ) -> None:
     """Check every file of a run's finished stages against its size and hash, and name damaged stages."""
     found = check_stages(run)
-    rows = [  # stages of older versions and diagnostics list no files
+    rows = [  # stages of older versions list no files
         (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else "no list of files")
         for stage, files, size, wrong in found
     ]

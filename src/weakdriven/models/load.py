@@ -24,6 +24,7 @@ from weakdriven.data.rows.hub import network_fault
 from weakdriven.errors import UserError
 from weakdriven.models.gemma3.multimodal import checked_text_weights, is_multimodal, load_text_model, text_config
 from weakdriven.models.head import refuse_other_logits
+from weakdriven.runs.directory import RUN_FILE
 from weakdriven.runs.files import digest, file_digest, read_json
 from weakdriven.runs.manifest import refuse_damaged_model
 
@@ -39,6 +40,8 @@ DTYPES = {
     "fp16": torch.float16,
     "fp32": torch.float32,
 }
+RESULTS = ("round-*/strong", "baselines/*", "sft")
+"""Models in a run directory, the one to use first."""
 SAFE: dict[str, Any] = {"use_safetensors": True}
 """For every `from_pretrained` that reads weights: a pickle can run code when it is loaded."""
 
@@ -50,7 +53,7 @@ def locate_model(source: str) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{source} is a folder without config.json; expected a Hugging Face model folder.")
+            raise UserError(f"{source} is {_what_it_is(folder)}.")
         return folder
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise UserError(f"There is no model folder {source}; give a folder, a Hub id (owner/name) or {EMBEDDED}.")
@@ -62,6 +65,17 @@ def locate_model(source: str) -> Path:
     except Exception as error:
         reason = fault or error
         raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({reason}).") from error
+
+
+def _what_it_is(folder: Path) -> str:
+    """What a folder without a model is; of a run, with the models in it, the last one first."""
+    if not (folder / RUN_FILE).is_file():
+        return "a folder without config.json; expected a Hugging Face model folder"
+    found = [[path.parent for path in folder.glob(f"{one}/*config.json")] for one in RESULTS]  # adapters' too
+    models = [max(each, key=lambda path: (len(str(path)), path)) for each in found if each]
+    if not models:
+        return "a run directory in which no model is trained yet"
+    return f"a run directory and not a model; give a model in it, such as {models[0]}"
 
 
 def fingerprint(folder: Path) -> str:

@@ -93,10 +93,16 @@ def run_parallel(
                 process.join()  # frees its GPU memory before the next one starts there
                 del running[ours]
                 places.append(place)
-                progress.note(f"{name}: {'failed' if why else 'done'}")
+                progress.note(f"{name}: {_outcome(result, why)}")
                 yield name, result, why
     finally:  # above all after the user's Ctrl-C
         _end([process for _, _, process in running.values()])
+
+
+def _outcome(result: Any, why: str) -> str:
+    """How a task ended; a comparison's result says which of its methods failed."""
+    failed = result.get("failed") if isinstance(result, dict) else None
+    return "failed" if why else f"ended without {', '.join(failed)}" if failed else "done"
 
 
 def attempt(work: Callable[[], Any], log: Path) -> tuple[Any, str]:

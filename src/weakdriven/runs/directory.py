@@ -95,6 +95,15 @@ def finished_key(folder: Path) -> str | None:
         return None
 
 
+def make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{root} is or lies under a file; give a directory as --output.") from None
+    except OSError as error:
+        raise UserError(f"{root} cannot be made ({error.strerror}); choose a writable --output.") from None
+
+
 @contextmanager
 def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     """Hold the run directory of a recipe, made if need be; one of another recipe or process is an error.
@@ -102,10 +111,7 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     If the recipe turns out to be wrong before any stage of a new run has begun, no trace is left.
     """
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{root} is or lies under a file; give a directory as --output.") from None
+    make_directory(root)
     run_file = root / RUN_FILE
     is_new = not run_file.exists()
     if not is_new:

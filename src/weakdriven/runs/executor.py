@@ -190,8 +190,7 @@ class Run(DryRun):
             "resumed": tries,
             "counters": counters,
         }
-        if stage.name != DIAGNOSTICS:  # which `diagnose` computes again where it is not whole
-            manifest[FILES] = inventory(home / "out")
+        manifest[FILES] = inventory(home / "out")
         sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
         write_json(home / "out" / MANIFEST, manifest)
 

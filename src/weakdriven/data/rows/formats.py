@@ -97,13 +97,15 @@ def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _json_line(line: bytes, file: Path, number: int) -> Row:
     try:
-        row = json.loads(line.decode())
+        row = json.loads(line.decode().rstrip("\r\n"))
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, line {number} cannot be read: {error}; save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         expected = f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
         unknown = "" if file.suffix in ENDINGS else expected
-        raise UserError(f"{file}, line {number} is not JSON: {error}{unknown}.") from None
+        # json counts lines from the start of this one
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise UserError(f"{file}, line {number} is not JSON: {reason}{unknown}.") from None
     return _object(row, file, number)
 
 

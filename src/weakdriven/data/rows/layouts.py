@@ -139,7 +139,10 @@ def _named(row: Row) -> str | None:
 
 
 def unknown_layout(row: Row, where: str) -> UserError:
-    return UserError(f"{where}: found the fields {', '.join(map(str, row)) or 'none'}; expected {EXPECTED}.")
+    return UserError(
+        f"{where}: found the fields {', '.join(map(str, row)) or 'none'}; expected {EXPECTED}. "
+        "Fields with other names are named by data.fields: {prompt: input, completion: target}."
+    )
 
 
 def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:

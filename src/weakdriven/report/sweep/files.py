@@ -16,6 +16,7 @@ from weakdriven.report.figure import write_figures
 from weakdriven.report.read import accuracy_rows, current_manifests
 from weakdriven.report.results import BySeed, Evaluated, Row, compare, complete_models, costs, describe, scores
 from weakdriven.report.sweep.figures import figures_of
+from weakdriven.runs.directory import make_directory
 from weakdriven.runs.files import PART, read_json, write_json, write_text
 
 SWEEP, SWEEP_FILE, FIGURES = "sweep", "sweep.json", "figures"
@@ -32,7 +33,7 @@ def write_sweep(root: Path, facts: Row | None = None) -> Row:
         facts: What was asked for and the state of each run; unset: those of sweep.json.
     """
     facts = facts or {key: value for key, value in read_sweep(root).items() if key != "summary"}
-    root.mkdir(parents=True, exist_ok=True)
+    make_directory(root)
     rows, found = tidy_rows(root, facts), facts | {"summary": summarise(root, facts)}
     columns = {name: as_cells(row[name] for row in rows) for name in columns_of(facts)}
     write_text(root / f"{SWEEP}.csv", format.csv_text([list(columns), *zip(*columns.values(), strict=True)]))
