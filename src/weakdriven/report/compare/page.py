@@ -70,7 +70,7 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
     scored = sorted((row for row in rows if "score" in row), key=lambda row: -row["score"])
     losses = validation.loss_dots(rows)
     tested = [
-        dot(row, row["against"]["difference"], row["against"]["interval"], "+") for row in rows if "against" in row
+        dot(row, row["against"]["difference"], row["against"]["interval"], "+") for row in scored if "against" in row
     ]
     figures = [
         interval_figure("scores", "Score", [dot(row, row["score"], row["interval"]) for row in scored], x="percent"),
