@@ -136,8 +136,9 @@ def test_the_summary_compares_each_point_with_the_default_and_the_control(swept)
 def test_a_sweep_is_written_for_people(swept):
     root, _, _ = swept
     text = (root / "sweep.md").read_text()
-    assert "| 0.5 | 2 |" in text and "the default" in text and "Runs: 4 of 4 done, 0 failed." in text
-    assert "The same at every point" in text and "SFT, same epochs" in text
+    assert "| 0.5 | 2 |" in text and "Runs: 4 of 4 done, 0 failed." in text
+    assert "Difference: from SFT (same epochs)" in text
+    assert "The same at every point" in text and "| SFT (same epochs) | 2 |" in text
     assert [figure.name for figure in figures_of(read_sweep(root))] == ["sweep"]
     assert (root / "figures/sweep.svg").is_file() and (root / "figures/sweep.png").is_file()
 

@@ -127,3 +127,14 @@ def test_the_table_counts_answers_that_are_missing_and_cut(run: Path) -> None:
     assert (rows[0]["no_answer"], rows[0]["cut"]) == (13, 7)
     page = own_part(write_report(run).read_text(encoding="utf-8"))
     assert "<td>13</td><td>7</td>" in page
+
+
+def test_a_model_below_the_untrained_base_is_said_to_be_and_is_not_called_better(run: Path) -> None:
+    evaluate(run, "base", right(70))
+    evaluate(run, "round-1", right(60))
+    evaluate(run, "baseline-sft", right(40))
+    data = load_run(run)
+    assert verdict(data)[0].startswith("Worse than the untrained base model: WMSS (round 1): -10.0 points")
+    assert outcome(data) == "open"
+    evaluate(run, "base", right(60))
+    assert "untrained" not in " ".join(verdict(load_run(run))) and outcome(load_run(run)) == "better"

@@ -30,7 +30,7 @@ def _first_evaluated(data: dict[str, Any], models: Iterable[str]) -> str | None:
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
-    """What is worse than M1, a headline, why, then a sentence for each benchmark."""
+    """What is worse than M1 or M0, a headline, why, then a sentence for each benchmark."""
     rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
@@ -59,7 +59,7 @@ def verdict(data: dict[str, Any]) -> list[str]:
     if pairs:
         why = missing_words(count_wins(data, pairs, final, control), final, control)
         sentences = [headline(final, control, list(pairs), compared(pairs)), *([why] if why else []), *sentences]
-    return [*below_m1(data), *sentences]
+    return [*below_m1(data), *below_base(data), *sentences]
 
 
 def below_m1(data: dict[str, Any]) -> list[str]:
@@ -78,6 +78,15 @@ def below_m1(data: dict[str, Any]) -> list[str]:
     return [f"Worse than M1, which training started from: {'; '.join(worse)}."] if worse else []
 
 
+def below_base(data: dict[str, Any]) -> list[str]:
+    final = final_model(data)
+    pairs = pairs_of(data, final, "base") if final else {}
+    result = compared(pairs) if pairs else None
+    if result is None or result.difference >= 0:
+        return []
+    return [f"Worse than the untrained base model: {in_prose(final or '')}: {difference_words(result)}."]
+
+
 def started_from_m1(data: dict[str, Any], model: str) -> bool:
     """Whether a model's own stage has M1 among its inputs, other than to know how long to train."""
     m1 = data["done"].get("sft", {}).get("key")
@@ -86,13 +95,18 @@ def started_from_m1(data: dict[str, Any], model: str) -> bool:
 
 
 def outcome(data: dict[str, Any]) -> str:
-    """Of the last WMSS model against its control: better, worse, or open where no difference is significant."""
+    """Of the last WMSS model against its control: better, worse, or open where no difference is significant.
+
+    A model below M1 or M0 is not better, whatever its control did.
+    """
     final = final_model(data)
     pairs = pairs_of(data, final, control_of(data)) if final else {}
     result = compared(pairs) if pairs else None
     if result is None or result.p_items >= SIGNIFICANCE_LEVEL:
         return "open"
-    return "better" if result.difference > 0 else "worse"
+    if result.difference < 0:
+        return "worse"
+    return "open" if below_m1(data) or below_base(data) else "better"
 
 
 def pairs_of(data: dict[str, Any], model: str, other: str) -> Pairs:

@@ -62,6 +62,10 @@ def percent(value: Any) -> float | None:
     return None if number(value) is None else round(100 * value, 4)
 
 
+def seeds_words(found: Row) -> str:
+    return f"{len(found['seeds'])} seed{'s' * (len(found['seeds']) != 1)}"
+
+
 def seeds_of(row: Row, at: Row) -> list[Row]:
     each = zip(row["seeds"], row.get("by_seed", []), strict=True)
     return [{**at, "seed": seed, "score": percent(score)} for seed, score in each]
@@ -78,7 +82,7 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     seeds = [one for row in results for one in seeds_of(row, at[row["point"]])]
     controls = {row["point"]: row for row in found["summary"] if row["role"] == "control" and row["point"] in at}
     control = next(iter(controls.values()), None) if not others else None
-    note = f"Line: mean over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. Dots: single seeds."
+    note = f"Line: mean over benchmarks and {seeds_words(found)}. Band: {BAND}. Dots: single seeds."
     if control:
         if control["shared"]:  # also where a point has no result yet
             controls = dict.fromkeys(at, control)
@@ -123,7 +127,7 @@ def dots(found: Row, results: list[Row]) -> Figure:
         for row in alone or controls
     ]
     order = [*names.values(), *(row["name"] for row in alone)]
-    note = f"Dot: mean over benchmarks and {len(found['seeds'])} seeds. Line: {BAND}. Ticks: single seeds."
+    note = f"Dot: mean over benchmarks and {seeds_words(found)}. Line: {BAND}. Ticks: single seeds."
     encoding: Spec = {
         "y": {"field": "point", "type": "nominal", "sort": order, "title": ", ".join(axes)},
         "color": colours([own], controls[:1]),
@@ -160,7 +164,7 @@ def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
     }
     scored = {"transform": [{"filter": "datum.score != null"}], **rect}
     layers = [scored, layer({"type": "text", "color": "@ink"}, text={"field": "label"})]
-    note = f"Mean accuracy in percent over benchmarks and {len(found['seeds'])} seeds; –: no result."
+    note = f"Mean accuracy in percent over benchmarks and {seeds_words(found)}; –: no result."
     spec = layered({"step": 34}, cells, encoding, layers)
     return Figure("sweep", f"Accuracy over {x} and {y}: {found['recipe']}", spec, note)
 
@@ -223,7 +227,7 @@ def over_steps(found: Row) -> Figure | None:
         {"x": x, "color": colours([*own], [{"name": name, "model": controls[name]} for name in held], legend=LEGEND)},
         layers,
     )
-    note = f"Means over benchmarks and {len(found['seeds'])} seeds. Band: {BAND}. At 0: the model that training starts "
+    note = f"Means over benchmarks and {seeds_words(found)}. Band: {BAND}. At 0: the model that training starts "
     note += f"from.{' Dashed: SFT.' if held else ''}"
     return Figure("sweep-steps", f"Accuracy over the steps: {found['recipe']}", spec, note)
 
