@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-SHORT = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48"]
+SHORT = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.epochs=1", "baselines=[sft]"]
 ROWS, BATCH = 400, 4
 FLAT = 0.05
 """Share of its mean by which memory may seem to rise: allocators round up."""
@@ -163,6 +163,7 @@ def soak_training(steps: int, every: int = 100, tell: Callable[[str], None] = pr
         asked = [f"data.limit={ROWS}", f"joint.epochs={epochs}", f"joint.batch_size={BATCH}", "selection.enabled=false"]
         asked += [
             "joint.micro_batch_size=4",
+            "sft.epochs=1",
             "joint.save_steps=200",
             "joint.logging_steps=10",
             "baselines=[]",

@@ -8,7 +8,7 @@ Equations, sections and Algorithm 1 are those of "Weak-Driven Learning: How Weak
 (arXiv 2602.08222).
 
 Only the small model and the word problems come from weakdriven. `weakdriven run demo` computes the same, and a test
-compares the two. It also trains the control that this file leaves out, SFT for as many epochs: docs/demo.md.
+compares the two. It also trains what this file leaves out, two SFT controls and a variant of WMSS: docs/demo.md.
 
 N = examples, B = examples of a batch, L = tokens of its longest example, V = vocabulary.
 """
@@ -29,7 +29,10 @@ from weakdriven.models.load import EMBEDDED, locate_model
 ROUNDS = 1  # K of Algorithm 1
 STRONG_WEIGHT = 0.5  # lambda of Eq. 5
 CONSOLIDATION, DIFFICULTY, REPAIR = 0.1, 0.8, 0.1  # alpha, beta, gamma of Eq. 9
-LEARNING_RATE, BATCH_SIZE, WARMUP_RATIO, MAX_GRAD_NORM = 2e-3, 16, 0.1, 1.0
+EPOCHS, LEARNING_RATE = 3, 2e-3  # of SFT
+JOINT_LEARNING_RATE = 5e-4  # of WD-JT, one epoch a round
+BATCH_SIZE, WARMUP_RATIO, MAX_GRAD_NORM = 4, 0.1, 1.0
+TRAIN_PROBLEMS = 1600
 SEED = 42
 IGNORE = -100  # label of a token that is not supervised
 
@@ -62,19 +65,20 @@ def collate(examples):
 # 2. WD-JT (Sec. 4.1), and SFT, which is the same with one model
 
 
-def train(models, weights, examples, phase):
-    """Train all `models` for one epoch on the weighted sum of their logits; returns the loss of every step.
+def train(models, weights, examples, phase, epochs, learning_rate):
+    """Train all `models` on the weighted sum of their logits; returns the loss of every step.
 
     One model of weight 1 is SFT (Eq. 1). A strong and a weak model of weights lambda and 1 - lambda are WD-JT.
     """
     batch_size = min(BATCH_SIZE, len(examples))
-    steps = len(examples) // batch_size
-    order = np.random.default_rng([SEED, phase, 0]).permutation(len(examples))  # each phase has its own
+    kept = len(examples) // batch_size * batch_size  # whole batches only
+    shuffles = [np.random.default_rng([SEED, phase, epoch]).permutation(len(examples)) for epoch in range(epochs)]
+    batches = np.concatenate([shuffle[:kept] for shuffle in shuffles]).reshape(-1, batch_size)
     parameters = [parameter for model in models for parameter in model.train().parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP_RATIO * steps), steps)
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP_RATIO * len(batches)), len(batches))
     losses = []
-    for rows in order[: steps * batch_size].reshape(steps, batch_size):
+    for rows in batches:
         ids_BL, mask_BL, labels_BL = collate([examples[row] for row in rows])
         logits = [model(input_ids=ids_BL, attention_mask=mask_BL).logits for model in models]
         mixed_BLV = sum(weight * logits_BLV for weight, logits_BLV in zip(weights, logits, strict=True))  # Eq. 5
@@ -122,12 +126,13 @@ def draw_active(weak_entropy_N, strong_entropy_N, round_number):
 def wmss(base, examples):
     """Returns M0, M1, ..., M_{K+1}, the active set of each round, and the losses of each phase."""
     models, actives = [base, copy.deepcopy(base)], []
-    losses = [train([models[1]], [1.0], examples, phase=0)]  # M1: SFT of M0
+    losses = [train([models[1]], [1.0], examples, 0, EPOCHS, LEARNING_RATE)]  # M1: SFT of M0
     for round_number in range(1, ROUNDS + 1):
         weak, strong = copy.deepcopy(models[-2]), copy.deepcopy(models[-1])  # M_{t-1} and M_t (Eq. 4)
         active = draw_active(entropies(weak, examples), entropies(strong, examples), round_number)
         chosen = [examples[row] for row in active]
-        losses.append(train([strong, weak], [STRONG_WEIGHT, 1 - STRONG_WEIGHT], chosen, phase=round_number))
+        weights = [STRONG_WEIGHT, 1 - STRONG_WEIGHT]
+        losses.append(train([strong, weak], weights, chosen, round_number, 1, JOINT_LEARNING_RATE))
         models.append(strong)  # M_{t+1}; the weak model was trained too, and is discarded
         actives.append(active)
     return models, actives, losses
@@ -151,7 +156,7 @@ def count_correct(model, tokenizer, problems):
 
 def main():
     parser = argparse.ArgumentParser(description="WMSS on the demo's word problems.")
-    parser.add_argument("--train", type=int, default=3200, help="training problems, at most 3200")
+    parser.add_argument("--train", type=int, default=TRAIN_PROBLEMS, help="training problems, at most 3200")
     parser.add_argument("--test", type=int, default=128, help="test problems, at most 512")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(locate_model(EMBEDDED))

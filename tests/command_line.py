@@ -14,6 +14,7 @@ import torch
 WHOLE = [
     *("data.limit=32", "eval.limit=8", "eval.max_new_tokens=8", "sft.save_steps=2", "joint.save_steps=2"),
     *("sft.batch_size=8", "sft.micro_batch_size=8", "joint.batch_size=4", "joint.micro_batch_size=4"),
+    *("sft.epochs=1", "sft.learning_rate=2e-3", "joint.learning_rate=2e-3", "baselines=[sft]"),
 ]
 
 

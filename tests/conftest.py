@@ -31,7 +31,11 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.stage import Planned
 from weakdriven.runs.take_over import Siblings
 
-SMALL = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.save_steps=2", "joint.save_steps=2"]
+SMALL = [
+    *("data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.epochs=1", "baselines=[sft]"),
+    *("sft.batch_size=16", "sft.micro_batch_size=16", "sft.learning_rate=2e-3", "sft.save_steps=2"),
+    *("joint.batch_size=16", "joint.micro_batch_size=16", "joint.learning_rate=2e-3", "joint.save_steps=2"),
+]
 
 demo_rows_once = cache(demo_rows)
 files.demo_rows = lambda split: [dict(row) for row in demo_rows_once(split)]  # a run asks for them several times

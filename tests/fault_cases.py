@@ -19,7 +19,8 @@ from weakdriven.runs.files import file_digest
 
 TINY = [
     *("data.limit=64", "eval.limit=8", "eval.max_new_tokens=16", "eval.batch_size=4", "baselines=[]"),
-    *("sft.save_steps=1", "joint.save_steps=1", "selection.batch_tokens=1024"),
+    *("sft.save_steps=1", "joint.save_steps=1", "selection.batch_tokens=1024", "sft.epochs=1"),
+    *(f"{phase}.{name}=16" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")),
 ]
 FORKED = pytest.mark.xdist_group("faults")
 """Tests of runs that are forked off one process and compared with one finished run: in one worker."""

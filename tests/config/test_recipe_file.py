@@ -90,7 +90,8 @@ def test_overrides_change_what_they_name_and_nothing_else():
     assert changed.joint == demo.joint.model_copy(update={"rounds": 2})
     assert changed.sft == demo.sft.model_copy(update={"learning_rate": 1e-4})
     assert changed.selection == demo.selection.model_copy(update={"enabled": False})
-    assert (changed.data, changed.eval, changed.name) == (demo.data, demo.eval, "demo")
+    assert changed.eval == demo.eval.model_copy(update={"limit": None})
+    assert (changed.data, changed.name) == (demo.data, "demo")
 
 
 def test_an_override_may_add_a_group_that_the_file_lacks():

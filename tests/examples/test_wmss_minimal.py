@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import run_small
 from examples import wmss_minimal as minimal
+from weakdriven.config.file import load_recipe
 from weakdriven.data.demo import demo_problems
 from weakdriven.models.load import EMBEDDED, locate_model
 
-ROUNDS, EXAMPLES, BATCH_SIZE, WARMUP_RATIO = 2, 40, 4, 0.25
-"""10 steps of SFT and about 6 in each round, of which at least one is warm-up."""
+ROUNDS, EXAMPLES, EPOCHS, BATCH_SIZE, WARMUP_RATIO = 2, 24, 2, 4, 0.25
+"""12 steps of SFT and about 4 in each round, of which at least one is warm-up."""
 FOLDERS = ["sft", *(f"round-{number}/strong" for number in range(1, ROUNDS + 1))]
 
 
@@ -28,7 +29,9 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs") / "demo"
     each = [f"batch_size={BATCH_SIZE}", f"micro_batch_size={BATCH_SIZE}", f"warmup_ratio={WARMUP_RATIO}"]
     phases = [f"{phase}.{setting}" for phase in ("sft", "joint") for setting in each]
-    run_small(root, f"data.limit={EXAMPLES}", f"joint.rounds={ROUNDS}", *phases, "baselines=[]", "eval.benchmarks=[]")
+    rates = [f"sft.learning_rate={minimal.LEARNING_RATE}", f"joint.learning_rate={minimal.JOINT_LEARNING_RATE}"]
+    sizes = [f"data.limit={EXAMPLES}", f"sft.epochs={EPOCHS}", f"joint.rounds={ROUNDS}"]
+    run_small(root, *sizes, *phases, *rates, "baselines=[]", "eval.benchmarks=[]")
     return root
 
 
@@ -37,6 +40,7 @@ def script():
     """The script's models, active sets and losses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal, "ROUNDS", ROUNDS)
+        patch.setattr(minimal, "EPOCHS", EPOCHS)
         patch.setattr(minimal, "BATCH_SIZE", BATCH_SIZE)
         patch.setattr(minimal, "WARMUP_RATIO", WARMUP_RATIO)
         return minimal.wmss(base_model(), minimal.load_examples(tokenizer(), EXAMPLES))
@@ -48,6 +52,17 @@ def base_model():
 
 def tokenizer():
     return AutoTokenizer.from_pretrained(locate_model(EMBEDDED))
+
+
+def test_the_settings_are_those_of_the_demo():
+    recipe = load_recipe("demo")
+    assert (recipe.joint.rounds, recipe.joint.strong_weight) == (minimal.ROUNDS, minimal.STRONG_WEIGHT)
+    assert (recipe.sft.epochs, recipe.sft.learning_rate) == (minimal.EPOCHS, minimal.LEARNING_RATE)
+    assert (recipe.joint.epochs, recipe.joint.learning_rate) == (1, minimal.JOINT_LEARNING_RATE)
+    assert recipe.data.limit == minimal.TRAIN_PROBLEMS and recipe.seed == minimal.SEED
+    for phase in (recipe.sft, recipe.joint):
+        assert (phase.batch_size, phase.warmup_ratio) == (minimal.BATCH_SIZE, minimal.WARMUP_RATIO)
+        assert phase.max_grad_norm == minimal.MAX_GRAD_NORM
 
 
 def test_active_sets_are_the_same(run, script):

@@ -9,6 +9,8 @@ from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import METHODS
 from weakdriven.errors import UserError
 
+OF_DEMO = ["sft_restart", "sft", "wmss_annealed"]
+
 
 def test_a_method_on_a_paper_recipe_is_that_method_alone_with_the_papers_settings():
     for parent in PAPER:
@@ -33,11 +35,11 @@ def test_a_method_on_a_paper_recipe_is_that_method_alone_with_the_papers_setting
     "overrides, name, baselines",
     [
         (["method=spin"], "demo-spin", []),
-        (["method=wmss"], "demo", ["sft"]),
+        (["method=wmss"], "demo", OF_DEMO),
         (["method=sft"], "demo-sft", []),
         (["method=spin", "baselines=[sft]"], "demo-spin", ["sft"]),
         (["name=mine", "method=spin"], "mine", []),
-        (["seed=1"], "demo", ["sft"]),
+        (["seed=1"], "demo", OF_DEMO),
     ],
 )
 def test_a_method_on_a_shipped_recipe_is_a_run_of_its_own(overrides: list[str], name: str, baselines: list[str]):
@@ -49,7 +51,7 @@ def test_a_method_on_a_file_or_in_a_comparison_or_sweep_changes_nothing_else(tmp
     file = tmp_path / "mine.yaml"
     file.write_text("extends: demo\n")
     for recipe in (load_recipe(str(file), ["method=spin"]), load_recipe("demo", varied=["method=spin"])):
-        assert (recipe.name, recipe.method, recipe.baselines) in [("mine", "spin", ["sft"]), ("demo", "spin", ["sft"])]
+        assert (recipe.name, recipe.method, recipe.baselines) in [("mine", "spin", OF_DEMO), ("demo", "spin", OF_DEMO)]
 
 
 def test_the_name_of_a_recipe_and_a_method_is_an_error_with_the_right_command(tmp_path: Path):

@@ -1,5 +1,6 @@
 """A changed setting on a finished run: nothing that was finished is replaced unless `--replace` asks for it."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_a_changed_setting_stops_with_the_stages_and_their_cost_and_changes_no_f
     stopped = weakdriven("run", "demo", *OTHER, "--output", run)
     assert_user_error(stopped, f"{run}/round-1/strong (2.0 hours): strong_weight 0.5 -> 0.7", "eval/round-1/arithmetic")
     assert "2 finished stages" in stopped.err and f"{run}/sft" not in stopped.err
-    given = f"weakdriven run demo {' '.join(OTHER)}"
+    given = f"weakdriven run demo {shlex.join(OTHER)}"
     assert f"{given} --output {run} --replace\n" in stopped.err
     assert f"{given} --output {run}-2 --take-from {run}\n" in stopped.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -14,6 +14,8 @@ OVERRIDES = [
     "eval.limit=4",
     "eval.max_new_tokens=8",
     "baselines=[sft_restart]",
+    "sft.epochs=1",
+    "joint.learning_rate=2e-3",
     *(f"{phase}.{name}=8" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")),
 ]
 

@@ -250,7 +250,7 @@ def test_the_figures_have_them_next_to_the_training_losses(evaluated):
 
 @pytest.mark.slow
 def test_methods_are_compared_by_their_validation_loss_alone(tmp_path):
-    few = ["data.limit=32", "eval.benchmarks=[]", SHARE, "sft.batch_size=8", "sft.micro_batch_size=8"]
+    few = ["data.limit=32", "eval.benchmarks=[]", SHARE, "sft.epochs=1"]
     compare_methods("demo", few, tmp_path, Recorder(), methods=["sft"], seeds=2)
     rows = {row["method"]: row for row in read_json(tmp_path / "comparison.json")["rows"]}
     assert list(rows) == ["base", "m1", "sft_restart", "sft"]
