@@ -217,7 +217,10 @@ def evaluated(once):
     """WMSS on few rows with evaluations: the best M1, with a snapshot, and the last model of a round."""
     few = ["data.limit=40", "eval.benchmarks=[]", "baselines=[]", "sft.snapshots=[0.5]", "selection.enabled=false"]
     few += [f"{phase}.{size}=8" for phase in ("sft", "joint") for size in ("batch_size", "micro_batch_size")]
-    return once("evaluated", lambda root: run_small(root, *few, *EVALUATED, "sft.keep=best", "sft.learning_rate=0.01"))
+    return once(
+        "evaluated-in-training",
+        lambda root: run_small(root, *few, *EVALUATED, "sft.keep=best", "sft.learning_rate=0.01"),
+    )
 
 
 def evaluations(root, stage):

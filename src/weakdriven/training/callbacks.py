@@ -71,7 +71,7 @@ class PhaseCallback(TrainerCallback):
             self.show_evaluation(state, validation)
         if not logs or "loss" not in logs:
             return
-        if args.fp16 and not math.isfinite(logs.get("grad_norm", 0.0)):
+        if self.recipe.precision == "fp16-mixed" and not math.isfinite(logs.get("grad_norm", 0.0)):
             logs.pop("grad_norm")  # while it searches its scale, the gradient scaler skips steps that overflow
         if state.is_world_process_zero:
             append_jsonl(self.metrics, [{"step": state.global_step, **logs}])
