@@ -27,14 +27,15 @@ def compare(
 ) -> None:
     """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
     progress = common.progress_of(quiet)
-    from weakdriven.pipeline.compare import compare_methods
+    from weakdriven.pipeline.compare import compare_methods, split_methods
     from weakdriven.pipeline.run import RunOptions
     from weakdriven.runs.take_over import Siblings
 
-    names = [name.strip() for name in methods.split(",") if name.strip()]
     options = RunOptions(Siblings(take_from or []), force, rehearsal, replace)
     shared = {"seeds": seeds, "jobs": jobs, "options": options}
-    print_comparison(compare_methods(recipe, overrides or [], output, progress, methods=names, **shared))
+    print_comparison(
+        compare_methods(recipe, overrides or [], output, progress, methods=split_methods(methods), **shared)
+    )
 
 
 def print_comparison(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,7 @@ def print_plan(plan: "Plan", console: Console, *, every: bool = False) -> None:
     else:
         print_stages(plan, console)
     for advice in plan.advice:
-        print_advice(advice, plan.micro.get(advice.stage))
+        print_advice(advice, plan.micro.get(advice.stage), console)
     if not every:
         print("--all shows every stage, its memory by part, and what was assumed and guessed.")
         return
@@ -180,15 +181,15 @@ def grouped(costs: "list[Cost]") -> "dict[str, list[Cost]]":
         numbers = (cost.steps, cost.seconds, cost.memory and cost.memory.total, cost.kept)
         groups.setdefault((name, numbers), []).append(cost)
     named: dict[str, list[Cost]] = {}
+    labels = Counter[str]()
     for (name, _), same in groups.items():
         label = same[0].workload.name if len(same) == 1 else f"{name} ({len(same)})"
-        while label in named:  # another point of a sweep
-            label += "'"
-        named[label] = same
+        labels[label] += 1  # points of a sweep may differ in what a stage costs
+        named[f"{label} #{labels[label]}" if labels[label] > 1 else label] = same
     return named
 
 
-def print_advice(advice: "Advice", most: int | None) -> None:
+def print_advice(advice: "Advice", most: int | None, console: Console) -> None:
     needs, has = advice.needs / GIB, advice.has / GIB
     print(f"{advice.stage} does not fit: about {needs:.1f} GiB of {has:.1f}.", end=" ")
     print(f"The largest micro_batch_size that does is {most}." if most else "No micro_batch_size does.")
@@ -196,7 +197,7 @@ def print_advice(advice: "Advice", most: int | None) -> None:
     for change in advice.changes:
         saved, result = f"-{change.saves_bytes / GIB:.1f}", change.result.removesuffix(" result")
         table.add_row(change.override, saved, f"x{change.time:.2f}", result, "yes" if change.fits else "not alone")
-    Console().print(table)
+    console.print(table)
     if advice.together:
         print(f"  Together these fit: {shlex.join(advice.together)}")
     elif not any(change.fits for change in advice.changes):

@@ -198,7 +198,7 @@ def identity(stage: Stage, recipe: Recipe) -> str:
     """What two runs share if it is equal: the stage's key where nothing has to be read for it."""
     if stage.name.startswith("eval/"):
         return digest([stage.name.split("/")[-1], stage.inputs["model"].key, recipe.eval.model_dump(mode="json")])
-    if workload_of(stage).kind == "data":
+    if workload_of(stage).kind == "data":  # its key, and those of all after it, would need the rows and the tokenizer
         stage.__dict__["key"] = digest([stage.name, recipe.data.model_dump(mode="json")])
     return stage.key
 
