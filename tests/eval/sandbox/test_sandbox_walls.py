@@ -30,8 +30,8 @@ def test_the_network_is_out_of_reach(run):
 
 
 def test_unix_sockets_of_the_host_are_out_of_reach(run, tmp_path):
-    names = [str(tmp_path / "socket"), "\0weakdriven-test"]
-    for name in names:
+    abstract = f"\0weakdriven-{os.getpid()}"  # tests run side by side
+    for name in (str(tmp_path / "socket"), abstract):
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(name)
             server.listen()
