@@ -36,20 +36,21 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Trainer
 from weakdriven.config.baselines import DpoSettings, SsbSettings
 from weakdriven.config.recipe import DataSettings, JointSettings, LoraSettings, Recipe
 from weakdriven.config.settings import TrainSettings
-from weakdriven.methods.dpo_spin.trainer import COLUMNS, PreferenceTrainer, preference_arguments, train_preference
+from weakdriven.methods.dpo_spin.trainer import PreferenceTrainer, preference_arguments, train_preference
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.other_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
+from weakdriven.methods.rollouts.preference_pairs import COLUMNS
 from weakdriven.methods.ssb.loss import TopLogits
-from weakdriven.methods.ssb.trainer import STORED, stored, train_student
-from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
-from weakdriven.methods.undial.loss import AdjustedLogits
-from weakdriven.methods.undial.noise import NoisedLogits
+from weakdriven.methods.ssb.targets import STORED, stored
+from weakdriven.methods.ssb.trainer import train_student
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase, fit
-from weakdriven.training.sft import PLAIN, Variant, train_supervised
+from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN, Variant
 from weakdriven.wmss.trainer import train_joint
 
 QWEN2 = {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}

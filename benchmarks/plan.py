@@ -32,7 +32,8 @@ from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
 from weakdriven.planning.devices import DEVICES, GIB, Machine
 from weakdriven.planning.memory import Step, training_memory
-from weakdriven.planning.model_shape import Shape, shape_of
+from weakdriven.planning.model_config import shape_of
+from weakdriven.planning.model_shape import Shape
 from weakdriven.planning.speed import step_seconds
 from weakdriven.runs.directory import Progress
 from weakdriven.training.lora import lora_config

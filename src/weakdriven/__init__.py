@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weakdriven.losses import mixed_cross_entropy, token_entropy
+    from weakdriven.losses.entropy import token_entropy
+    from weakdriven.losses.mixed_ce import mixed_cross_entropy
     from weakdriven.wmss.entropy import score_dataset
     from weakdriven.wmss.mixture import MixtureConfig, MixtureForCausalLM
     from weakdriven.wmss.pair import WeakStrongPair
@@ -25,7 +26,8 @@ __all__ = [
     "token_entropy",
 ]
 _HOMES = {
-    "losses": ("mixed_cross_entropy", "token_entropy"),
+    "losses.entropy": ("token_entropy",),
+    "losses.mixed_ce": ("mixed_cross_entropy",),
     "wmss.entropy": ("score_dataset",),
     "wmss.mixture": ("MixtureConfig", "MixtureForCausalLM"),
     "wmss.pair": ("WeakStrongPair",),

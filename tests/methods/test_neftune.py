@@ -22,7 +22,8 @@ from weakdriven.runs.files import read_jsonl
 from weakdriven.training.checkpoints import last_complete_checkpoint
 from weakdriven.training.lora import lora_config
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import PLAIN, train_supervised
+from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN
 from weakdriven.wmss.entropy import score_dataset
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

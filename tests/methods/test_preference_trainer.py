@@ -16,14 +16,8 @@ from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import IGNORE, tokenize
 from weakdriven.errors import UserError
 from weakdriven.methods.dpo_spin import trainer as preference
-from weakdriven.methods.dpo_spin.trainer import (
-    COLUMNS,
-    REFERENCE,
-    PreferenceTrainer,
-    preference_arguments,
-    train_preference,
-)
-from weakdriven.methods.rollouts.preference_pairs import Pair, Reply, pair_rows
+from weakdriven.methods.dpo_spin.trainer import REFERENCE, PreferenceTrainer, preference_arguments, train_preference
+from weakdriven.methods.rollouts.preference_pairs import COLUMNS, Pair, Reply, pair_rows
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.runs.directory import METRICS, Progress

@@ -10,7 +10,7 @@ from loss_cases import problem
 from soft_cases import EYE, FIRST, STRONG, dense_logits, every_head, heads, logits, near
 from weakdriven.losses.head import as_head
 from weakdriven.losses.mixed_ce import mixed_cross_entropy
-from weakdriven.methods.token_loss import ScaledLogits
+from weakdriven.methods.other_loss import ScaledLogits
 
 
 def scaled_cross_entropy(hidden, head, target, *, strong_weight):

@@ -21,7 +21,8 @@ from weakdriven.errors import UserError
 from weakdriven.eval.generate.requests import request_seed
 from weakdriven.methods.ssb import trainer as training
 from weakdriven.methods.ssb.loss import top_logits
-from weakdriven.methods.ssb.trainer import Collator, StoredLogits, from_bits, stored
+from weakdriven.methods.ssb.targets import from_bits, stored
+from weakdriven.methods.ssb.trainer import Collator, StoredLogits
 from weakdriven.methods.token_loss import TokenLossTrainer
 from weakdriven.models.adapters import add_adapter
 from weakdriven.models.head import causal_lm, head, hidden_states

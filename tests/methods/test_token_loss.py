@@ -12,13 +12,12 @@ from weakdriven.config.recipe import DataSettings, Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.methods import token_loss
-from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
-from weakdriven.methods.undial.loss import AdjustedLogits
-from weakdriven.methods.undial.noise import NoisedLogits
+from weakdriven.methods.other_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import PLAIN, train_supervised
+from weakdriven.training.sft import train_supervised
+from weakdriven.training.variant import PLAIN
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")
 SMALL = {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 2e-3, "gradient_checkpointing": False}

@@ -10,7 +10,7 @@ from conftest import Recorder, small_recipe
 from weakdriven.commands.compare import print_comparison
 from weakdriven.errors import UserError
 from weakdriven.methods import wmss
-from weakdriven.methods.token_loss import OtherLoss
+from weakdriven.methods.other_loss import OtherLoss
 from weakdriven.pipeline.compare import compare_methods, needs
 from weakdriven.pipeline.run import RunOptions
 from weakdriven.report.compare.table import write_comparison

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from weakdriven.planning.activations import Numbers, kept, layer_saved, working
-from weakdriven.planning.model_shape import Adapter, shape_of
+from weakdriven.planning.model_config import shape_of
+from weakdriven.planning.model_shape import Adapter
 
 FAMILIES = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "gemma3": Gemma3TextConfig}
 LENGTH = 56  # no width of a weight, so that copies of weights can be told apart

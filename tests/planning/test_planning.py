@@ -14,12 +14,13 @@ from weakdriven.config.file import load_recipe, shipped_recipes
 from weakdriven.config.recipe import LoraSettings, Recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import all_stages
-from weakdriven.planning import model_shape
+from weakdriven.planning import model_config
 from weakdriven.planning import plan as planning
 from weakdriven.planning.advice import candidates
 from weakdriven.planning.costs import Cost
+from weakdriven.planning.counted_shape import count_shape, load_config
 from weakdriven.planning.devices import GIB
-from weakdriven.planning.model_shape import config_folder, read_config, shape_of
+from weakdriven.planning.model_config import config_folder, read_config, shape_of
 from weakdriven.planning.plan import plan_recipe
 from weakdriven.planning.rows import known_rows
 from weakdriven.runs import launcher
@@ -54,8 +55,8 @@ QWEN3_4B = "Qwen/Qwen3-4B-Base"
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
     """Whatever is in this computer's cache, shapes are those of the package."""
-    monkeypatch.setattr(model_shape, "try_to_load_from_cache", lambda *source: None)
-    monkeypatch.setattr(model_shape, "hf_hub_download", refuse_download)
+    monkeypatch.setattr(model_config, "try_to_load_from_cache", lambda *source: None)
+    monkeypatch.setattr(model_config, "hf_hub_download", refuse_download)
 
 
 def refuse_download(source: str, file: str) -> str:
@@ -74,11 +75,24 @@ def test_this_machine_shards_weights_as_the_launcher_does(asked, sharding, monke
 
 
 def test_parameters_of_backbones_are_the_published_ones_and_peft_counts_those_of_an_adapter():
-    shipped = {folder.name for folder in model_shape.SHAPES.iterdir()}
-    assert {name: shape_of(read_config(config_folder(f"maker/{name}"))).parameters for name in shipped} == PARAMETERS
+    for name, parameters in PARAMETERS.items():
+        assert shape_of(read_config(config_folder(f"maker/{name}"))).parameters == parameters
     shape = shape_of(read_config(config_folder(QWEN3_4B)), LoraSettings(rank=16))
     a_layer = 16 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
     assert shape.adapter and shape.adapter.parameters == 36 * a_layer
+
+
+def test_shipped_shapes_are_those_of_the_models_that_transformers_and_peft_build():
+    shipped = [folder.name for folder in model_config.SHAPES.iterdir()]
+    assert sorted(shipped) == sorted(PARAMETERS)
+    for name in shipped:
+        folder, lora = config_folder(f"maker/{name}"), LoraSettings(rank=8, target_modules=["q_proj", "down_proj"])
+        assert shape_of(read_config(folder)) == count_shape(load_config(folder)), name
+        assert shape_of(read_config(folder), lora) == count_shape(load_config(folder), lora), name
+    everywhere = LoraSettings(rank=16, quantize="4bit")
+    assert shape_of(read_config(folder), everywhere) == count_shape(load_config(folder), everywhere)
+    with pytest.raises(UserError, match="Did you mean q_proj"):
+        shape_of(read_config(folder), LoraSettings(target_modules=["q_pro"]))
 
 
 def test_a_missing_configuration_is_an_error_that_names_it_once(tmp_path):

@@ -108,7 +108,7 @@ def test_remedies_suit_a_run_of_several_processes(tmp_path, monkeypatch):
     """Adapters are not supported under FSDP2, so they are not proposed."""
     several = Machine(replace(DEVICES[MEASURED], memory_gib=100), 2, "fsdp")
     monkeypatch.setattr(preflight, "machine_at_hand", lambda: several)
-    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.training.sft.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as error:
         carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
     assert not any(word in str(error.value) for word in ("lora", "optimizer", "precision"))
@@ -119,7 +119,7 @@ def test_without_a_plan_of_the_model_the_error_names_the_settings_that_free_memo
         raise UserError("no such architecture")
 
     monkeypatch.setattr(Planner, "cost", unknown)
-    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", out_of_memory)
+    monkeypatch.setattr("weakdriven.training.sft.train_supervised", out_of_memory)
     with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
         carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
 
@@ -144,7 +144,7 @@ def test_the_memory_of_other_processes_is_in_the_error_of_a_gpu(tmp_path, monkey
         raise error
 
     monkeypatch.setattr(preflight, "held_by_others", lambda: " Others hold it.")
-    monkeypatch.setattr("weakdriven.stages.model_stage.train_supervised", fail)
+    monkeypatch.setattr("weakdriven.training.sft.train_supervised", fail)
     with pytest.raises(UserError, match=r"\(1\) sft\.micro_batch_size=8 frees") as caught:
         carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
     assert str(caught.value).endswith(" Others hold it.") == told

@@ -18,7 +18,7 @@ from weakdriven.planning.rehearsal import Rehearsal, resumes
 from weakdriven.runs.directory import TOKENS, WORK
 from weakdriven.runs.files import write_json
 from weakdriven.runs.stage import Stage
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload
 from weakdriven.training.evaluation import same_random_numbers
 
@@ -112,7 +112,7 @@ def test_on_a_cpu_a_rehearsal_is_opt_in(tmp_path, no_gpu, monkeypatch):
     def refused(*_):
         raise AssertionError("rehearsed")
 
-    monkeypatch.setattr("weakdriven.pipeline.run.rehearse", refused)
+    monkeypatch.setattr("weakdriven.planning.rehearsal.rehearse", refused)
     recipe = small_recipe(*SHORT, "sft.model=embedded:base")
     assert select_recipe(recipe, tmp_path / "run", Notes())
     with pytest.raises(AssertionError, match="rehearsed"):

@@ -21,7 +21,7 @@ from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.runs.launcher import find_config, launch, launch_command, read_config, shipped_configs, supervised
 from weakdriven.runs.signals import EXIT_CODE
-from weakdriven.training.fsdp import refuse_plugin
+from weakdriven.training.launch import refuse_plugin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = list(shipped_configs())

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from trained_shards import FSDP, run
 
 from weakdriven.errors import UserError
-from weakdriven.training.fsdp import refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.training.launch import refuse_sharded_adapters, refuse_sharding_of_launch
 
 CASES = {
     "pair": {"pair": True},

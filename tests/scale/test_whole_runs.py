@@ -20,8 +20,8 @@ from weakdriven.errors import UserError
 from weakdriven.pipeline.run import all_stages, carry_out
 from weakdriven.runs.directory import work_folder
 from weakdriven.runs.launcher import find_config, read_config
-from weakdriven.stages.checks import refuse_processes
 from weakdriven.training.checkpoints import last_complete_checkpoint
+from weakdriven.training.launch import refuse_processes
 
 TRAINED = ("sft", "round-1/strong")
 SPIN = [*SMALL, "method=spin", "baselines=[]", "data.limit=32", "eval.limit=2", "eval.max_new_tokens=4"]

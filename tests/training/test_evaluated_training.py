@@ -8,12 +8,14 @@ from transformers import AutoModelForCausalLM
 from helpers import embedded_tokenizer, tiny_model, token_rows, weights
 from weakdriven.config.recipe import DataSettings, JointSettings, Recipe, SftSettings
 from weakdriven.data.tokenize import IGNORE
-from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
+from weakdriven.methods.other_loss import OtherLoss, ScaledLogits
 from weakdriven.runs.directory import METRICS, VALIDATION_LOSS, Progress
 from weakdriven.runs.files import read_jsonl
-from weakdriven.training.best import BEST, BestCallback, publish_best, saved_models
+from weakdriven.training.best import BEST, publish_best, saved_models
+from weakdriven.training.callbacks import BestCallback
 from weakdriven.training.phase import Phase
-from weakdriven.training.sft import PLAIN, save_model, train_supervised
+from weakdriven.training.sft import save_model, train_supervised
+from weakdriven.training.variant import PLAIN
 from weakdriven.wmss.trainer import train_joint
 
 RECIPE = Recipe(model="embedded:base", data=DataSettings(path="embedded:arithmetic"), precision="fp32")

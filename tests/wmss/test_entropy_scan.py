@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from helpers import demo_examples, embedded_tokenizer, tiny_model, token_rows
 from weakdriven.data.prompts import Renderer
-from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths, write_tokens
+from weakdriven.data.tokenize import IGNORE, column, load_tokens, row_lengths, write_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
-from weakdriven.wmss.entropy import HITS_SCHEMA, PART_SCHEMA, can_pack, column, plan_batches, scan, score_dataset
+from weakdriven.wmss.entropy import can_pack, plan_batches, scan, score_dataset
+from weakdriven.wmss.score_files import HITS_SCHEMA, PART_SCHEMA
 
 ROWS = 18
 

@@ -21,14 +21,12 @@ from weakdriven.data.overlap.fingerprint import fingerprint as text_fingerprint
 from weakdriven.data.prompts import Renderer, with_system_prompt
 from weakdriven.data.structure import with_reasoning
 from weakdriven.errors import UserError
-from weakdriven.eval.engines import Engines, check_engine, find_renderer, open_engine
+from weakdriven.eval.engine_pool import Engines
 from weakdriven.eval.generate import Engine, Sampling
 from weakdriven.eval.generate.samples import Ask, Row
 from weakdriven.eval.generate.server import ServerEngine
 from weakdriven.eval.graders.candidates import Candidate, Fault, Verify
 from weakdriven.eval.rollouts import Rollout, Rollouts
-from weakdriven.models.folder import open_model
-from weakdriven.models.load import fingerprint, positions
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
 
@@ -55,6 +53,10 @@ class OpenTeacher(NamedTuple):
 
 def open_teacher(teacher: TeacherSettings, domain: str, style: str) -> OpenTeacher:
     """Check that the teacher can generate; its weights are loaded when the first completion is needed."""
+    from weakdriven.eval.engines import check_engine, find_renderer, open_engine
+    from weakdriven.models.folder import open_model
+    from weakdriven.models.load import fingerprint, positions
+
     sampling = Sampling(teacher.max_new_tokens, (), teacher.temperature, teacher.top_p)
     facts = teacher.model_dump(include={"temperature", "top_p", "max_new_tokens", "seed"}) | {"style": style}
     if teacher.url is not None:

@@ -8,16 +8,18 @@ counted.
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from weakdriven.data.example import Example
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 IGNORE = -100
 VERSION = 2
@@ -183,14 +185,21 @@ def unlearned_warning(counters: dict[str, int]) -> str:
     )
 
 
-def load_tokens(path: Path) -> Dataset:
+def load_tokens(path: Path) -> "Dataset":
+    from datasets import Dataset
+
     return Dataset.from_file(str(path))
 
 
-def row_lengths(dataset: Dataset, name: str = "input_ids") -> np.ndarray:
+def row_lengths(dataset: "Dataset", name: str = "input_ids") -> np.ndarray:
     """Tokens of each row; read block by block, since a whole column of a large set, put in order, would not fit."""
     arrow, found = dataset.select_columns(name).with_format("arrow"), [np.zeros(0, np.int32)]
     for begin in range(0, len(dataset), BLOCK):
         block: Any = arrow[begin : begin + BLOCK]
         found.append(pc.call_function("list_value_length", [block[name]]).to_numpy())
     return np.concatenate(found)
+
+
+def column(dataset: "Dataset", name: str) -> pa.ChunkedArray:
+    """As an Arrow column: a million lists of tokens would not fit in memory as Python lists."""
+    return dataset.select_columns(name).with_format("arrow")[:][name]

@@ -18,7 +18,8 @@ from weakdriven.diagnose.gradients import HardNegatives, pair_statistics, top_ha
 from weakdriven.diagnose.logits import logit_statistics
 from weakdriven.losses.head import Head
 from weakdriven.models.head import head
-from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model import Model
+from weakdriven.stages.model_loader import Loader
 from weakdriven.wmss.entropy import plan_batches, supervised_states
 
 

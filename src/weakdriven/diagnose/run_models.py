@@ -22,7 +22,7 @@ from weakdriven.runs.files import digest
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.runs.yaml import read_yaml
 from weakdriven.stages.checks import ready_model
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.training.snapshots import percent
 from weakdriven.wmss.pair import WEAK_FOLDER
 

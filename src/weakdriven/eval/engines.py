@@ -1,10 +1,8 @@
-"""The engine and the prompts of a model: loaded or started when first needed, kept until another model is needed."""
+"""The engine of a model, of a run or outside one, and the prompts that it was trained with."""
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -25,28 +23,6 @@ from weakdriven.models.load import is_mixture, load_tokenizer
 from weakdriven.runs.directory import RECIPE_FILE
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-@dataclass
-class Engines:
-    """One engine at a time, because each holds a model in memory."""
-
-    name: str = ""
-    engine: Engine | None = None
-    stack: ExitStack = field(default_factory=ExitStack)
-
-    def of(self, name: str, opened: Callable[[], AbstractContextManager[Engine]]) -> Engine:
-        if self.engine is None or name != self.name:
-            self.close()
-            self.name, self.engine = name, self.stack.enter_context(opened())
-        return self.engine
-
-    def close(self) -> None:
-        self.engine = None
-        self.stack.close()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def local_engine(

@@ -9,7 +9,8 @@ from transformers.utils import logging as transformers_logging
 
 from weakdriven.errors import UserError
 from weakdriven.eval.benchmarks import Item
-from weakdriven.eval.engines import Engines, check_engine, find_renderer, open_engine, running_server
+from weakdriven.eval.engine_pool import Engines
+from weakdriven.eval.engines import check_engine, find_renderer, open_engine, running_server
 from weakdriven.eval.run import Questions, Task, check_task, evaluate, prepare_task, refresh, regrade
 from weakdriven.eval.scoring import read_folder
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from weakdriven.errors import UserError
 from weakdriven.losses.mix_rows import SEPARATE, mix_rows
+from weakdriven.losses.tile_bytes import CPU_TILE_BYTES, TILE_BYTES
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 Implementation = Literal["auto", "reference", "chunked", "triton"]
-TILE_BYTES = int(0.73 * 2**30)
-"""Memory for logits on an accelerator."""
-CPU_TILE_BYTES = 176 * 2**20
 
 
 def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool:

@@ -13,16 +13,14 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.other_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
 from weakdriven.methods.ssb.stage import ssb
-from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
-from weakdriven.methods.undial.loss import AdjustedLogits
-from weakdriven.methods.undial.noise import NoisedLogits
 from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, wmss
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import TrainingSet, supervised_stage
-from weakdriven.training.sft import PLAIN, Variant
+from weakdriven.training.variant import PLAIN, Variant
 
 Choose = Callable[[int, Model, Model], Stage | None]
 """Number of a round, its weak and its strong model -> its active set; None: all rows."""

@@ -1,23 +1,20 @@
-"""SFT with another loss on the same tokens, for scaled logits, UNDIAL, noised logits and SSB: TRL's SFTTrainer.
+"""TRL's SFTTrainer with another loss on the same tokens (`other_loss.py`, SSB).
 
 T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from weakdriven.losses.head import Head
-from weakdriven.losses.mixed_ce import IGNORE, mixed_cross_entropy_with_statistics, targets
+from weakdriven.losses.mixed_ce import IGNORE, targets
 from weakdriven.models.head import head, hidden_states, refuse_other_logits
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.evaluation import EvaluatingTrainer
-from weakdriven.training.sft import Variant
 from weakdriven.training.upstream import require_call
 
 
@@ -115,28 +112,3 @@ class TokenLossTrainer(EvaluatingTrainer):
             teacher_head=None if self.teacher is None else head(self.teacher),
             batch=inputs,
         )
-
-
-@dataclass(frozen=True)
-class OtherLoss(Variant):
-    """SFT with another loss."""
-
-    loss: TokenLoss = field(kw_only=True)
-
-    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> TokenLossTrainer:
-        return TokenLossTrainer(token_loss=self.loss, teacher=teacher, **arguments)
-
-
-@dataclass(frozen=True)
-class ScaledLogits:
-    """Cross-entropy of softmax(strong_weight * z): what mixing does to the strong logits, without a weak model."""
-
-    strong_weight: float
-    """Factor of the logits, more than 0; 1 is plain cross-entropy. Paper: lambda."""
-
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        head = tokens.head.times(self.strong_weight)
-        loss, sums = mixed_cross_entropy_with_statistics(
-            tokens.hidden_TD, head, None, head, tokens.target_T, strong_weight=1.0, scale=tokens.scale
-        )
-        return loss, {"scaled_loss": sums.mixed_loss, "scaled_probability": sums.mixed_probability}

@@ -6,11 +6,11 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.entropy import entropy_stage
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import TrainingSet, joint_stage, supervised_stage
 from weakdriven.stages.selection import selection_stage
-from weakdriven.training.sft import PLAIN, Variant
 from weakdriven.training.snapshots import percent
+from weakdriven.training.variant import PLAIN, Variant
 
 
 def wmss(context: Context, data: Stage, rounds: int) -> list[Model]:

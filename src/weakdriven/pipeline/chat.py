@@ -25,7 +25,8 @@ from weakdriven.report import load_run
 from weakdriven.report.card.card import result_stages
 from weakdriven.report.format import model_name
 from weakdriven.runs.directory import RUN_FILE
-from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model import Model
+from weakdriven.stages.model_loader import Loader
 
 END = "/exit"
 NARROWEST = 36

@@ -7,9 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.utils import logging as transformers_logging
-
 from weakdriven.config.file import dump_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
@@ -17,9 +14,6 @@ from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.methods.table import BASELINES
 from weakdriven.methods.wmss import first_strong, pair_of, select, wmss
-from weakdriven.models.load import EMBEDDED
-from weakdriven.planning.preflight import check_room, ran_out
-from weakdriven.planning.rehearsal import rehearse
 from weakdriven.report import write_report
 from weakdriven.report.card import write_cards
 from weakdriven.report.read import current_stages
@@ -38,11 +32,10 @@ from weakdriven.runs.replaced import (
 )
 from weakdriven.runs.stage import NOT_RUN, Planned, Stage
 from weakdriven.runs.take_over import Siblings
-from weakdriven.stages.checks import check_recipe
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage, settle_rows
 from weakdriven.stages.evaluation import evaluation_stage
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import merged
 from weakdriven.stages.remote_copy import RemoteCopy
 from weakdriven.stages.validation import validation_rows, validation_stage
@@ -124,6 +117,12 @@ def carry_out(
         evaluates: Benchmarks will be run, so their files have to be there.
         reads_only: An existing run must not change: nothing is trained or computed again, no plan is written.
     """
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from weakdriven.planning.preflight import check_room, ran_out
+    from weakdriven.planning.rehearsal import rehearse
+
     transformers_logging.disable_progress_bar()
     remote = options.remote
     with ExitStack() as held:
@@ -181,6 +180,8 @@ def checked(
     recipe: Recipe, run: DryRun, work: Work, evaluates: bool, reads_only: bool
 ) -> tuple[Context, list[Planned], dict[str, str]]:
     """A dry run: what will run, and the plan of the whole recipe."""
+    from weakdriven.stages.checks import check_recipe
+
     with failing_together():
         context = check_recipe(recipe, run, processes=size(), evaluates=evaluates)
         work(context)
@@ -191,6 +192,8 @@ def checked(
 
 def hub_models(recipe: Recipe) -> list[str]:
     """Models of the recipe that come from the Hub, recorded now because a folder of that name may come later."""
+    from weakdriven.models.load import EMBEDDED
+
     named = [source for source in (recipe.model, recipe.sft.model) if source and source != EMBEDDED]
     return [source for source in named if not Path(source).expanduser().exists()]
 

@@ -17,7 +17,7 @@ from weakdriven.stages.checks import ready_model
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
 from weakdriven.stages.entropy import entropy_stage
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.wmss.score_files import read_scores
 from weakdriven.wmss.selection import rank_correlation
 

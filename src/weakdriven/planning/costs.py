@@ -10,7 +10,8 @@ from weakdriven.config.settings import SupervisedSettings
 from weakdriven.methods.control_stages import TokenCosts
 from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
-from weakdriven.planning.model_shape import Shape, shape_of
+from weakdriven.planning.model_config import shape_of
+from weakdriven.planning.model_shape import Shape
 from weakdriven.planning.rows import Rows, validation_count
 from weakdriven.planning.speed import SPREAD, generation_seconds, micro_work, scan_seconds, step_seconds
 from weakdriven.runs.directory import VALIDATION

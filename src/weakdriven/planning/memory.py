@@ -7,7 +7,7 @@ the forward pass, the first and the last layer of the backward pass, and its end
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from weakdriven.losses.tiles import CPU_TILE_BYTES, TILE_BYTES
+from weakdriven.losses.tile_bytes import CPU_TILE_BYTES, TILE_BYTES
 from weakdriven.planning.activations import Checkpointing, Numbers, kept, working
 from weakdriven.planning.devices import GIB, Machine
 from weakdriven.planning.model_shape import Shape

@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.planning.advice import Advice, advise, largest_micro
 from weakdriven.planning.costs import ANSWER_HIGH, ANSWER_LOW, ANSWER_SHARE, Cost, Planner, disk_bytes
 from weakdriven.planning.devices import DEVICES, GIB, MEASURED, NODE, REACHED, Machine, match_device, parse_machine
-from weakdriven.planning.model_shape import config_folder, read_config
+from weakdriven.planning.model_config import config_folder, read_config
 from weakdriven.planning.rows import Rows, known_rows, sampled_rows
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import digest
 from weakdriven.runs.processes import size
 from weakdriven.runs.stage import Stage
-from weakdriven.stages.checks import UNSHARDED, refuse_processes
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload, workload_of
-from weakdriven.training.fsdp import fsdp_is_asked_for
+from weakdriven.training.launch import UNSHARDED, fsdp_is_asked_for, refuse_processes
 
 
 @dataclass(frozen=True)
@@ -186,8 +184,9 @@ def plan_runs(
             planners[same] = planner_for(recipe, folder, machine, lengths)
         planner = replace(planners[same], recipe=recipe, machine=machine)
         given = Model("sft", folder, "given") if recipe.sft.model else None
+        base, room = Model("base", folder, "base"), getattr(planner.config, "max_position_embeddings", None)
         # a listing renders nothing, so neither a tokenizer nor weights are needed
-        context = Context(recipe, Listing(root), Model("base", folder, "base"), given, renderer=None)  # pyright: ignore
+        context = Context(recipe, Listing(root), base, given, renderer=None, positions=room)  # pyright: ignore
         stages = {identity(stage, recipe): stage for stage in context.listed(work)}
         plans.append(plan_workloads(planner, [workload_of(stage) for key, stage in stages.items() if key not in known]))
         known.update(stages)
@@ -248,6 +247,8 @@ def planner_for(recipe: Recipe, folder: Path, machine: Machine, rows: Rows, fast
 
 def machine_at_hand() -> Machine:
     """The GPU of each process of this run, or its part of this computer's memory."""
+    import torch
+
     spread = "none" if size() == 1 else "fsdp" if fsdp_is_asked_for() else "ddp"
     if torch.cuda.is_available():
         known = match_device(torch.cuda.get_device_name()) or replace(DEVICES[MEASURED], name="this GPU")

@@ -20,9 +20,11 @@ from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
-from weakdriven.methods.dpo_spin.trainer import COLUMNS, train_preference
+from weakdriven.methods.dpo_spin.trainer import train_preference
+from weakdriven.methods.rollouts.preference_pairs import COLUMNS
 from weakdriven.methods.ssb.loss import TopLogits
-from weakdriven.methods.ssb.trainer import stored, train_student
+from weakdriven.methods.ssb.targets import stored
+from weakdriven.methods.ssb.trainer import train_student
 from weakdriven.planning.costs import batch_is_known, epoch_rows, micro_batch
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.preflight import will_run
@@ -33,7 +35,8 @@ from weakdriven.runs.processes import size
 from weakdriven.runs.signals import Stopped
 from weakdriven.runs.stage import Planned, Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model import Model
+from weakdriven.stages.model_loader import Loader
 from weakdriven.stages.workload import Workload
 from weakdriven.training.checkpoints import COMPLETE, checkpoints
 from weakdriven.training.evaluation import same_random_numbers

@@ -13,7 +13,6 @@ from weakdriven.data.prompts import Renderer, give_chat_template
 from weakdriven.data.rows.files import EMBEDDED, cheap_count
 from weakdriven.data.rows.mixture import open_sources
 from weakdriven.data.tokenize import load_tokens, row_lengths, tokenize
-from weakdriven.models.load import load_tokenizer
 from weakdriven.runs.directory import EXAMPLES, TOKENS
 from weakdriven.runs.files import read_json
 from weakdriven.runs.manifest import MANIFEST
@@ -93,6 +92,8 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     text = float(np.mean([len(json.dumps(example.as_row(), ensure_ascii=False)) for example in sample]))
     count = rows or source.count()
     if (folder / "tokenizer.json").is_file():
+        from weakdriven.models.load import load_tokenizer
+
         tokenizer = load_tokenizer(folder, trust_remote_code=recipe.trust_remote_code)
         give_chat_template(tokenizer, recipe.chat_template, recipe.model)
         renderer = Renderer(tokenizer, settings.domain, settings.style, settings.system_prompt)

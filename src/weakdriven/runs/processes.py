@@ -46,15 +46,17 @@ def rank() -> int:
 
 def size() -> int:
     """Number of processes that have joined (`join_processes`); before that, and without a launcher, 1."""
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return group.get_world_size() if (group := process_group()) else 1
 
 
 def index() -> int:
-    import torch.distributed as dist
+    return group.get_rank() if (group := process_group()) else 0
 
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+def process_group() -> Any:
+    """`torch.distributed` if processes have joined, else None; a command that needs no torch does not load it."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
 def is_main() -> bool:
@@ -167,6 +169,5 @@ def refuse_uneven(batches: dict[str, int], processes: int) -> None:
 
 def leave() -> None:
     """Leave the process group, or the exit may abort: https://github.com/pytorch/pytorch/issues/190489."""
-    dist = sys.modules.get("torch.distributed")  # None in a command that needs no torch
-    if dist and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    if group := process_group():
+        group.destroy_process_group()

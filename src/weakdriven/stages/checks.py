@@ -12,6 +12,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.generate.serve import check_python
 from weakdriven.eval.run import check_sandbox, check_task
 from weakdriven.models.adapters import ADAPTER_FILE
+from weakdriven.models.gemma3.multimodal import text_config
 from weakdriven.models.liger import fast_layers, model_type
 from weakdriven.models.load import (
     check_model,
@@ -20,22 +21,19 @@ from weakdriven.models.load import (
     locate_model,
     positions,
     refuse_different_tokenizers,
+    router_loss,
 )
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import digest
-from weakdriven.runs.processes import is_main, launched, refuse_uneven
+from weakdriven.runs.processes import is_main
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
-from weakdriven.training.fsdp import fsdp_is_asked_for, refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.stages.model import Model
+from weakdriven.training.launch import refuse_processes
 from weakdriven.training.lora import check_lora, ready_adapter
 from weakdriven.training.optimizer import check_optimizer
 from weakdriven.wmss.score_files import refuse_other_tokens
 
 logger = logging.getLogger(__name__)
-ALONE = {"scaled_ce", "undial", "ssb"}
-"""Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
-UNSHARDED = ("dpo", "spin")
-"""Methods whose trainers need whole models in every process."""
 
 
 def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
@@ -70,7 +68,8 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     strong = ready_model("sft", recipe.sft.model, recipe, base, setting="sft.model: ") if recipe.sft.model else None
     renderer = Renderer(tokenizer, recipe.data.domain, recipe.data.style, recipe.data.system_prompt)
     renderer.check()
-    context = Context(recipe, run, base, strong, renderer)
+    room, router = positions(folder, trust_remote_code=trust), router_loss(text_config(folder, trust_remote_code=trust))
+    context = Context(recipe, run, base, strong, renderer, positions=room, router_loss=router)
     if is_main():
         _warn(context)
     if reuse := recipe.selection.reuse:
@@ -86,7 +85,7 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     if recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     for benchmark in recipe.eval.benchmarks:
-        check_task(context.task(benchmark), positions(folder, trust_remote_code=trust))
+        check_task(context.task(benchmark), context.positions)
     return context
 
 
@@ -110,50 +109,6 @@ def checked_model(source: str, recipe: Recipe) -> Path:
     check_model(folder, trust_remote_code=recipe.trust_remote_code)
     fast_layers(recipe.fast_layers, model_type(folder))
     return folder
-
-
-def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
-    """Processes, GPUs and batch sizes that do not go together.
-
-    Args:
-        sharded: Whether a plan shards weights, whatever the launcher asks for.
-    """
-    if processes == 1:
-        if launched() > 1:
-            raise UserError(
-                f"This command works in one process, and a launcher started {launched()}; start it without one. "
-                "weakdriven run and weakdriven select work in several."
-            )
-        if (devices := torch.cuda.device_count()) > 1:
-            raise UserError(
-                f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that "
-                "starts a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set "
-                "CUDA_VISIBLE_DEVICES=0."
-            )
-        return
-    refuse_sharding_of_launch()
-    sharded = sharded or fsdp_is_asked_for()
-    refuse_sharded_adapters(sharded, recipe.lora is not None)
-    if sharded and recipe.precision == "fp16-mixed":
-        raise UserError(
-            "precision is fp16-mixed, and FSDP2 is asked for, which was never tried with loss scaling; set precision: "
-            "bf16-mixed, or train under --launch ddp-8gpu (a plan: --sharding ddp)."
-        )
-    methods = {recipe.method, *recipe.baselines}
-    if alone := sorted(methods & ALONE):
-        raise UserError(
-            f"{', '.join(alone)} trains in one process, found {processes}; run it without a launcher, or leave it out "
-            "of method and baselines here and run it afterwards: what is finished is kept."
-        )
-    used = [name for name in UNSHARDED if name in methods]
-    if used and sharded:
-        raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and FSDP is asked for; use --launch "
-            "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
-        )
-    used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
-    used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]
-    refuse_uneven({f"{name}.batch_size": getattr(recipe, name).batch_size for name in sorted(used)}, processes)
 
 
 def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:

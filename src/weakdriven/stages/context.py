@@ -6,10 +6,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-from peft import PeftModel
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from weakdriven.config.benchmarks import TestSet, name_of
 from weakdriven.config.recipe import Recipe
@@ -17,23 +14,22 @@ from weakdriven.data.overlap.find import HeldItem
 from weakdriven.data.overlap.held_out import HeldOut
 from weakdriven.data.prompts import Renderer
 from weakdriven.errors import UserError
-from weakdriven.eval.engines import Engines, local_engine, served_engine
+from weakdriven.eval.engine_pool import Engines
 from weakdriven.eval.generate import Engine
 from weakdriven.eval.run import Task, prepare_task
 from weakdriven.eval.test_sets import load_benchmark
-from weakdriven.models.gemma3.multimodal import text_config
-from weakdriven.models.liger import fast_layers, model_type
-from weakdriven.models.load import DTYPES, router_loss, tokenizer_fingerprint
-from weakdriven.models.sharded import gathered_model, is_sharded
 from weakdriven.runs.directory import WORK
 from weakdriven.runs.executor import Listing, Run
-from weakdriven.runs.processes import is_main
 from weakdriven.runs.stage import Stage
-from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload, workload_of
-from weakdriven.training.lora import name_base
-from weakdriven.training.phase import Phase
-from weakdriven.training.sft import save_model
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from weakdriven.stages.model_loader import Loader
+    from weakdriven.training.phase import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +44,10 @@ class Context:
     base: Model
     given_strong: Model | None
     renderer: Renderer
+    positions: int | None = None
+    """Largest number of tokens that the base model's configuration allows, if it names one."""
+    router_loss: float = 0.0
+    """Weight of the load-balancing loss that the base model asks for, and that no phase trains with."""
     tasks: dict[str, Task] = field(default_factory=dict)
     engines: Engines = field(default_factory=Engines)
     force: bool = False
@@ -74,21 +74,29 @@ class Context:
         assert isinstance(self.run, Run)
         return self.run.progress
 
-    def phase(self, stage: str, number: int, epochs: int, work: Path, **options: Any) -> Phase:
+    def phase(self, stage: str, number: int, epochs: int, work: Path, **options: Any) -> "Phase":
         """A training phase of a run that computes; `options` are further fields of `Phase`."""
+        from weakdriven.training.phase import Phase
+
         return Phase(stage, number, epochs, work, self.progress, force=self.force, **options)
 
     @property
-    def loader(self) -> Loader:
+    def loader(self) -> "Loader":
+        from weakdriven.stages.model_loader import Loader
+
         return Loader(self.recipe, self.base)
 
     @cached_property
     def tokenizer_key(self) -> str:
         """Hash of the tokenizer, computed once: a vocabulary of 260,000 takes seconds."""
+        from weakdriven.models.load import tokenizer_fingerprint
+
         return tokenizer_fingerprint(self.renderer.tokenizer)
 
     @property
     def layers(self) -> str:
+        from weakdriven.models.liger import fast_layers, model_type
+
         return "liger" if fast_layers(self.recipe.fast_layers, model_type(self.base.folder)) else "off"
 
     @property
@@ -96,11 +104,6 @@ class Context:
         """Of a model that is evaluated and not trained."""
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or recipe.saved_precision
-
-    @cached_property
-    def router_loss(self) -> float:
-        """Weight of the load-balancing loss that the base model asks for, and that no phase trains with."""
-        return router_loss(text_config(self.base.folder, trust_remote_code=self.recipe.trust_remote_code))
 
     def inference_settings(self) -> dict[str, Any]:
         """What decides a model's outputs besides its weights."""
@@ -138,6 +141,8 @@ class Context:
         Args:
             longest: Tokens of the longest prompt and its completion (default: of those in the benchmarks).
         """
+        from weakdriven.eval.engines import local_engine, served_engine
+
         settings = self.recipe.eval
         if settings.engine == "vllm":
             longest = longest or max(task.longest() for task in self.tasks.values())
@@ -150,16 +155,9 @@ class Context:
         load = partial(self.loader.load, model, train=False)
         return self.engines.of(model.key, lambda: local_engine(load(), self.renderer.tokenizer, settings))
 
-    def save(self, model: PreTrainedModel | PeftModel, out: Path, work: Path | None = None) -> None:
+    def save(self, model: "PreTrainedModel | PeftModel", out: Path, work: Path | None = None) -> None:
         """A model's folder, with the metrics of its phase in `work`; written by the main process."""
-        if is_sharded(model):
-            model = gathered_model(model, DTYPES[self.recipe.saved_precision])
-        if not is_main():
-            return
-        if isinstance(model, PeftModel):
-            name_base(model, self.recipe.model, self.base.folder)
-        options = {"precision": self.recipe.precision, "stop_ids": self.renderer.stop_ids}
-        save_model(model, self.renderer.tokenizer, out, work=work, **options)
+        self.loader.save(model, self.renderer, out, work)
 
 
 def present(**parts: Any) -> dict[str, Any]:

@@ -2,24 +2,21 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 
-from weakdriven.data.tokenize import load_tokens, row_lengths
-from weakdriven.models.adapters import ADAPTER_FILE
-from weakdriven.models.load import fingerprint
+from weakdriven.data.tokenize import column, load_tokens, row_lengths
 from weakdriven.runs.directory import SCORES, TOKENS
 from weakdriven.runs.files import digest, file_digest
 from weakdriven.runs.processes import agree, gathered, is_main, share, size
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload
-from weakdriven.wmss.entropy import MEANS, column, plan_batches, scan
 from weakdriven.wmss.score_files import (
+    MEANS,
     VERSION,
     PartWriter,
     ScoreFacts,
@@ -30,6 +27,9 @@ from weakdriven.wmss.score_files import (
     wait_for,
     write_scores,
 )
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def entropy_stage(context: Context, model: Model, data: Stage, examples: int | None = None) -> Stage:
@@ -71,6 +71,9 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
 
 def score_facts(context: Context, model: Model, data: Stage, sample: dict[str, Any]) -> ScoreFacts:
     """What the scores are computed from, so that another run can reuse them."""
+    from weakdriven.models.adapters import ADAPTER_FILE
+    from weakdriven.models.load import fingerprint
+
     own = fingerprint(model.folder)
     return ScoreFacts(
         model=digest([own, context.base.key]) if (model.folder / ADAPTER_FILE).is_file() else own,
@@ -82,9 +85,11 @@ def score_facts(context: Context, model: Model, data: Stage, sample: dict[str, A
 
 
 def scan_examples(
-    context: Context, model: Model, dataset: Dataset, work: Path, out: Path, facts: ScoreFacts | None
+    context: Context, model: Model, dataset: "Dataset", work: Path, out: Path, facts: ScoreFacts | None
 ) -> dict[str, Any]:
     """Scan what no process has scored before; the main process, which has the facts, merges and writes the scores."""
+    from weakdriven.wmss.entropy import plan_batches, scan
+
     parts, ids, lengths_N = work / "parts", column(dataset, "id"), row_lengths(dataset)
     done_N = np.zeros(len(ids), bool)
     if facts:

@@ -9,7 +9,7 @@ from weakdriven.eval.test_sets import count_items, token_budget
 from weakdriven.runs.processes import on_main
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload
 
 

@@ -1,8 +1,7 @@
-"""Models of a run, loaded for training or evaluation: whole ones, or adapters over one base."""
+"""Models of a run, loaded for training or evaluation, and saved: whole ones, or adapters over one base."""
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +10,16 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from weakdriven.config.recipe import Recipe
+from weakdriven.data.prompts import Renderer
 from weakdriven.models.adapters import ADAPTER, add_adapter, load_adapter, twin
 from weakdriven.models.head import causal_lm
 from weakdriven.models.liger import fast_layers, use_liger
-from weakdriven.models.load import drop_router_loss, load_model
-from weakdriven.runs.directory import SNAPSHOTS
-from weakdriven.runs.files import digest
-from weakdriven.runs.stage import called
-from weakdriven.training.lora import lora_config
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of the run: `base` is M0, `sft` M1, `round-1` M2 and so on."""
-
-    name: str
-    folder: Path
-    identity: str | Callable[[], str] = field(compare=False, repr=False)
-    """The key, or a function that computes it when it is first needed."""
-    kept: tuple[int, ...] = ()
-    """Whole percents of its training after which a snapshot was kept."""
-
-    @property
-    def key(self) -> str:
-        return called(self.identity)
-
-    def at(self, percent: int) -> "Model":
-        """A snapshot of it."""
-        folder = self.folder / SNAPSHOTS / str(percent)
-        return Model(f"{self.name}-at-{percent}", folder, lambda: digest([self.key, percent]))
+from weakdriven.models.load import DTYPES, drop_router_loss, load_model
+from weakdriven.models.sharded import gathered_model, is_sharded
+from weakdriven.runs.processes import is_main
+from weakdriven.stages.model import Model
+from weakdriven.training.lora import lora_config, name_base
+from weakdriven.training.sft import save_model
 
 
 @dataclass(frozen=True)
@@ -70,6 +50,17 @@ class Loader:
         kind = strong_model.peft_config[ADAPTER]
         weak_model = self._adapted(other, weak, kind=kind, seed=self.recipe.seed + 1)
         return tuple(self._ready(network, train=True, fast=True) for network in (strong_model, weak_model))  # pyright: ignore
+
+    def save(self, model: PreTrainedModel | PeftModel, renderer: Renderer, out: Path, work: Path | None = None) -> None:
+        """A model's folder, with the metrics of its phase in `work`; written by the main process."""
+        if is_sharded(model):
+            model = gathered_model(model, DTYPES[self.recipe.saved_precision])
+        if not is_main():
+            return
+        if isinstance(model, PeftModel):
+            name_base(model, self.recipe.model, self.base.folder)
+        options = {"precision": self.recipe.precision, "stop_ids": renderer.stop_ids}
+        save_model(model, renderer.tokenizer, out, work=work, **options)
 
     def _read(self, model: Model, *, train: bool) -> PreTrainedModel:
         """Weights from disk: a model's own, or with `lora` those of the base."""

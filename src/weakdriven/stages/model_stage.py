@@ -3,30 +3,29 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from datasets import Dataset
 
 from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import load_tokens
-from weakdriven.models.adapters import load_merged
 from weakdriven.runs.directory import ACTIVE, BUDGET, SNAPSHOTS, TOKENS
 from weakdriven.runs.files import read_json
 from weakdriven.runs.processes import size
 from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.validation import validation_rows
 from weakdriven.stages.workload import Workload
 from weakdriven.training.best import publish_best
 from weakdriven.training.checkpoints import resume_step
-from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
-from weakdriven.wmss.pair import WEAK_FOLDER
-from weakdriven.wmss.trainer import train_joint
+from weakdriven.training.variant import PLAIN, Variant
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SPEED_ONLY = {
     "micro_batch_size",
@@ -96,6 +95,8 @@ def supervised_stage(
     recipe = context.recipe
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.training.sft import train_supervised
+
         model = context.loader.load(start)
         options = {"epoch_rows": examples.epoch_rows(recipe), "keep": partial(context.save, model)}
         phase = context.phase(name, round_number, epochs, work, **options, validation=evaluated_on(validation))
@@ -132,6 +133,9 @@ def joint_stage(
     recipe = context.recipe
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.wmss.pair import WEAK_FOLDER
+        from weakdriven.wmss.trainer import train_joint
+
         strong_model, weak_model = context.loader.pair(strong, weak)
         options = {"epoch_rows": examples.epoch_rows(recipe), "keep": partial(context.save, strong_model)}
         options |= {"validation": evaluated_on(validation)}
@@ -157,7 +161,7 @@ def validation_of(context: Context, settings: TrainSettings) -> Stage | None:
     return validation_rows(context) if asked else None
 
 
-def evaluated_on(validation: Stage | None) -> Dataset | None:
+def evaluated_on(validation: Stage | None) -> "Dataset | None":
     return load_tokens(validation.path / TOKENS) if validation else None
 
 
@@ -221,6 +225,8 @@ def merged(context: Context, model: Model) -> Stage:
     recipe, precision = context.recipe, context.recipe.saved_precision
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.models.adapters import load_merged
+
         network = load_merged(
             model.folder,
             context.base.folder,

@@ -7,15 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weakdriven.data.tokenize import load_tokens
+from weakdriven.data.tokenize import column, load_tokens
 from weakdriven.runs.directory import ACTIVE, SCORES, TOKENS
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.entropy import entropy_stage
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import other_weak
 from weakdriven.stages.workload import Workload
-from weakdriven.wmss.entropy import column
 from weakdriven.wmss.score_files import VERSION, read_entropies
 from weakdriven.wmss.selection import draw_active, selection_counters, selection_probabilities
 

@@ -23,9 +23,9 @@ from weakdriven.runs.processes import gathered, is_main, share, size
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage, decisive_settings, rows_keys, training_rows_of
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload
-from weakdriven.wmss.entropy import HITS_SCHEMA, plan_batches, scan
+from weakdriven.wmss.score_files import HITS_SCHEMA
 
 VERSION = 1
 """Of what the loss of a model is; raised if older results must not be used."""
@@ -87,6 +87,8 @@ def validation_stage(context: Context, model: Model) -> Stage:
     rows, name, budget = validation_rows(context), f"validation/{model.name}", context.recipe.selection.batch_tokens
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.wmss.entropy import plan_batches, scan
+
         dataset = load_tokens(rows.path / TOKENS)
         mine = share(plan_batches(row_lengths(dataset), budget))
         parts, done, total = list[pa.RecordBatch](), 0, sum(map(len, mine))

@@ -7,8 +7,8 @@ from weakdriven.config.baselines import SpinSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import TrainSettings
 from weakdriven.runs.stage import Stage
-from weakdriven.stages.model_loader import Model
-from weakdriven.training.sft import PLAIN, Variant
+from weakdriven.stages.model import Model
+from weakdriven.training.variant import PLAIN, Variant
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.runs.processes import PATIENCE, divide, refuse_uneven, size
+
+if TYPE_CHECKING:
+    from trl.trainer.sft_config import SFTConfig
 
 
 def training_order(
@@ -60,13 +62,16 @@ def training_arguments(
     folder: Path,
     packed: int | None = None,
     evaluates: bool = False,
-) -> SFTConfig:
+) -> "SFTConfig":
     """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
 
     Args:
         packed: Rows of a micro-batch, if it is one sequence without padding.
         evaluates: Whether there are validation rows to evaluate on.
     """
+    import torch
+    from trl.trainer.sft_config import SFTConfig
+
     batch = min(settings.batch_size, rows)
     processes = size()
     refuse_uneven({f"{stage}: the rows of a step" if batch < settings.batch_size else "batch_size": batch}, processes)

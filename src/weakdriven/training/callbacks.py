@@ -1,7 +1,11 @@
-"""The callback of every training phase: metrics, progress, verified checkpoints, a stop on NaN or a signal."""
+"""The callback of every training phase: metrics, progress, verified checkpoints, a stop on NaN or a signal.
+
+Two more keep models while training goes on: snapshots after given steps, and the best one by its validation loss.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +20,13 @@ from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import has_adapter
-from weakdriven.runs.directory import METRICS, VALIDATION_LOSS, Progress
+from weakdriven.runs.directory import METRICS, SNAPSHOTS, VALIDATION_LOSS, Progress
 from weakdriven.runs.files import append_jsonl, salvage_jsonl
-from weakdriven.runs.processes import gathered, size
+from weakdriven.runs.processes import gathered, is_main, size
 from weakdriven.runs.signals import saves_when_stopped, stop_requested
-from weakdriven.training.checkpoints import seal
+from weakdriven.training.best import BEST, evaluations_since_best, saved_models
+from weakdriven.training.checkpoints import checkpoints, seal, step_of
+from weakdriven.training.snapshots import Keep, keep_in
 
 REMEDY = (
     "Lower learning_rate, or try float32 and eager attention: precision=fp32 and attention=eager in a recipe; in a "
@@ -141,3 +147,59 @@ def refuse_broken_weights(model: Any, step: int) -> None:
     parts = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters())
     if not all(gathered([all(torch.isfinite(part).all() for part in parts)])):
         raise UserError(f"Training diverged: at step {step} a weight is not finite. {REMEDY}")
+
+
+class SnapshotCallback(TrainerCallback):
+    """Saves the model after some steps.
+
+    A snapshot is on disk before the checkpoint of its step, so a resumed run has every earlier one. Later ones are
+    written again, because they have to come from the resumed training.
+    """
+
+    def __init__(self, work: Path, steps: dict[int, str], keep: Keep):
+        self.folder, self.steps, self.keep = work / SNAPSHOTS, steps, keep
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        name = self.steps.get(state.global_step)
+        if name is None:
+            return
+        refuse_broken_weights(kwargs["model"], state.global_step)
+        keep_in(self.folder / name, self.keep)
+
+
+class BestCallback(TrainerCallback):
+    """Saves the model after each evaluation with the lowest loss so far; ends training if none follows.
+
+    All it knows is in Trainer's log history, which checkpoints hold. A model is on disk before the checkpoint of its
+    step, and stays while training may resume from a checkpoint whose best model it is.
+    """
+
+    def __init__(self, work: Path, keep: Keep, patience: int | None):
+        self.folder, self.keep, self.patience = work / BEST, keep, patience
+        self.is_over = False
+        """Whether training was ended."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What training did after the checkpoint from which it resumes never happened."""
+        if is_main():
+            for step, folder in saved_models(self.folder).items():
+                if step > state.global_step:
+                    shutil.rmtree(folder)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        since = evaluations_since_best([row["eval_loss"] for row in state.log_history if "eval_loss" in row])
+        if since == 0:
+            refuse_broken_weights(kwargs["model"], state.global_step)
+            keep_in(self.folder / str(state.global_step), self.keep)
+            if is_main():
+                self._tidy([step_of(path) for path in checkpoints(Path(args.output_dir))])
+        if self.patience is not None and since >= self.patience:
+            # without a checkpoint here, because training that resumed from it would not end
+            self.is_over, control.should_training_stop, control.should_save = True, True, False
+
+    def _tidy(self, resumable: Sequence[int]) -> None:
+        """Remove models that are not the best at the last evaluation, or at a checkpoint."""
+        saved = saved_models(self.folder)
+        wanted = {max(saved), *(max((step for step in saved if step <= at), default=0) for at in resumable)}
+        for step in saved.keys() - wanted:
+            shutil.rmtree(saved[step])

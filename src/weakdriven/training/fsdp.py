@@ -1,10 +1,9 @@
-"""FSDP2 as accelerate sets it up: what is not supported, whole models, and checkpoints for any number of processes.
+"""FSDP2 as accelerate sets it up: whole models, and checkpoints for any number of processes.
 
 A sharded checkpoint is torch.distributed.checkpoint's: one process reads all of it, several read what they need. An
 ordinary one, written by one process or under DDP, is sharded when it is read.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,65 +17,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
 
-from weakdriven.errors import UserError
 from weakdriven.models.sharded import checkpoint_weights, gathered_model
-from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.runs.processes import is_main
 from weakdriven.training.evaluation import EvaluatingTrainer
+from weakdriven.training.launch import fsdp_is_asked_for
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
 """Folders inside a checkpoint that accelerate writes."""
-SUPPORTED = {
-    "fsdp_version": (2, "FSDP version 1 flattens the heads that the losses read"),
-    "fsdp_state_dict_type": ("SHARDED_STATE_DICT", "a checkpoint must not gather all weights"),
-    "fsdp_cpu_ram_efficient_loading": (False, "all processes read the models, not only the first"),
-    "fsdp_activation_checkpointing": (False, "gradient_checkpointing decides that"),
-}
-"""What a launch configuration may ask of FSDP, and why."""
-
-
-def fsdp_is_asked_for() -> bool:
-    return _is_set("ACCELERATE_USE_FSDP")
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "false").lower() == "true"
-
-
-def refuse_sharding_of_launch(*, precision: bool = True) -> None:
-    """Raise an error for settings of the launcher that training does not support; `precision`: a recipe decides it."""
-    if _is_set("ACCELERATE_USE_DEEPSPEED"):
-        refuse_deepspeed()
-    if fsdp_is_asked_for():
-        refuse_plugin(FullyShardedDataParallelPlugin())
-    mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision and mixed not in ("no", ""):
-        raise UserError(
-            f"The launch configuration sets mixed_precision: {mixed}, and the recipe's precision decides that; set "
-            "mixed_precision: 'no' there."
-        )
-
-
-def refuse_plugin(plugin: Any) -> None:
-    """Ways to shard that would train something else, or could not be saved."""
-    found = {
-        "fsdp_version": plugin.fsdp_version,
-        "fsdp_state_dict_type": plugin.state_dict_type.name,
-        "fsdp_cpu_ram_efficient_loading": bool(plugin.cpu_ram_efficient_loading),
-        "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
-    }
-    for name, (value, why) in SUPPORTED.items():
-        if found[name] != value:
-            raise UserError(f"The launch configuration sets {name}: {found[name]}; set it to {value}, because {why}.")
-
-
-def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
-    if sharded and adapted:
-        raise UserError(
-            "FSDP2 with LoRA is not supported: both adapters use one copy of a frozen base, which cannot be sharded "
-            "twice. Adapters need little memory: launch without sharding (--launch ddp-8gpu, or "
-            "`accelerate launch` without FSDP)."
-        )
 
 
 class ShardedCheckpoints(EvaluatingTrainer):

@@ -3,18 +3,19 @@
 import os
 import shutil
 from importlib.util import find_spec
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 256
 """Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
 
 
-def optimizer_class(settings: TrainSettings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
+def optimizer_class(settings: TrainSettings) -> "tuple[type[torch.optim.Optimizer], dict[str, Any]] | None":
     """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16 and adamw_fp8; None for what its arguments can name."""
     if settings.optimizer not in ("adamw_bf16", "adamw_fp8"):
         return None
@@ -30,6 +31,8 @@ def check_optimizer(key: str, optimizer: str) -> None:
     """Raise an error if an optimizer's package, GPU or compiler is missing (torchao compiles its step)."""
     if optimizer in ("adamw", "rmsprop"):
         return
+    import torch
+
     if find_spec("torchao") is None:
         raise UserError(f"{key}: {optimizer} needs torchao, which is not installed; pip install 'weakdriven[cuda]'.")
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None

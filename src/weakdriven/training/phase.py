@@ -23,11 +23,10 @@ from weakdriven.runs.signals import Stopped
 from weakdriven.training import checkpoints
 from weakdriven.training.arguments import alike_together, training_arguments, training_order
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.best import BestCallback
-from weakdriven.training.callbacks import PhaseCallback
+from weakdriven.training.callbacks import BestCallback, PhaseCallback, SnapshotCallback
 from weakdriven.training.optimizer import optimizer_class, state_bytes
 from weakdriven.training.packing import packed_order
-from weakdriven.training.snapshots import Keep, SnapshotCallback, snapshot_steps
+from weakdriven.training.snapshots import Keep, snapshot_steps
 from weakdriven.training.upstream import require_hooks
 
 

@@ -1,14 +1,12 @@
 """One model, one label stream: supervised fine-tuning through TRL."""
 
 import shutil
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.config.recipe import SAVED, Recipe
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
@@ -17,33 +15,9 @@ from weakdriven.models.load import DTYPES
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
-from weakdriven.training.fsdp import ShardedCheckpoints
 from weakdriven.training.packing import refuse_mixed_rows
 from weakdriven.training.phase import Phase, fit
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Plain SFT; a method overrides what it does differently. Two variants are equal if they train the same way."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Added unchanged to the stage's settings, so they are part of its key and of its manifest."""
-
-    def training(
-        self, model: PreTrainedModel | PeftModel, *, seed: list[int]
-    ) -> AbstractContextManager[list[TrainerCallback]]:
-        """A context in which the model is trained; yields callbacks that run before our own.
-
-        Its random draws are seeded by the recipe's seed and the number of the phase.
-        """
-        return nullcontext([])
-
-    def trainer(self, *, teacher: PreTrainedModel | None, **arguments: Any) -> Trainer:
-        """The trainer, from the arguments of TRL's `SFTTrainer` and, if the variant needs one, a frozen teacher."""
-        return ShardedCheckpoints(**arguments)
-
-
-PLAIN = Variant()
+from weakdriven.training.variant import PLAIN, Variant
 
 
 def train_supervised(

@@ -4,15 +4,11 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import TrainerCallback
 
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import SNAPSHOTS
 from weakdriven.runs.files import PART, link, sync, sync_tree
 from weakdriven.runs.processes import is_main
-from weakdriven.training.callbacks import refuse_broken_weights
 
 Keep = Callable[[Path], None]
 """Writes the model, as it is now, into a folder."""
@@ -40,24 +36,6 @@ def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int,
             )
         found[step] = name
     return found
-
-
-class SnapshotCallback(TrainerCallback):
-    """Saves the model after some steps.
-
-    A snapshot is on disk before the checkpoint of its step, so a resumed run has every earlier one. Later ones are
-    written again, because they have to come from the resumed training.
-    """
-
-    def __init__(self, work: Path, steps: dict[int, str], keep: Keep):
-        self.folder, self.steps, self.keep = work / SNAPSHOTS, steps, keep
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        name = self.steps.get(state.global_step)
-        if name is None:
-            return
-        refuse_broken_weights(kwargs["model"], state.global_step)
-        keep_in(self.folder / name, self.keep)
 
 
 def keep_in(place: Path, keep: Keep) -> None:

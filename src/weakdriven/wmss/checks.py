@@ -22,7 +22,7 @@ from weakdriven.models.adapters import adapter_config, keeps_base, refuse_adapte
 from weakdriven.models.head import causal_lm, head, refuse_other_logits
 from weakdriven.models.load import SAFE, refuse_pickles, router_loss, vocabulary_size, warn_of_code
 from weakdriven.runs.launcher import refuse_deepspeed
-from weakdriven.training.fsdp import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
+from weakdriven.training.launch import refuse_plugin, refuse_sharded_adapters, refuse_sharding_of_launch
 from weakdriven.wmss.config import WDJTConfig
 from weakdriven.wmss.pair import WeakStrongPair, refuse_shared_layers
 

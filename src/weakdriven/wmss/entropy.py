@@ -17,23 +17,8 @@ from weakdriven.data.tokenize import IGNORE, row_lengths
 from weakdriven.errors import UserError
 from weakdriven.losses.entropy import TokenScores, token_scores
 from weakdriven.models.head import causal_lm, head, hidden_states
+from weakdriven.wmss.score_files import HITS_SCHEMA, MEANS, PART_SCHEMA
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("tokens", pa.int32()),
-        ("entropy", pa.float64()),
-        ("nll", pa.float64()),
-        ("target_probability", pa.float64()),
-        ("truncated", pa.bool_()),
-    ]
-)
-"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
-PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
-"""With the row number of each example in the dataset."""
-HITS_SCHEMA = pa.schema([*PART_SCHEMA, ("hits", pa.int32())])
-"""Also the number of supervised tokens that are the most probable ones."""
-MEANS = ("entropy", "nll", "target_probability")
 ATTENTION = {"full_attention", "sliding_attention"}
 """Layers that keep packed rows apart; others, such as convolutions, would leak one row into the next."""
 
@@ -54,11 +39,6 @@ def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
         batches.append(order[begin : begin + size])
         begin += size
     return batches
-
-
-def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """As an Arrow column: a million lists of tokens would not fit in memory as Python lists."""
-    return dataset.select_columns(name).with_format("arrow")[:][name]
 
 
 def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:

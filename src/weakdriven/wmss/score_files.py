@@ -17,8 +17,23 @@ import pyarrow.parquet as pq
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import SCORES
 from weakdriven.runs.files import PART, file_digest, sync
-from weakdriven.wmss.entropy import PART_SCHEMA, SCHEMA
 
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("tokens", pa.int32()),
+        ("entropy", pa.float64()),
+        ("nll", pa.float64()),
+        ("target_probability", pa.float64()),
+        ("truncated", pa.bool_()),
+    ]
+)
+"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
+PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
+"""With the row number of each example in the dataset."""
+HITS_SCHEMA = pa.schema([*PART_SCHEMA, ("hits", pa.int32())])
+"""Also the number of supervised tokens that are the most probable ones."""
+MEANS = ("entropy", "nll", "target_probability")
 METADATA = b"weakdriven.scores"
 VERSION = 2
 """Of what a scan computes and how it is stored; raised if scores of an older version must not be used."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import concatenate_datasets
 
 from weakdriven.config.baselines import PreferenceSettings
 from weakdriven.data.example import Example
 from weakdriven.data.funnel import Funnel
 from weakdriven.data.tokenize import load_tokens
-from weakdriven.methods.dpo_spin.trainer import COLUMNS, SIDES, train_preference
 from weakdriven.methods.rollouts.preference_pairs import (
+    COLUMNS,
+    SIDES,
     Asked,
     Pair,
     Tally,
@@ -29,7 +29,7 @@ from weakdriven.runs.directory import EXAMPLES, FUNNEL
 from weakdriven.runs.files import append_jsonl, batches, read_jsonl, write_json
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context, present
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
 from weakdriven.training.snapshots import publish_snapshots
@@ -100,6 +100,10 @@ def preference(
     stage = f"baselines/{name}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from datasets import concatenate_datasets
+
+        from weakdriven.methods.dpo_spin.trainer import train_preference
+
         model, tokenizer = context.loader.load(start), context.renderer.tokenizer
         phase = context.phase(stage, round_number, settings.epochs, work, keep=partial(context.save, model))
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])

@@ -15,14 +15,13 @@ from trl.trainer.sft_config import SFTConfig
 
 from weakdriven.config.recipe import Recipe
 from weakdriven.config.settings import TrainSettings
+from weakdriven.methods.rollouts.preference_pairs import COLUMNS, SIDES
 from weakdriven.models.recompute import keep
 from weakdriven.runs.files import append_jsonl, digest, salvage_jsonl
 from weakdriven.training.attention import trained_attention
 from weakdriven.training.phase import Phase, fit
 from weakdriven.training.upstream import refuse_release
 
-SIDES = ("chosen", "rejected")
-COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
 REFERENCE = "reference.jsonl"
 
 

@@ -20,6 +20,9 @@ from weakdriven.eval.rollouts import Rollout
 
 Asked = tuple[Example, list[Rollout]]
 """A prompt and what was sampled for it."""
+SIDES = ("chosen", "rejected")
+COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
+"""Token ids of a pair."""
 
 NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
 MIXED_ADVICE = (

@@ -29,13 +29,12 @@ from weakdriven.eval.rollouts import (
     as_fault,
     as_label,
 )
-from weakdriven.models.load import positions
 from weakdriven.runs.directory import EXAMPLES
 from weakdriven.runs.files import append_jsonl, digest, read_jsonl
 from weakdriven.runs.processes import is_main, merged, share
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -167,7 +166,7 @@ def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int],
     budget = settings.max_new_tokens
     if budget is None:
         budget = recipe.data.max_length if whole is None else whole - min(lengths)
-        room = positions(context.base.folder, trust_remote_code=recipe.trust_remote_code)
+        room = context.positions
         if room is not None and room - max(lengths) < budget:
             if whole is not None and room < whole:
                 logger.warning(

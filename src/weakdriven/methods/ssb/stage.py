@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from weakdriven.build.distil import rendered
 from weakdriven.config.baselines import RolloutSettings
@@ -26,22 +25,16 @@ from weakdriven.methods.rollouts.preference_pairs import (
     with_rollouts,
 )
 from weakdriven.methods.rollouts.stage import read_rollouts, rollout_stage
-from weakdriven.methods.ssb.loss import top_logits
-from weakdriven.methods.ssb.trainer import STORED, stored, train_student
 from weakdriven.methods.wmss import first_strong
-from weakdriven.models.adapters import load_merged
-from weakdriven.models.head import head, hidden_states
-from weakdriven.models.load import positions
 from weakdriven.runs.directory import EXAMPLES, FUNNEL, SNAPSHOTS
 from weakdriven.runs.files import append_jsonl, batches, read_json, write_json
 from weakdriven.runs.manifest import MANIFEST
 from weakdriven.runs.stage import Stage
 from weakdriven.stages.context import Context
-from weakdriven.stages.model_loader import Loader, Model
+from weakdriven.stages.model import Model
 from weakdriven.stages.model_stage import model_stage
 from weakdriven.stages.workload import Workload
 from weakdriven.training.snapshots import publish_snapshots, snapshot_folders
-from weakdriven.wmss.entropy import plan_batches
 
 TARGETS = "targets.arrow"
 BLOCK = 256
@@ -49,11 +42,6 @@ BLOCK = 256
 REPLY_ADVICE = (
     "A reply counts if it is right although the student sees no hint: ask with other teacher settings, or take a model "
     "that follows instructions. What is too long for the student needs a larger data.max_length."
-)
-SCHEMA = pa.schema(
-    {"id": pa.string(), "input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int32())}
-    | dict(zip(STORED, map(pa.list_, (pa.int32(), pa.uint16(), pa.float32())), strict=True))
-    | {"coverage": pa.float32(), "coverage_at_temperature": pa.float32()}
 )
 Row = dict[str, Any]
 
@@ -74,7 +62,7 @@ def ssb(context: Context, data: Stage) -> Model:
 def hint_limit(context: Context) -> int:
     """Maximum tokens of a hinted prompt, so that the model has positions left for a reply."""
     recipe, teacher = context.recipe, context.recipe.ssb.teacher
-    room = positions(context.base.folder, trust_remote_code=recipe.trust_remote_code)
+    room = context.positions
     if room is None:
         return teacher.max_prompt_tokens
     reply = teacher.max_new_tokens or recipe.data.max_length
@@ -112,6 +100,8 @@ def target_stage(context: Context, start: Model, data: Stage, hints: Stage, repl
     recipe, settings = context.recipe, context.recipe.ssb
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.methods.ssb.targets import SCHEMA, with_logits, write_rows
+
         funnel, network, tokens = Funnel(), None, 0
         right = read_json(replies.path / MANIFEST)["counters"]["right"]
         for number, block in enumerate(batches(reply_rows(context, data, hints, replies, funnel), BLOCK)):
@@ -163,34 +153,16 @@ def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funn
     refuse_none(funnel, REPLY_ADVICE)
 
 
-@torch.no_grad()
-def with_logits(network: Any, rows: list[Row], context: Context) -> list[Row]:
-    """The rows with the largest logits of the model that reads the hint."""
-    settings, done = context.recipe.ssb, dict[int, Row]()
-    network.eval()
-    lengths_N = np.array([len(row["hinted"]) for row in rows])
-    for numbers in plan_batches(lengths_N, context.recipe.selection.batch_tokens):
-        width = int(lengths_N[numbers].max())
-        # on the right and without a mask: causal attention never looks there
-        ids = [rows[number]["hinted"] + [0] * (width - lengths_N[number]) for number in numbers]
-        inputs = {"input_ids": torch.tensor(ids, device=network.device), "use_cache": False}
-        for number, hidden_LD in zip(numbers.tolist(), hidden_states(network, inputs), strict=True):
-            row, end = rows[number], int(lengths_N[number]) - 1  # the token before each of the reply predicts it
-            reply_TD = hidden_LD[end - row["reply"] : end]
-            top = top_logits(reply_TD, head(network), k=settings.top_k, temperature=settings.temperature)
-            tempered_T = ((top.logits_TK / settings.temperature).logsumexp(-1) - top.lse_T).exp()
-            # mean probability of the stored tokens, at temperature 1 and at that of the loss
-            coverage = {"coverage": float(top.coverage_T.mean()), "coverage_at_temperature": float(tempered_T.mean())}
-            done[number] = row | stored(top) | coverage
-    return [done[number] for number in range(len(rows))]
-
-
 def student(context: Context, start: Model, targets: Stage) -> Model:
     """An adapter over the start model that learns the replies; merged into the model unless `lora` is set."""
     recipe, settings, name = context.recipe, context.recipe.ssb, "baselines/ssb"
     adapted = recipe.model_copy(update={"lora": recipe.student_lora})
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
+        from weakdriven.methods.ssb.trainer import train_student
+        from weakdriven.models.adapters import load_merged
+        from weakdriven.stages.model_loader import Loader
+
         model = Loader(adapted, context.base if recipe.lora else start).load(start)
         keep = partial(context.save, model) if recipe.lora else partial(save_adapter, model)
         phase = context.phase(name, 1, settings.epochs, work, keep=keep)
@@ -216,9 +188,3 @@ def student(context: Context, start: Model, targets: Stage) -> Model:
 
 def save_adapter(model: Any, folder: Path) -> None:
     model.save_pretrained(str(folder), save_embedding_layers=False)
-
-
-def write_rows(path: Path, batches: Any) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for batch in batches:
-            writer.write_batch(batch)

@@ -17,32 +17,11 @@ from transformers import PreTrainedTokenizerBase
 from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import Recipe
 from weakdriven.losses.mixed_ce import IGNORE
-from weakdriven.methods.ssb.loss import TopLogits, topk_distillation
+from weakdriven.methods.ssb.loss import topk_distillation
+from weakdriven.methods.ssb.targets import STORED, from_bits
 from weakdriven.methods.token_loss import TokenLossTrainer, Tokens
 from weakdriven.models.recompute import keep
 from weakdriven.training.phase import Phase, fit
-
-STORED = ("teacher_ids", "teacher_logits", "teacher_lse")
-"""Columns of a row: ids (int32) and logits (bits of bfloat16) of all its reply tokens in one list, and log-sum-exps."""
-
-
-def as_bits(logits: Tensor) -> np.ndarray:
-    """bfloat16, which neither numpy nor Arrow has, as uint16."""
-    return logits.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
-
-
-def from_bits(bits: np.ndarray) -> Tensor:
-    """
-    >>> from_bits(as_bits(torch.tensor([1.5, -2.0]))).tolist()
-    [1.5, -2.0]
-    """
-    return torch.from_numpy(np.array(bits, np.uint16)).view(torch.bfloat16)
-
-
-def stored(top: TopLogits) -> dict[str, np.ndarray]:
-    """One reply's logits, as the columns of its row."""
-    ids, logits = top.ids_TK.flatten().cpu().numpy().astype(np.int32), as_bits(top.logits_TK.flatten())
-    return dict(zip(STORED, (ids, logits, top.lse_T.float().cpu().numpy()), strict=True))
 
 
 @dataclass(frozen=True)

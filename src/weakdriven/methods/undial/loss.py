@@ -3,8 +3,6 @@
 T = tokens, R = rows of a tile, D / E = trained / teacher width, V = vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +11,6 @@ from weakdriven.losses.branch import Branch
 from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import capped
 from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
-from weakdriven.methods.token_loss import Tokens
 
 LOGGED = ("soft_loss", "true_loss", "teacher_probability", "adjusted_probability")
 """Cross-entropy with the adjusted teacher and with the true token; P(y) of the teacher, and q(y)."""
@@ -73,16 +70,3 @@ def adjusted_logit_loss(
 
     loss, sums_5 = tiled_loss(hidden_TD, head, rows, columns=5, scale=scale)
     return loss, dict(zip(LOGGED, sums_5[1:], strict=True))
-
-
-@dataclass(frozen=True)
-class AdjustedLogits:
-    """The loss in training; the teacher is a frozen model."""
-
-    strength: float
-    ce_weight: float
-
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        assert tokens.teacher_TE is not None and tokens.teacher_head is not None
-        models = tokens.hidden_TD, tokens.head, tokens.teacher_TE, tokens.teacher_head
-        return adjusted_logit_loss(*models, tokens.target_T, scale=tokens.scale, **vars(self))

@@ -7,17 +7,14 @@ T = tokens, R = rows of a tile, D = width, V = vocabulary, or places in a row.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from weakdriven.losses.head import Head, as_head
 from weakdriven.losses.mix_rows import capped
 from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
-from weakdriven.methods.token_loss import Tokens
 
 NOISE_ROWS = 16
 """Rows whose noise is held at a time: making it takes four times the memory of float32 logits."""
@@ -80,22 +77,6 @@ def noised_cross_entropy(
 
     loss, sums_2 = tiled_loss(hidden_TD, head, rows, columns=2, scale=scale)
     return loss, {"noised_loss": sums_2[0], "clean_loss": sums_2[1]}
-
-
-@dataclass(frozen=True)
-class NoisedLogits:
-    """The loss in training: each step has noise of its own."""
-
-    sigma: float
-    site: Literal["target_logit", "logits"]
-    sign: Literal["signed", "abs"]
-    seed: tuple[int, ...]
-
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
-        given = tokens.hidden_TD, tokens.head, tokens.target_T, tokens.length_T
-        options = {**vars(self), "seed": int(drawn[0] >> 1), "key_T": tokens.key_T, "scale": tokens.scale}
-        return noised_cross_entropy(*given, **options)
 
 
 def standard_normal(seed: int, key_R: Tensor, places: int) -> Tensor:
