@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.commands.common import Debug, quieten_libraries
+from weakdriven.commands.common import Debug, announce, quieten_libraries
 
 
 def chat(
@@ -22,6 +22,7 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Talk to a model, or to M0, M1 and the result of a run next to each other. /exit or Ctrl-D ends it."""
+    announce(f"Loading {source}")
     quieten_libraries()
     from weakdriven.pipeline.chat import open_speakers, print_answers, talk
 

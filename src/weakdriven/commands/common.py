@@ -77,7 +77,15 @@ def prepare(
 ) -> tuple[Recipe, Path, Any]:
     """Settings, run directory and progress for a command that computes a run."""
     settings = load_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
-    return settings, output or Path("runs") / settings.name, progress_of(quiet or rank() > 0)
+    root = output or Path("runs") / settings.name
+    announce(f"{settings.name}: method {settings.method}, model {settings.model}, output {root}", quiet=quiet)
+    return settings, root, progress_of(quiet or rank() > 0)
+
+
+def announce(text: str, *, quiet: bool = False) -> None:
+    """Say what the command is about to do, before it imports libraries for seconds."""
+    if not quiet and rank() == 0:
+        print(text, flush=True)
 
 
 def progress_of(quiet: bool) -> Any:

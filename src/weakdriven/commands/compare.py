@@ -26,6 +26,7 @@ def compare(
     debug: common.Debug = False,
 ) -> None:
     """Train several methods from the same models and data, under several seeds: one table of scores and costs."""
+    common.announce(f"{recipe}: methods {methods}, {seeds} seeds", quiet=quiet)
     progress = common.progress_of(quiet)
     from weakdriven.pipeline.compare import compare_methods, split_methods
     from weakdriven.pipeline.run import RunOptions

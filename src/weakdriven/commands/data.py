@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from weakdriven.build.settings import BuildSettings
-from weakdriven.commands.common import DataDir, Debug, Quiet, here, print_table, progress_of, quieten_libraries
+from weakdriven.commands.common import DataDir, Debug, Quiet, announce, here, print_table, progress_of, quieten_libraries
 from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, settings_command, split_words
 from weakdriven.errors import UserError
 
@@ -40,6 +40,7 @@ def data_show(
 
     Exits with 2 where training on these rows would stop.
     """
+    announce(f"Reading {source}")
     quieten_libraries()
     from weakdriven.data.prompts import Renderer, give_chat_template
     from weakdriven.data.rows.files import cheap_count

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weakdriven.commands.common import Debug, Quiet, Replace, Round, RunArgument, progress_of
+from weakdriven.commands.common import Debug, Quiet, Replace, Round, RunArgument, announce, progress_of
 
 
 def diagnose(
@@ -20,6 +20,7 @@ def diagnose(
     debug: Debug = False,
 ) -> None:
     """Measure the logits of each model of a run, and what mixing does to gradients (docs/diagnostics.md)."""
+    announce(f"Measuring the models of {run}", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
     from weakdriven.report.run.diagnosis import print_diagnosis

@@ -11,6 +11,7 @@ from weakdriven.commands.common import (
     Debug,
     Quiet,
     Replace,
+    announce,
     default_command,
     here,
     interval,
@@ -49,6 +50,7 @@ def eval_run(
 
     options = {"model": model, "benchmarks": benchmarks_named(benchmarks), "data_dir": data_dir, "limit": limit}
     checked = read_settings(EvaluationSettings, settings, options)
+    announce(f"{model}: benchmarks {benchmarks}, output {output}", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.eval.standalone import evaluate_model
 
@@ -59,6 +61,7 @@ def eval_run(
 def eval_regrade(folder: Folder, settings: KeyValues = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Grade the saved answers again with today's graders, without a model."""
     checked = read_settings(RegradeSettings, settings, {})
+    announce(f"Grading the answers in {folder} again", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.eval.standalone import regrade_folder
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weakdriven.commands.common import Debug, RecipeArgument, here, print_described, quieten_libraries
+from weakdriven.commands.common import Debug, RecipeArgument, announce, here, print_described, quieten_libraries
 from weakdriven.config.file import dump_recipe, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.config.reference import explain_setting, settings_page
 from weakdriven.errors import UserError
@@ -85,6 +85,7 @@ def proposed(model: str | None, data: str | None, test: str | None, *, ask: bool
         names = ", ".join(f"--{name}" for name in missing)
         raise UserError(f"Not given: {names}. A recipe needs --model, --data and --test; on a terminal init asks.")
     answers = {name: typer.prompt(QUESTIONS[name]) if value is None else value for name, value in given.items()}
+    announce(f"Looking at {answers['model']}, {answers['data']} and {answers['test']}")
     quieten_libraries()
     from weakdriven.pipeline.new_recipe import propose
 

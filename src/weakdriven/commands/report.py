@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weakdriven.commands.common import Debug, default_command, here
+from weakdriven.commands.common import Debug, announce, default_command, here
 from weakdriven.errors import UserError
 
 report_app = typer.Typer(
@@ -38,6 +38,7 @@ def report_run(
         print(f"{run / REPORT} is rewritten while the run goes on; Ctrl-C ends this.", flush=True)
         follow_report(run)
     else:
+        announce(f"Reading {run}")
         print(write_report(run, figures=figures))
         for path, written in write_cards(run).items():
             print(path if written else f"{path} was edited, so it stays as it is; remove it to have it written again.")
@@ -55,4 +56,5 @@ def report_compare(
     """Write one page for several runs: leaderboard, significance, cost against gain."""
     from weakdriven.report.compare.page import write_compare
 
+    announce(f"Reading {', '.join(map(str, runs))}")
     print(write_compare(runs, output, against=against))

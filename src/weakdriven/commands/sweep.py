@@ -33,6 +33,7 @@ def sweep(
         return
     if recipe is None:
         raise UserError("Name a recipe: weakdriven sweep RECIPE --grid KEY=VALUES. --list names the paper's sweeps.")
+    common.announce(f"{recipe}: grid {' '.join(grid or [])}, {seeds} seeds", quiet=quiet)
     progress = common.progress_of(quiet)
     from weakdriven.pipeline.run import RunOptions
     from weakdriven.pipeline.sweep import sweep_recipe
