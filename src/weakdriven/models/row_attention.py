@@ -86,16 +86,16 @@ def attention_of_rows(
         attention_mask = window_mask(query.shape[2], sliding_window, query.device)
     if cu_seq_lens_q is None or attention_mask is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
-    heads = query, key, value
+    heads: list[Any] = [query, key, value]
     if torch.is_autocast_enabled(query.device.type):  # sdpa does this by itself
         dtype = torch.get_autocast_dtype(query.device.type)
-        heads = query.to(dtype), key.to(dtype), value.to(dtype)
+        heads = [one.to(dtype) for one in heads]
     if dropout or query.shape[-1] > WIDEST_HEAD or not has_kernel(query.device, heads[0].dtype):
         rows = []
         for begin, end in pairwise(cu_seq_lens_q.tolist()):
-            mask_LL = window_mask(end - begin, sliding_window, query.device)
             row = [one[:, :, begin:end] for one in heads]
-            rows.append(sdpa_attention_forward(module, *row, mask_LL, dropout, scaling, **others)[0])
+            row.append(window_mask(end - begin, sliding_window, query.device))
+            rows.append(sdpa_attention_forward(module, *row, dropout=dropout, scaling=scaling, **others)[0])
         return torch.cat(rows, dim=1), None
     query_LHD, key_LHD, value_LHD = (one[0].transpose(0, 1) for one in heads)
     before = -1 if sliding_window is None else sliding_window - 1
