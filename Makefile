@@ -22,8 +22,9 @@ demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/weakdriven diagnose runs/demo --quiet
 	HF_HUB_OFFLINE=1 $(BIN)/weakdriven report runs/demo
 
-# a file of tests that share a dear fixture stays in one worker; the other tests are spread one by one
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=10
+# a file of tests that share an expensive fixture stays in one worker; the other tests are spread one by one
+GROUPS := --dist loadgroup --no-loadscope-reorder
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(GROUPS) --durations=10
 
 test: $(READY)
 	$(PYTEST)

@@ -145,6 +145,11 @@ def choose(count: int, other: Path | None = None) -> list[Mutant]:
     return chosen
 
 
+def without_group(test: str) -> str:
+    """A node id without the group that pytest-xdist appends."""
+    return test.rpartition("@")[0] if test.rfind("@") > test.rfind("]") else test
+
+
 def tests_by_line(coverage: Path) -> dict[tuple[str, int], set[str]]:
     """Node ids of the tests that execute each line of the package."""
     data = CoverageData(str(coverage))
@@ -153,7 +158,7 @@ def tests_by_line(coverage: Path) -> dict[tuple[str, int], set[str]]:
     for name in data.measured_files():
         file = name.partition("src/weakdriven/")[2]
         for line, contexts in data.contexts_by_lineno(name).items():
-            tests[file, line].update(context.rpartition("|")[0] for context in contexts if "::" in context)
+            tests[file, line].update(without_group(one.rpartition("|")[0]) for one in contexts if "::" in one)
     return tests
 
 
@@ -162,7 +167,8 @@ def durations(junit: Path) -> dict[str, float]:
     found = {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         if module := case.get("classname"):
-            found[f"{module.replace('.', '/')}.py::{case.get('name')}"] = float(case.get("time", 0))
+            test = without_group(f"{module.replace('.', '/')}.py::{case.get('name')}")
+            found[test] = float(case.get("time", 0))
     return found
 
 

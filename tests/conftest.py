@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
+import weakdriven.planning.rehearsal  # noqa: F401 - a run imports it late, and would keep what a test has patched
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.data.demo import demo_rows
@@ -102,6 +103,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("whole-run"))
         elif any(one.scope == "module" for found in fixtures.values() for one in found):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    if "PYTEST_XDIST_WORKER" in os.environ:  # groups first, so that single tests fill up the workers at the end
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(scope="session")

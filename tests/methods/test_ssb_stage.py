@@ -154,10 +154,10 @@ def test_with_lora_the_student_is_an_adapter_and_may_continue_from_m1(talks, tmp
 
 
 def test_an_interrupted_stage_keeps_the_logits_that_are_written(talks, tmp_path, monkeypatch):
-    from weakdriven.methods.ssb import stage as ssb
+    from weakdriven.methods.ssb import stage, targets
 
-    monkeypatch.setattr(ssb, "BLOCK", 2)
-    real, calls = ssb.with_logits, []
+    monkeypatch.setattr(stage, "BLOCK", 2)
+    real, calls = targets.with_logits, []
 
     def dies(network, rows, stages):
         calls.append(len(rows))
@@ -165,7 +165,7 @@ def test_an_interrupted_stage_keeps_the_logits_that_are_written(talks, tmp_path,
             raise KeyboardInterrupt
         return real(network, rows, stages)
 
-    monkeypatch.setattr(ssb, "with_logits", dies)
+    monkeypatch.setattr(targets, "with_logits", dies)
     with pytest.raises(Stopped):
         run(tmp_path / "run")
     run(tmp_path / "run")

@@ -95,7 +95,7 @@ def out_of_memory(*_, **__):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
 
-@pytest.mark.parametrize("module", ["stages.entropy", "planning.rehearsal"])
+@pytest.mark.parametrize("module", ["wmss.entropy", "planning.rehearsal"])
 def test_a_scan_out_of_memory_reports_what_smaller_batches_free(tmp_path, monkeypatch, module):
     monkeypatch.setattr(f"weakdriven.{module}.scan", out_of_memory)
     recipe, options = small_recipe(*SHORT, "data.limit=96"), RunOptions(rehearsal="rehearsal" in module)

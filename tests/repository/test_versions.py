@@ -35,3 +35,11 @@ def test_development_versions_can_be_installed():
 
 def test_only_a_major_version_is_excluded():
     assert [str(one) for one in RANGES if not bound(one, "<").isdigit()] == []
+
+
+@pytest.mark.xdist_group("one-worker")
+def test_pytest_xdist_knows_the_groups_of_tests(request):
+    """A release of pytest has hidden them, without an error: each worker built what a group shares."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("needs --dist loadgroup")
+    assert request.node.nodeid.endswith("@one-worker")

@@ -14,8 +14,8 @@ from weakdriven.errors import UserError
 from weakdriven.models.load import load_model, locate_model
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.directory import work_folder
-from weakdriven.stages import entropy as scoring
 from weakdriven.stages.model_loader import Loader
+from weakdriven.wmss import entropy as scoring
 from weakdriven.wmss import score_files as scores
 from weakdriven.wmss.score_files import read_scores
 

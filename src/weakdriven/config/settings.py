@@ -114,8 +114,7 @@ class SupervisedSettings(TrainSettings):
 
     packing: bool = False
     """Join the rows of a micro-batch into one sequence without padding, as many as fit into `micro_batch_size` times
-    `data.max_length` tokens; attention stays within a row. Results differ by rounding. Without flash attention keep
-    `micro_batch_size` at 1, because the attention mask grows with the square of the sequence."""
+    `data.max_length` tokens; attention stays within a row. Results differ by rounding."""
     eval_steps: int | float | None = None
     """Optimizer steps between two evaluations on the validation rows, or a fraction of the phase's steps, such as 0.1;
     unset: none. The last step is evaluated too. In joint training it is the strong model's loss."""

@@ -14,6 +14,7 @@ from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
 from weakdriven.methods.other_loss import AdjustedLogits, NoisedLogits, OtherLoss, ScaledLogits
+from weakdriven.methods.rft import rft
 from weakdriven.methods.ssb.stage import ssb
 from weakdriven.methods.wmss import first_strong, pair_of, select, train_round, wmss
 from weakdriven.runs.stage import Stage
@@ -169,6 +170,6 @@ BASELINES: dict[str, Callable[[Context, Stage], Model]] = {
     baseline.__name__: baseline
     for baseline in (
         *(sft, sft_restart, sft_active, sft_compute, uniform_active, scaled_ce),
-        *(neftune, undial, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen, wmss_annealed),
+        *(neftune, undial, rft, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen, wmss_annealed),
     )
 }

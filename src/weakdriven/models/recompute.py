@@ -22,6 +22,8 @@ ATTENTION = {
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
 }
+OTHER_ATTENTION = ("flash_attn", "varlen_attn")
+"""In the names of the operators of flash-attn and the Hub's kernels, and of torch's kernel for packed rows."""
 Kept = Literal["keep_attention", "keep_products"]
 NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
@@ -55,7 +57,7 @@ def policy(model: PreTrainedModel, kept: Kept) -> Callable[..., CheckpointPolicy
     last = (getattr(config, "intermediate_size", None), config.hidden_size)
 
     def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if op in ATTENTION or "flash_attn" in str(op):  # its own package and the Hub's kernels name it variously
+        if op in ATTENTION or any(name in str(op) for name in OTHER_ATTENTION):
             return CheckpointPolicy.MUST_SAVE
         if kept == "keep_attention" or op not in PRODUCTS:
             return CheckpointPolicy.PREFER_RECOMPUTE

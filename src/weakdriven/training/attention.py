@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from weakdriven.models.row_attention import NAME, rows_apart
+
 
 @contextmanager
 def trained_attention(model: nn.Module) -> Iterator[None]:
     """Every training runs in this context. On the CPU padding stays masked: dropping the mask gains nothing there."""
-    with without_cudnn_attention(), without_padding_masks(model) if torch.cuda.is_available() else nullcontext():
+    drop = without_padding_masks(model) if torch.cuda.is_available() else nullcontext()
+    with without_cudnn_attention(), drop, rows_apart(model):  # in this order: it looks for rows without a mask
         yield
 
 
@@ -49,7 +52,7 @@ def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tupl
     tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
     if tensors != {"input_ids", "attention_mask"}:  # positions, images: the mask may mean more than padding
         return None
-    if module.config._attn_implementation != "sdpa" or torch.compiler.is_compiling():
+    if module.config._attn_implementation not in ("sdpa", NAME) or torch.compiler.is_compiling():
         return None
     if mask_BL.dim() != 2 or (mask_BL[:, 1:] > mask_BL[:, :-1]).any():  # something follows padding
         return None

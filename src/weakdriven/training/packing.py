@@ -8,6 +8,7 @@ from torch import nn
 
 from weakdriven.errors import UserError
 from weakdriven.models.head import hidden_states
+from weakdriven.models.row_attention import rows_apart
 
 
 def packed_order(
@@ -64,7 +65,8 @@ def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
         alone = hidden_states(network, {"input_ids": ids_L[None], "use_cache": False})[0].float()
         both = {"input_ids": torch.cat([ids_L.flip(0), ids_L])[None], "use_cache": False}
         position_1L = torch.arange(8, device=device).repeat(2)[None]
-        packed = hidden_states(network, {**both, "position_ids": position_1L})[0, 8:].float()
+        with rows_apart(network):
+            packed = hidden_states(network, {**both, "position_ids": position_1L})[0, 8:].float()
     finally:
         network.train(training)
     if not (packed - alone).abs().max() <= 0.1 * alone.std():

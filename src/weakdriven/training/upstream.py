@@ -57,7 +57,7 @@ PRIVATE = (
     Private(MODEL, "_supports_flash_attn", "wmss.mixture", "likewise"),
     Private(MODEL, "_supports_flex_attn", "wmss.mixture", "likewise"),
     Private(MODEL, "_supports_attention_backend", "wmss.mixture", "likewise"),
-    Private(MODEL, "_can_set_attn_implementation()", "eval.generate.attention", "whether ours can be set"),
+    Private(MODEL, "_can_set_attn_implementation()", "models.row_attention", "whether ours can be set"),
     Private(MODEL, "_can_compile_fullgraph", "eval.generate.decode", "whether a step can be captured"),
     Private(
         "transformers.GenerationMixin", "_supports_default_dynamic_cache()", "wmss.mixture", "two caches if both may"

@@ -4,6 +4,7 @@ N = examples, B = examples of a batch, L = its width, T = its supervised tokens,
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,8 @@ from weakdriven.data.tokenize import IGNORE, row_lengths
 from weakdriven.errors import UserError
 from weakdriven.losses.entropy import TokenScores, token_scores
 from weakdriven.models.head import causal_lm, head, hidden_states
+from weakdriven.models.row_attention import has_kernel, keeps_rows_apart, rows_apart, takes_attention
 from weakdriven.wmss.score_files import HITS_SCHEMA, MEANS, PART_SCHEMA
-
-ATTENTION = {"full_attention", "sliding_attention"}
-"""Layers that keep packed rows apart; others, such as convolutions, would leak one row into the next."""
 
 
 def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
@@ -93,12 +92,12 @@ def scan(
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether examples can be packed into one long row: flash attention keeps them apart by their positions."""
-    config: Any = causal_lm(model).config.get_text_config()
-    layers = set(getattr(config, "layer_types", None) or ATTENTION)
-    stateful = getattr(causal_lm(model), "_is_stateful", False)
-    flash = "flash" in str(config._attn_implementation)
-    return flash and layers <= ATTENTION and not stateful and not _rotary_kinds(model) & {"dynamic", "longrope"}
+    """Whether examples can be packed into one long row, in which one kernel lets each attend to itself alone."""
+    inner: Any = causal_lm(model)
+    flash = "flash" in str(inner.config.get_text_config()._attn_implementation)
+    kernel = flash or (takes_attention(inner) and has_kernel(model.device, model.dtype))
+    stateful = getattr(inner, "_is_stateful", False)
+    return kernel and keeps_rows_apart(inner) and not stateful and not _rotary_kinds(model) & {"dynamic", "longrope"}
 
 
 def _rotary_kinds(model: PreTrainedModel) -> set[str]:
@@ -144,7 +143,8 @@ def _states(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> St
     inputs: dict[str, Any] = {"input_ids": to_device([ids]), "use_cache": False}
     if packed:
         inputs["position_ids"] = to_device([positions])
-    hidden_TD = hidden_states(model, inputs).flatten(0, 1)[to_device(predictors)]
+    with rows_apart(model) if packed else nullcontext():
+        hidden_TD = hidden_states(model, inputs).flatten(0, 1)[to_device(predictors)]
     truncated = [row.get("truncated", False) for row in rows]
     return States(numbers, names, truncated, np.array([len(part) for part in targets]), hidden_TD, to_device(targets))
 

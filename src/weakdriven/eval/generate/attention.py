@@ -13,6 +13,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from weakdriven.models.row_attention import takes_attention
+
 NAME = "weakdriven_grouped_sdpa"
 READ_BY_SDPA = ("softcap", "output_attentions", "position_bias", "cache")
 """What else transformers' sdpa looks at; where one of these is given, it does the work itself."""
@@ -76,10 +78,3 @@ def grouped(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation("sdpa")
-
-
-def takes_attention(model: PreTrainedModel) -> bool:
-    """One ordinary language model: no models inside it with settings of their own."""
-    config: Any = model.config
-    one = isinstance(model, PreTrainedModel) and not config.sub_configs
-    return one and config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
