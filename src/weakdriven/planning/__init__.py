@@ -2,5 +2,5 @@
 (`preflight.py`), and two real steps of each training stage (`rehearsal.py`).
 
 The workloads come from the stages themselves (`stages/workload.py`), so a plan names the stages of a run. Start at
-`plan.py`; `stage_costs.py` has the cost of one stage, `memory.py` and `speed.py` that of one step.
+`plan.py`; `costs.py` has the cost of one stage, `memory.py` and `speed.py` that of one step.
 """
