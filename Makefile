@@ -1,4 +1,5 @@
-# Needs python3 (3.11 or 3.12, with venv) and nothing else. Offline once `make setup` has run.
+# Needs python3 with venv, 3.11 or 3.12: all pinned versions have builds for both (the package runs on 3.10 to 3.13).
+# Needs nothing else, and is offline once `make setup` has run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
