@@ -46,7 +46,8 @@ def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list
     tree, bases = _over_its_bases(path, source)
     tree.setdefault("name", path.stem)
     own_method = tree.get("method", METHODS[0])
-    for override in overrides or []:
+    # a new data.path removes the recipe's data.limit, but not one that is given with it
+    for override in sorted(overrides or [], key=lambda one: not one.startswith("data.path=")):
         apply_override(tree, override)
     method = tree.get("method", own_method)
     if source in shipped_recipes() and method != own_method and method in METHODS:
@@ -129,6 +130,8 @@ def replace_sources(below: Any, above: Any) -> None:
                 below.pop(name, None)
         elif above.get("path"):
             below.pop("sources", None)
+            if above["path"] != below.get("path"):
+                below.pop("limit", None)  # it was chosen for the rows that are replaced
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
