@@ -1,5 +1,4 @@
-# Needs python3 with venv, 3.11 or 3.12: all pinned versions have builds for both (the package runs on 3.10 to 3.13).
-# Needs nothing else, and is offline once `make setup` has run.
+# Needs python3 (3.11 to 3.13, with venv) and nothing else. Offline once `make setup` has run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +32,8 @@ test: $(READY)
 test-all: $(READY)
 	$(PYTEST) -m slow
 
-# the quick tests with the oldest versions that pyproject.toml allows; of torch, the version of development
+# the quick tests with the oldest versions that pyproject.toml allows; of torch, the version of development.
+# Python 3.11 or 3.12: the oldest numpy has no build for 3.13.
 $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt torch
