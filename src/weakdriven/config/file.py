@@ -46,8 +46,9 @@ def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list
     tree, bases = _over_its_bases(path, source)
     tree.setdefault("name", path.stem)
     own_method = tree.get("method", METHODS[0])
-    # a new data.path removes the recipe's data.limit, but not one that is given with it
-    for override in sorted(overrides or [], key=lambda one: not one.startswith("data.path=")):
+    # first, because a new data.path removes the recipe's data.limit, but not one that is given with it
+    paths = [one for one in [*(overrides or []), *(varied or [])] if one.startswith("data.path=")]
+    for override in [*paths, *(overrides or [])]:
         apply_override(tree, override)
     method = tree.get("method", own_method)
     if source in shipped_recipes() and method != own_method and method in METHODS:
