@@ -253,16 +253,17 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
         if part in model.model_fields:  # a number is a place in a list
-            model = next(_groups_in(model.model_fields[part].annotation), model)
+            model = next(groups_in(model.model_fields[part].annotation), model)
     return model
 
 
-def _groups_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def groups_in(annotation: Any) -> Iterator[type[Settings]]:
     """Groups of settings in a type, such as that in `LoraSettings | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    parts = get_args(annotation)
+    if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):  # list[str] is a type in 3.10
         yield annotation
-    for inner in get_args(annotation):
-        yield from _groups_in(inner)
+    for inner in parts:
+        yield from groups_in(inner)
 
 
 def dump_recipe(recipe: Recipe) -> str:
