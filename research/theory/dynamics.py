@@ -11,7 +11,7 @@ from torch import Tensor
 
 from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, mixture
 from weakdriven.errors import UserError
-from weakdriven.losses import mixed_cross_entropy_reference
+from weakdriven.losses.mixed_ce import mixed_cross_entropy_reference
 
 LARGEST_HESSIAN = 2048
 """Vocabulary above which `hessian` refuses: its matrices have V x V entries for each token and pair of branches."""

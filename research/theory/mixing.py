@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from research.theory.checks import Check, Finding, Logits, Targets, bound, identity, margins, mixture
-from weakdriven.losses import mixed_cross_entropy_reference
+from weakdriven.losses.mixed_ce import mixed_cross_entropy_reference
 
 
 class BranchGradients(NamedTuple):

@@ -79,7 +79,6 @@ def test_a_command_says_what_it_will_do_before_it_imports_heavy_libraries(quiet,
     if not quiet:
         commands |= {
             f"Measuring the models of {tmp_path}": ["diagnose", str(tmp_path)],
-            "Loading org/model": ["chat", "org/model"],
             "Reading embedded": ["data", "show", "embedded"],
         }
     found = said_before(list(commands.values()))

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from loss_cases import Watch
 from weakdriven.errors import UserError
 from weakdriven.losses import entropy as home
-from weakdriven.losses import token_entropy
-from weakdriven.losses.entropy import token_entropy_reference, token_scores
+from weakdriven.losses.entropy import token_entropy, token_entropy_reference, token_scores
 from weakdriven.losses.head import Head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

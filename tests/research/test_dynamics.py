@@ -10,7 +10,7 @@ from research.theory import branch_gradients, hessian, sgd_step, shielding
 from research.theory.checks import mixture
 from research.theory.counterexamples import TYPICAL
 from weakdriven.errors import UserError
-from weakdriven.losses import mixed_cross_entropy_reference
+from weakdriven.losses.mixed_ce import mixed_cross_entropy_reference
 
 # A step on the logits (the proposition)
 

@@ -22,7 +22,7 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Talk to a model, or to M0, M1 and the result of a run next to each other. /exit or Ctrl-D ends it."""
-    announce(f"Loading {source}")
+    announce(f"Loading {source}", quiet=not sys.stdin.isatty())  # a pipe gets answers alone
     quieten_libraries()
     from weakdriven.pipeline.chat import open_speakers, print_answers, talk
 
