@@ -52,7 +52,23 @@ def test_the_style_and_the_domain_choose_the_system_prompt(show):
     assert "system" not in show([GOOD])[1]
     assert "system\nBe kind." in show([GOOD], "--system-prompt", "Be kind.")[1]
     code, _, errors = show([GOOD], "--system-prompt", "Be kind.", "--style", "tagged")
-    assert code == 2 and "--system-prompt" in errors and "--style tagged" in errors
+    assert code == 2 and "system_prompt is set, and style tagged brings its own" in errors
+
+
+def test_settings_of_the_data_are_given_as_for_a_run(show, tmp_path):
+    rows = [{"input": f"{number} + 0?", "target": str(number)} for number in range(5)]
+    assert "found the fields input, target" in show(rows)[2]
+    words = ["data.fields={prompt: input, completion: target}", "data.limit=2", "data.system_prompt=Be kind."]
+    code, out, _ = show(rows, *words)
+    assert code == 0 and ", 2 rows" in out and "2 learned whole" in out
+    assert "system\nBe kind." in out and "[[0<|im_end|>]]" in out
+    for word, expected in (
+        ("data.feilds={}", "Did you mean data.fields?"),
+        ("seed=3", "seed=3: expected settings of data"),
+        ("data.path=other.jsonl", "rows.jsonl is the source to show"),
+    ):
+        code, _, errors = show(rows, word)
+        assert code == 2 and expected in errors
 
 
 def test_completions_in_another_style_stop_training(show):

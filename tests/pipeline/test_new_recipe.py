@@ -1,6 +1,7 @@
 """A recipe from a model, data and a test set: `weakdriven init`, and `weakdriven run` without a file."""
 
 import io
+import shlex
 import sys
 
 import pytest
@@ -114,6 +115,34 @@ def test_a_run_without_a_file_has_the_recipe_that_init_writes(rows, tmp_path):
     with pytest.raises(UserError, match=r"--model, --data and --test"):
         asked_recipe(None, None, None, None, None)
     assert asked_recipe("demo", ["seed=7"], None, None, None) == load_recipe("demo", ["seed=7"])
+
+
+def test_settings_decide_how_the_rows_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = [{"input": f"{number} + 0?", "target": str(number)} for number in range(9)]
+    words = ("--model", MODEL, "--data", write_rows(tmp_path / "own.jsonl", own), "--test", "none")
+    assert_user_error(weakdriven("init", *words), "found the fields input, target")
+    given = ["data.fields={prompt: input, completion: target}", "data.validation_share=0.5", "sft.epochs=3"]
+    done = weakdriven("init", *words, *given)
+    assert done.code == 0 and "9 rows" in done.out
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    assert recipe == asked_recipe(given[0], given[1:], MODEL, words[3], "none")
+    assert recipe.data.fields == {"prompt": "input", "completion": "target"}
+    assert (recipe.data.validation_share, recipe.sft.epochs) == (0.5, 3)
+    look = next(line for line in done.out.splitlines() if line.startswith("Next: weakdriven data show"))
+    assert weakdriven(*shlex.split(look)[2:]).code == 0
+    assert_user_error(
+        weakdriven("init", *words, "data.feilds={}", "--output", "other.yaml"), "Did you mean data.fields?"
+    )
+
+
+def test_the_rows_of_several_sources_are_counted_together(tmp_path):
+    paths = [write_rows(tmp_path / f"{name}.jsonl", [ROW] * 40 + [{**ROW, "completion": name}]) for name in "ab"]
+    sources = "data=[" + ", ".join(f"{{path: {path}}}" for path in paths) + "]"
+    new = propose(MODEL, paths[0], "none", [sources, f"data.validation={paths[0]}"])
+    data = new.recipe().data
+    assert [one.path for one in data.sources] == paths and data.validation_share is None
+    assert "82 rows of 2 sources" in new.found
 
 
 def test_a_test_set_of_ones_own_is_read_before_the_file_is_written(rows, tmp_path):

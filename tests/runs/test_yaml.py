@@ -53,6 +53,14 @@ def test_it_raises_a_yaml_error_at_once_and_a_recipe_of_it_a_sentence(text, tmp_
         load_recipe(str(tmp_path / "mine.yaml"))
 
 
+def test_the_place_of_a_mistake_is_in_the_file_that_holds_it(tmp_path):
+    (tmp_path / "below.yaml").write_text("model: a\nseed: 1\nmodel: b")
+    (tmp_path / "mine.yaml").write_text("extends: below.yaml")
+    with pytest.raises(UserError) as error:
+        load_recipe(str(tmp_path / "mine.yaml"))
+    assert f'model is given twice in "{tmp_path / "below.yaml"}", line 3, column 1' in str(error.value)
+
+
 def test_sweeps_and_overrides_are_read_with_the_same_limits(tmp_path):
     path = tmp_path / "mine.yaml"
     for text in (LAUGHS, REFUSED["a python object"], REFUSED["half a character"]):

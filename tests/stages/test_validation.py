@@ -133,7 +133,12 @@ def test_a_row_that_is_trained_on_cannot_be_validated_on(tmp_path):
     leaky = "data.validation=" + write_rows(tmp_path / "leaky.jsonl", [*ROWS[30:34], {**ROWS[3], "id": "copy"}])
     with pytest.raises(UserError, match=r"3 rows of data.validation are training rows.*'copy'"):
         run_small(tmp_path / "run", *SFT, source, leaky)
-    assert not list((tmp_path / "run").glob("validation*")) and not list((tmp_path / "run").glob("baselines"))
+    assert not (tmp_path / "run").exists()
+    run_small(tmp_path / "run", *SFT, source)
+    before = sorted((tmp_path / "run").rglob("*"))
+    with pytest.raises(UserError, match="training rows"):
+        run_small(tmp_path / "run", *SFT, source, leaky)
+    assert sorted((tmp_path / "run").rglob("*")) == before
 
 
 @pytest.mark.parametrize("share, word", [(1e-9, "no row"), (1 - 1e-9, "all 96 rows")])
@@ -143,11 +148,20 @@ def test_a_share_that_takes_no_row_or_all_of_them_is_an_error_before_training(sh
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_without_rows_is_an_error_before_training(tmp_path):
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(UserError, match=r"empty.jsonl"):
-        run_small(tmp_path / "run", *SFT, f"data.validation={tmp_path / 'empty.jsonl'}")
-    assert not list((tmp_path / "run").glob("baselines"))
+@pytest.mark.parametrize(
+    "rows, words",
+    [
+        ([], "there is no row"),
+        ([{"input": "1+1?", "target": "2"}], "found the fields input, target"),
+        ([*ROWS[:30], {"question": "1+1?"}], "row 31"),
+        ([{"question": "1 + 1? " * 200, "solution": "2"}], "raise data.max_length"),
+    ],
+)
+def test_validation_rows_that_cannot_be_read_are_an_error_that_leaves_nothing(tmp_path, rows, words):
+    own = write_rows(tmp_path / "own.jsonl", rows)
+    with pytest.raises(UserError, match=words):
+        run_small(tmp_path / "run", *SFT, "data.max_length=128", f"data.validation={own}")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])

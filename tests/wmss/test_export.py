@@ -284,6 +284,16 @@ def test_a_folder_that_holds_files_is_an_error(pair, refused, tmp_path):
     assert "notes.txt is a file" in refused(*pair, "--output", tmp_path / "mix/notes.txt")
 
 
+@pytest.mark.parametrize("command, models", [("mix", 2), ("merge", 1), ("vllm", 2)])
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_read(command, models, refused, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    if command == "merge":
+        adapter(tmp_path / "lora", 1)
+    words = [tmp_path / "lora"] if command == "merge" else [EMBEDDED] * models
+    said = refused(*words, "--output", tmp_path / "notes.txt/new", command=command)
+    assert "notes.txt cannot be written (Not a directory); choose a writable --output" in said
+
+
 @pytest.mark.parametrize("weight", ["-0.1", "nan"])
 def test_a_weight_outside_its_range_is_an_error(pair, refused, tmp_path, weight):
     assert "it must be between 0 and 1" in refused(*pair, "--output", tmp_path / "mix", "--strong-weight", weight)

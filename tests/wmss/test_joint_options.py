@@ -282,3 +282,16 @@ def test_the_example_of_the_documentation_trains_a_model_that_loads(monkeypatch,
     chat = tokenizer.apply_chat_template(CHAT[0]["messages"][:1], add_generation_prompt=True, return_tensors="pt")
     assert model.generate(**chat, max_new_tokens=2).shape[1] > chat["input_ids"].shape[1]
     assert not (tmp_path / "out" / "weak").exists()
+
+
+def test_the_example_takes_two_models_that_have_only_their_tokens_in_common(monkeypatch, tmp_path):
+    for name, family, width in (("weak", "llama", 16), ("strong", "qwen3", 32)):
+        model = tiny_model(family, width=width, vocab_size=512, max_position_embeddings=256)
+        model.save_pretrained(tmp_path / name)
+        embedded_tokenizer().save_pretrained(tmp_path / name)
+    words = [f"--{name}={tmp_path / name}" for name in ("weak", "strong")]
+    words += [f"--output_dir={tmp_path / 'out'}", "--max_steps=1", "--save_strategy=no"]
+    monkeypatch.setattr(sys, "argv", ["trl_swap.py", *words])
+    runpy.run_path(str(HERE.parent / "examples" / "trl_swap.py"), run_name="__main__")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.model_type == "qwen3"
+    assert not (tmp_path / "out" / "sft").exists()

@@ -9,6 +9,7 @@ from rich.console import Console
 from weakdriven.build.settings import BuildSettings
 from weakdriven.commands.common import DataDir, Debug, Quiet, here, print_table, progress_of, quieten_libraries
 from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, settings_command, split_words
+from weakdriven.config.file import data_settings
 from weakdriven.errors import UserError
 
 data_app = typer.Typer(
@@ -21,17 +22,22 @@ data_app = typer.Typer(
 @data_app.command("show")
 def data_show(
     source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, or a Hub dataset, as data.path.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings of data, such as 'data.fields={prompt: input}'.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model whose tokenizer and chat template to use; unset: the embedded one's.")
     ] = None,
-    style: Annotated[Literal["tagged", "tag-free", "plain"], typer.Option(help="As data.style.")] = "plain",
+    style: Annotated[Literal["tagged", "tag-free", "plain"] | None, typer.Option(help="As data.style.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="As data.system_prompt.")] = None,
-    domain: Annotated[Literal["math", "code", "logic"], typer.Option(help="As data.domain.")] = "math",
+    domain: Annotated[Literal["math", "code", "logic"] | None, typer.Option(help="As data.domain.")] = None,
     rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
-    max_length: Annotated[int, typer.Option(min=8, help="As data.max_length.")] = 4096,
-    split: Annotated[str, typer.Option(help="Split of a Hub dataset.")] = "train",
-    long_prompts: Annotated[Literal["error", "drop"], typer.Option(help="As data.long_prompts.")] = "error",
-    empty_completions: Annotated[Literal["error", "drop"], typer.Option(help="As data.empty_completions.")] = "error",
+    max_length: Annotated[int | None, typer.Option(min=8, help="As data.max_length.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a Hub dataset; unset: train.")] = None,
+    long_prompts: Annotated[Literal["error", "drop"] | None, typer.Option(help="As data.long_prompts.")] = None,
+    empty_completions: Annotated[
+        Literal["error", "drop"] | None, typer.Option(help="As data.empty_completions.")
+    ] = None,
     chat_template: Annotated[str | None, typer.Option(help="As chat_template of a recipe.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the tokenizer.")] = False,
     debug: Debug = False,
@@ -47,20 +53,26 @@ def data_show(
     from weakdriven.data.show import print_source
     from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model, positions
 
-    if system_prompt is not None and style != "plain":
-        raise UserError(f"--system-prompt is given, and --style {style} brings its own; leave one of them out.")
-    opened = open_source(source, split, domain=domain, empty_completions="drop")
+    given = {"style": style, "system_prompt": system_prompt, "domain": domain, "max_length": max_length, "split": split}
+    given |= {"path": source, "long_prompts": long_prompts, "empty_completions": empty_completions}
+    settings = data_settings({key: value for key, value in given.items() if value is not None}, overrides, "settings")
+    if other := [word for word in overrides or [] if not word.startswith("data.")]:
+        raise UserError(f"{other[0]}: expected settings of data, such as data.split=test; --model names a model.")
+    if settings.path != source:
+        raise UserError(f"{source} is the source to show; give another as the first word, not as a setting.")
+    read = settings.model_dump(include={"path", "split", "fields", "limit", "domain"})
+    opened = open_source(**read, empty_completions="drop")
     folder = locate_model(model or EMBEDDED)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     give_chat_template(tokenizer, chat_template, model or EMBEDDED, setting="--chat-template")
-    renderer = Renderer(tokenizer, domain, style, system_prompt)
+    renderer = Renderer(tokenizer, settings.domain, settings.style, settings.system_prompt)
     renderer.check()
     note = "" if model else "; --model names another"
     Console().print(f"Tokens of {model or EMBEDDED}{note}", markup=False, highlight=False, soft_wrap=True)
-    looked = {"rows": rows, "max_length": max_length, "count": cheap_count(source, split)}
+    many = cheap_count(source, settings.split)
+    looked = {"rows": rows, "max_length": settings.max_length, "count": many and min(many, settings.limit or many)}
     room = positions(folder, trust_remote_code=trust_remote_code) if model else None
-    policies = {"long_prompts": long_prompts, "empty_completions": empty_completions}
-    dropped = [name for name, policy in policies.items() if policy == "drop"]
+    dropped = [name for name in ("long_prompts", "empty_completions") if getattr(settings, name) == "drop"]
     if not print_source(opened, renderer, Console(), positions=room, dropped=dropped, **looked):
         raise typer.Exit(2)
 

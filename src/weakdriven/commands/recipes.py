@@ -1,5 +1,6 @@
 """`weakdriven recipes`: the recipes that come with the package; `weakdriven init`: a first recipe of one's own."""
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weakdriven.commands.common import Debug, RecipeArgument, here, print_described, quieten_libraries
+from weakdriven.commands.common import Debug, Overrides, RecipeArgument, here, print_described, quieten_libraries
+from weakdriven.config.data import DataSettings
 from weakdriven.config.file import dump_recipe, load_recipe, recipe_schema, shipped_recipes
 from weakdriven.config.reference import explain_setting, settings_page
 from weakdriven.errors import UserError
@@ -61,6 +63,7 @@ def recipes_schema() -> None:
 
 
 def init(
+    overrides: Overrides = None,
     model: ModelOption = None,
     data: DataOption = None,
     test: TestOption = None,
@@ -68,18 +71,32 @@ def init(
     debug: Debug = False,
 ) -> None:
     """Write a commented recipe that fits the data; asks for what is not given."""
-    new = proposed(model, data, test, ask=sys.stdin.isatty())
+    new = proposed(model, data, test, overrides, ask=sys.stdin.isatty())
     from weakdriven.pipeline.new_recipe import write_recipe
 
     recipe = write_recipe(new, output)
     print(f"{new.found}\nWritten: {output}")
-    look = ["data", "show", recipe.data.each[0].path, "--model", recipe.model]
+    look = ["data", "show", *first_source(recipe.data), "--model", recipe.model]
     for words in (look, ["plan", str(output)], ["run", str(output)]):
         print("Next:", shlex.join(["weakdriven", *words]))
 
 
-def proposed(model: str | None, data: str | None, test: str | None, *, ask: bool = False) -> "NewRecipe":
-    """A recipe for these three; those missing are asked for on a terminal."""
+def first_source(settings: DataSettings) -> list[str]:
+    """The first source of a recipe's rows, and how they are read, as words of `weakdriven data show`.
+
+    >>> first_source(DataSettings(path="a.jsonl", fields={"prompt": "input"}, max_length=512))
+    ['a.jsonl', 'data.fields={"prompt": "input"}', 'data.max_length=512']
+    """
+    first = settings.each[0].model_dump(include={"split", "fields"}, exclude_defaults=True)
+    names = {"domain", "style", "system_prompt", "max_length", "long_prompts", "empty_completions"}
+    first |= settings.model_dump(include=names, exclude_defaults=True)
+    return [settings.each[0].path, *(f"data.{name}={json.dumps(value)}" for name, value in first.items())]
+
+
+def proposed(
+    model: str | None, data: str | None, test: str | None, overrides: list[str] | None = None, *, ask: bool = False
+) -> "NewRecipe":
+    """A recipe for these three with these settings; those missing are asked for on a terminal."""
     given = {"model": model, "data": data, "test": test}
     if (missing := [name for name, value in given.items() if value is None]) and not ask:
         names = ", ".join(f"--{name}" for name in missing)
@@ -88,4 +105,4 @@ def proposed(model: str | None, data: str | None, test: str | None, *, ask: bool
     quieten_libraries()
     from weakdriven.pipeline.new_recipe import propose
 
-    return propose(**answers)
+    return propose(**answers, overrides=overrides)

@@ -81,7 +81,7 @@ def asked_recipe(
         return load_recipe(recipe, overrides)
     if recipe is not None and "=" not in recipe:
         raise UserError(f"{recipe} is a recipe, and --model, --data and --test make one; give one of the two.")
-    return proposed(model, data, test).recipe([*([recipe] if recipe else []), *(overrides or [])])
+    return proposed(model, data, test, [*([recipe] if recipe else []), *(overrides or [])]).recipe()
 
 
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:

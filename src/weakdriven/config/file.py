@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from weakdriven.config.data import DataSettings
 from weakdriven.config.recipe import METHODS, Recipe
 from weakdriven.config.reference import other_name
 from weakdriven.config.settings import UNION, Settings
@@ -161,6 +162,15 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     if key in ("data.path", "data.sources"):
         replace_sources(root["data"], {last: value})
     tree[last] = value
+
+
+def data_settings(given: dict[str, Any], overrides: list[str] | None, source: str) -> DataSettings:
+    """What a command is `given` of the settings of `data`, and what the overrides of a recipe say of them."""
+    tree: dict[str, Any] = {"data": given}
+    for override in overrides or []:
+        if override.startswith(("data.", "data=")):
+            apply_override(tree, override)
+    return parse_recipe({"model": ""} | tree, source).data
 
 
 def refuse_secrets(value: Any, source: str, place: str = "") -> None:

@@ -250,9 +250,11 @@ def check_items(name: str, items: list[Item], entry: Benchmark | None = None, *,
     entry = entry or BENCHMARKS[name]
     options = [item.options for item in items] if entry.kind == "choice" else None
     if bad := check_golds(entry.kind, [item.gold for item in items], options=options):
-        first, other = items[bad[0]], ", or set another grader (exact compares texts)" if entry.grader else ""
+        first, place, other = items[bad[0]], items[bad[0]].id, ""
+        if entry.grader:  # a test set of the user, whose items are its rows
+            place, other = f"{entry.file}, row {bad[0] + 1}", ", or set another grader (exact compares texts)"
         raise UserError(
-            f"{name}: the grader {entry.kind} cannot read the gold answer of {len(bad)} items (first: {first.id}, "
+            f"{name}: the grader {entry.kind} cannot read the gold answer of {len(bad)} items (first: {place}, "
             f"{first.gold!r}); correct them{other}, because every answer to them would count as wrong."
         )
     if missing := missing_libraries(items, python):

@@ -1,6 +1,5 @@
 """A first recipe from a model, training data and a test set: `weakdriven init`, and `weakdriven run --model ...`."""
 
-import json
 import re
 import shlex
 import textwrap
@@ -13,16 +12,18 @@ from typing import Any
 import yaml
 
 from weakdriven.config.benchmarks import TestSet
-from weakdriven.config.file import apply_override, load_recipe, parse_recipe, refuse_secrets
+from weakdriven.config.file import apply_override, data_settings, load_recipe, parse_recipe, refuse_secrets
 from weakdriven.config.recipe import Recipe
-from weakdriven.config.reference import all_settings
+from weakdriven.config.reference import Setting, all_settings
 from weakdriven.data.rows.files import EMBEDDED as EMBEDDED_ROWS
-from weakdriven.data.rows.sources import open_source
 from weakdriven.errors import UserError
 from weakdriven.eval.test_sets import load_benchmark
 from weakdriven.models.load import EMBEDDED, locate_model, positions
 from weakdriven.runs.yaml import load_yaml
+from weakdriven.stages.data import training_rows_of
 
+LABEL = "the new recipe"
+"""Its name in error messages."""
 NO_TEST = "none"
 """In place of a test set: some training rows are kept for validation."""
 VALIDATION_SHARE = 0.05
@@ -46,24 +47,23 @@ class NewRecipe:
     tree: dict[str, Any]
     found: str
 
-    def recipe(self, overrides: list[str] | None = None) -> Recipe:
-        tree = json.loads(json.dumps(self.tree))
-        for override in overrides or []:
-            apply_override(tree, override)
-        source = "--model, --data and --test"
-        refuse_secrets(tree, source)
-        return parse_recipe(tree, f"{source} with your settings" if overrides else source)
+    def recipe(self) -> Recipe:
+        refuse_secrets(self.tree, LABEL)
+        return parse_recipe(self.tree, LABEL)
 
 
-def propose(model: str, data: str, test: str) -> NewRecipe:
+def propose(model: str, data: str, test: str, overrides: list[str] | None = None) -> NewRecipe:
     """Settings that fit the data: steps in an epoch from the number of rows, a length from the longest.
 
     Args:
         test: Benchmarks or files, separated by commas; `none` keeps some training rows for validation.
+        overrides: Settings as `key.sub=value`; those of `data` decide how the rows are read.
     """
     hub = not Path(model).expanduser().exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) is not None
     room = None if hub else positions(locate_model(model))
-    source = open_source(data, empty_completions="drop")  # the run says what is wrong with rows
+    asked = data_settings({"path": data}, overrides, LABEL)
+    # the run says what is wrong with rows
+    source = training_rows_of(asked.model_copy(update={"empty_completions": "drop"}))
     rows, length = source.count(), 0
     for example in islice(source, LOOKED_AT):
         texts = [turn["content"] for turn in example.prompt] + [example.completion]
@@ -72,10 +72,10 @@ def propose(model: str, data: str, test: str) -> NewRecipe:
     batch = between(rows // STEPS_PER_EPOCH, BATCHES)
     phase = {"epochs": 1, "learning_rate": 2e-3 if model == EMBEDDED else 1e-5, "batch_size": batch}
     given: dict[str, Any] = {"path": data, "max_length": min(tokens, room or tokens)}
-    given |= {"domain": "code"} if source.layout.name == "code" else {}
+    given |= {"domain": "code"} if set(source.layouts) == {"code"} else {}
     evaluation: dict[str, Any] = {}
     if test == NO_TEST:
-        given["validation_share"] = VALIDATION_SHARE
+        given |= {} if asked.validates else {"validation_share": VALIDATION_SHARE}
     else:
         evaluation["benchmarks"] = [name.strip() for name in test.split(",") if name.strip()]
         if room is not None and room < 2 * TOKENS_OF_BENCHMARKS:
@@ -85,11 +85,14 @@ def propose(model: str, data: str, test: str) -> NewRecipe:
     tree["joint"] = {"rounds": 1, "strong_weight": 0.5, **phase, "micro_batch_size": min(batch, 4)}
     tree |= {"baselines": ["sft", "sft_restart"], **({"eval": evaluation} if evaluation else {})}
     tree |= {"precision": "fp32"} if model == EMBEDDED else {}
-    read = f"{data}: {rows:,} rows, layout {source.layout.name} (fields {', '.join(source.layout.fields)})."
+    read = f"{source.path}: {source.described(rows)}."
     tree |= {"seed": 42}
-    for entry in NewRecipe(tree, read).recipe().eval.benchmarks:
+    for override in overrides or []:
+        apply_override(tree, override)
+    recipe = NewRecipe(tree, read).recipe()
+    for entry in recipe.eval.benchmarks:
         if isinstance(entry, TestSet):
-            loaded = load_benchmark(entry, None, given.get("domain", ""))
+            loaded = load_benchmark(entry, None, recipe.data.domain)
             read += f" {entry.path}: {len(loaded.items):,} questions, grader {loaded.benchmark.grader}."
     return NewRecipe(tree, read)
 
@@ -119,7 +122,7 @@ def write_recipe(new: NewRecipe, path: Path) -> Recipe:
     """Write the recipe file with its settings explained; an existing file is left as it is."""
     start = f"Start it with: weakdriven run {shlex.quote(str(path))}"
     head = [line for one in (new.found, start, "Every setting: weakdriven recipes explain") for line in comment(one)]
-    text = "\n".join([*head, "", *_lines(new.tree, {one.key: one.text for one in all_settings()})]) + "\n"
+    text = "\n".join([*head, "", *_lines(new.tree, {one.key: one for one in all_settings()})]) + "\n"
     recipe = parse_recipe(load_yaml(text), str(path))  # an error in what was given leaves no file
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -138,13 +141,13 @@ def comment(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=start, subsequent_indent=start)
 
 
-def _lines(tree: dict[str, Any], texts: dict[str, str], prefix: str = "") -> Iterator[str]:
+def _lines(tree: dict[str, Any], settings: dict[str, Setting], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         key, indent = f"{prefix}{name}", "  " * prefix.count(".")
-        yield from comment(texts[key].partition("\n\n")[0], indent)
-        if isinstance(value, dict):
+        yield from comment(settings[key].text.partition("\n\n")[0], indent)
+        if isinstance(value, dict) and settings[key].group:
             yield f"{indent}{name}:"
-            yield from _lines(value, texts, f"{key}.")
+            yield from _lines(value, settings, f"{key}.")
         else:
             flow = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
             yield f"{indent}{name}: {flow.strip().removesuffix('...').strip()}"

@@ -1,5 +1,6 @@
 """A recipe, from data to report: the order of everything."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from weakdriven.report.read import current_stages
 from weakdriven.runs.directory import PLAN_FILE, RECIPE_FILE, REPORT, RUN_FILE, TOKENS, Progress, claim_run
 from weakdriven.runs.executor import DryRun, Listing, Run
 from weakdriven.runs.files import read_json, write_json, write_text
+from weakdriven.runs.manifest import is_stage
 from weakdriven.runs.processes import agree, failing_together, is_main, join_processes, on_main, size
 from weakdriven.runs.replaced import (
     OUTPUT,
@@ -156,9 +158,7 @@ def carry_out(
         context.force = options.force
         try:
             progress.plan(planned)
-            data = data_stage(context)  # reads every row, so a bad one is found before an older run here is touched
-            if evaluates and recipe.data.validates:
-                validation_rows(context)
+            data = all_rows(context, evaluates)
             refuse_same_snapshots(recipe, data)
             if not reads_only:
                 check_room(context, data, planned, work, force=options.force)
@@ -175,6 +175,20 @@ def carry_out(
         finally:
             context.engines.close()
             progress.close()
+
+
+def all_rows(context: Context, evaluates: bool) -> Stage:
+    """The training data; reads every row, so a bad one is found before an older run here is touched."""
+    is_new = not is_stage(context.run.root / "data")
+    data = data_stage(context)
+    try:
+        if evaluates and context.recipe.data.validates:
+            validation_rows(context)
+    except UserError:
+        if is_new and is_main():  # a run that cannot begin looks like one that was never started
+            shutil.rmtree(data.path)
+        raise
+    return data
 
 
 def checked(

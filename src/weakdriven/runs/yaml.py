@@ -27,25 +27,27 @@ def shipped(kind: str) -> dict[str, Path]:
 def read_yaml(path: Path) -> Any:
     """The value in a YAML file; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
     with path.open(encoding="utf-8") as file:
-        return load_yaml(file.read(LONGEST + 1))
+        return load_yaml(file.read(LONGEST + 1), str(path))
 
 
-def load_yaml(text: str) -> Any:
-    """The value of a YAML text; anything wrong with it is a yaml.YAMLError.
+def load_yaml(text: str, name: str = "the text") -> Any:
+    """The value of a YAML text; anything wrong with it is a yaml.YAMLError, which says where in `name` it is.
 
     >>> load_yaml("a: [1, null]")
     {'a': [1, None]}
     >>> load_yaml("{a: 1, a: 2}")
     Traceback (most recent call last):
     yaml.constructor.ConstructorError: a is given twice
-      in "<unicode string>", line 1, column 8:
+      in "the text", line 1, column 8:
         {a: 1, a: 2}
                ^
     """
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"the text has more than {LONGEST:,} characters")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        loader.name = name
+        value = loader.get_single_data()
         size = 0
         for part in json.JSONEncoder(ensure_ascii=False).iterencode(value):
             size += len(part.encode())

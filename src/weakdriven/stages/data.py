@@ -157,7 +157,7 @@ def rows_keys(settings: DataSettings) -> dict[str, Callable[[], str]]:
 def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
     """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them.
 
-    The first rows of other training sources are read, so that one that cannot be trained on is found before all else.
+    The first rows of other sources are read, so that one that cannot be used is found before all else.
     """
 
     def settled(stage: str, sources: dict[str, SourceSettings]) -> dict[str, str]:
@@ -171,13 +171,14 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
         for name, one in sources.items():
             if commit := settle_commit(one.path, one.split, earlier.get(name)):
                 commits[one.path] = commit
-            elif stage == "data":
+            else:
                 open_source(**one.model_dump(exclude={"weight"}), empty_completions=settings.empty_completions)
         return commits
 
     wanted = {"data": rows_inputs(settings)}
     if settings.validation and settings.validation not in [one.path for one in settings.each]:  # else it is settled
-        wanted[VALIDATION] = {"rows": SourceSettings(path=settings.validation, split=settings.validation_split)}
+        own = SourceSettings(path=settings.validation, split=settings.validation_split, fields=settings.fields)
+        wanted[VALIDATION] = {"rows": own}
     for stage, sources in wanted.items():
         for path, commit in (agree(on_main(partial(settled, stage, sources))) or {}).items():
             use_commit(path, commit)

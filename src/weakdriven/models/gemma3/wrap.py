@@ -68,10 +68,16 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
 
 
 def refuse_used(target: Path) -> Path:
-    """A path that does not exist yet or is an empty folder."""
+    """A path that does not exist yet or is an empty folder, and that can be written."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         found = "holds files" if target.is_dir() else "is a file"
         raise UserError(f"{target} {found}; give a new or empty folder as --output.")
+    parent = next(folder for folder in target.parents if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{parent} cannot be written ({error.strerror}); choose a writable --output.") from error
     return target
 
 
