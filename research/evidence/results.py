@@ -287,11 +287,16 @@ def holm(chances: list[float | None]) -> list[float | None]:
 
 
 def judged(
-    each: Mapping[str, SeedComparison], difference: float, interval: tuple[float, float], chance: float | None
+    each: Mapping[str, SeedComparison],
+    difference: float,
+    interval: tuple[float, float],
+    chance: float | None,
+    *,
+    students: int = len(STUDENTS),
 ) -> str:
     """The verdict that protocol.md gives a result."""
-    if len(each) < len(STUDENTS):
-        return f"open: {len(each)} of {len(STUDENTS)} students"
+    if len(each) < students:
+        return f"open: {len(each)} of {students} students"
     few = {name: len(one.by_seed) for name, one in each.items() if len(one.by_seed) < SEEDS}
     if few:
         return "open: " + ", ".join(f"{count} of {SEEDS} seeds of {name}" for name, count in few.items())

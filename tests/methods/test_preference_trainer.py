@@ -84,10 +84,10 @@ def train(model, rows, work, *, epochs=1, progress=None, beta=0.1, **changes):
     return train_preference(model, embedded_tokenizer(), rows, settings, RECIPE, at, beta=beta)
 
 
-def trainer_of(model, rows, work):
+def trainer_of(model, rows, work, **loss):
     made = Phase("dpo", 1, 1, work, Progress()).prepare(rows, TrainSettings(**SMALL), RECIPE, COLUMNS)
     del made["optimizer_cls_and_kwargs"]
-    made["args"] = preference_arguments(made["args"], beta=0.1)
+    made["args"] = preference_arguments(made["args"], beta=0.1, **loss)
     return PreferenceTrainer(model, processing_class=embedded_tokenizer(), reference=work / REFERENCE, **made)
 
 
@@ -135,6 +135,13 @@ def test_loss_gradient_and_rewards_are_those_of_the_formula(work):
     loss, gradient, rewards = loss_of(trainer, [-10.0, -12.0], [-10.0, -12.0])
     assert loss == pytest.approx(math.log(2), abs=1e-6)
     assert gradient == pytest.approx([-0.05, 0.05]) and rewards == [0, 0]
+
+
+def test_a_likelihood_term_is_added_for_the_preferred_completion_alone(work):
+    trainer = trainer_of(tiny_model(vocab_size=4096).train(), demo_rows(4), work, sft_weight=0.5)
+    loss, gradient, _ = loss_of(trainer, [-10.0, -12.0], [-10.0, -12.0])
+    assert loss == pytest.approx(math.log(2) + 0.5 * 10 / 2, abs=1e-6), "two tokens share the log-probability of 10"
+    assert gradient == pytest.approx([-0.05 - 0.5 / 2, 0.05])
 
 
 def test_a_pair_is_as_long_as_its_longer_side(work):

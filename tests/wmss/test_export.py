@@ -296,7 +296,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_read(com
 
 @pytest.mark.parametrize("weight", ["-0.1", "nan"])
 def test_a_weight_outside_its_range_is_an_error(pair, refused, tmp_path, weight):
-    assert "it must be between 0 and 1" in refused(*pair, "--output", tmp_path / "mix", "--strong-weight", weight)
+    assert "it must be a number of at least 0" in refused(
+        *pair, "--output", tmp_path / "mix", "--strong-weight", weight
+    )
 
 
 def test_different_tokenizers_are_an_error(pair, refused, tmp_path):

@@ -47,6 +47,16 @@ def test_logits_are_the_mixture_of_both(strong, weak):
 
 
 @torch.no_grad()
+def test_a_weight_above_1_extrapolates_away_from_the_weak_model():
+    strong, weak = pair()
+    mixed = MixtureForCausalLM.from_pair(strong, weak, strong_weight=1.3)
+    logits = [model(prompts()).logits for model in (strong, weak)]
+    torch.testing.assert_close(mixed(prompts()).logits, logits[0] + 0.3 * (logits[0] - logits[1]))
+    plain = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(mixed.generate(prompts(), **plain), mixed.generate(prompts(), **plain, use_cache=False))
+
+
+@torch.no_grad()
 def test_mask_and_positions_reach_both():
     models, mask = pair(), torch.ones(2, 7, dtype=torch.long)
     mask[:, 1] = 0
@@ -206,7 +216,7 @@ def test_the_kind_of_cache_in_the_strong_models_generation_config_is_dropped():
 
 def test_wrong_weights_vocabularies_arguments_and_caches_are_an_error():
     for weight in (-0.1, float("nan")):
-        with pytest.raises(UserError, match=r"strong_weight is .*; it must be between 0 and 1"):
+        with pytest.raises(UserError, match=r"strong_weight is .*; it must be a number of at least 0"):
             mixture(weight=weight)
     with pytest.raises(UserError, match="weak has 64 vocabulary rows, strong has 80"):
         MixtureForCausalLM.from_pair(tiny_model(vocab_size=80), tiny_model())

@@ -46,7 +46,9 @@ def export_mix(
     strong: Annotated[str, typer.Argument(help="Model or adapter folder; or a run, a round of it, a checkpoint.")],
     weak: Annotated[str | None, typer.Argument(help="Model or adapter folder, if the first is one.")] = None,
     output: Annotated[str | None, typer.Option(help="New folder; of a run, unset: RUN/round-N/mixture.")] = None,
-    strong_weight: Annotated[float | None, typer.Option(help="Strong weight; unset: the run's, else 0.5.")] = None,
+    strong_weight: Annotated[
+        float | None, typer.Option(help="Strong weight, at least 0; unset: the run's, else 0.5.")
+    ] = None,
     dtype: Dtype = None,
     debug: Debug = False,
 ) -> None:

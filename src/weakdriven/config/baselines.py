@@ -77,6 +77,12 @@ class RolloutSettings(Settings):
         return self
 
 
+class RftSettings(Settings):
+    """`rft`: M1 trained further, by the settings of `joint`, on the data and on its own verified completions."""
+
+    rollouts: RolloutSettings = RolloutSettings()
+
+
 class SpinRolloutSettings(RolloutSettings):
     """SPIN's rollouts: one completion at temperature 1."""
 
@@ -103,11 +109,21 @@ class PreferenceSettings(TrainSettings):
     beta: float = Field(default=0.1, gt=0)
     """DPO's beta: how strongly the model is kept near the one it starts from."""
 
+    def loss(self) -> dict[str, float]:
+        """What decides the loss; a term without weight is left out, so that older runs stay valid."""
+        return {"beta": self.beta}
+
 
 class DpoSettings(PreferenceSettings):
     """DPO from M1 on its own completions: the first right one of a prompt is preferred to the first wrong one."""
 
+    sft_weight: float = Field(default=0.0, ge=0)
+    """Weight of the cross-entropy of the preferred completions, a mean over the tokens of a micro-batch, which is added
+    to the loss."""
     rollouts: RolloutSettings = RolloutSettings()
+
+    def loss(self) -> dict[str, float]:
+        return super().loss() | ({"sft_weight": self.sft_weight} if self.sft_weight else {})
 
 
 class SpinSettings(PreferenceSettings):

@@ -4,7 +4,14 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from weakdriven.config.baselines import DpoSettings, NeftuneSettings, SpinSettings, SsbSettings, UndialSettings
+from weakdriven.config.baselines import (
+    DpoSettings,
+    NeftuneSettings,
+    RftSettings,
+    SpinSettings,
+    SsbSettings,
+    UndialSettings,
+)
 from weakdriven.config.data import DataSettings
 from weakdriven.config.evaluation import EvalSettings
 from weakdriven.config.settings import Settings, SupervisedSettings, refuse_repeats
@@ -12,7 +19,7 @@ from weakdriven.config.settings import Settings, SupervisedSettings, refuse_repe
 # fmt: off
 Baseline = Literal[
     "sft", "sft_restart", "sft_active", "sft_compute", "uniform_active", "scaled_ce",
-    "neftune", "undial", "spin", "dpo", "ssb",
+    "neftune", "undial", "rft", "spin", "dpo", "ssb",
     "wdjt_only", "wdds_only", "wmss_frozen", "wmss_annealed",
 ]
 # fmt: on
@@ -166,6 +173,7 @@ class Recipe(Settings):
     sft: SftSettings = SftSettings()
     selection: SelectionSettings = SelectionSettings()
     joint: JointSettings = JointSettings()
+    rft: RftSettings = RftSettings()
     dpo: DpoSettings = DpoSettings()
     spin: SpinSettings = SpinSettings()
     ssb: SsbSettings = SsbSettings()
@@ -179,9 +187,9 @@ class Recipe(Settings):
 
     `sft`: from the base, for all epochs of WMSS. `sft_restart`: M1 with a fresh optimizer, as in WMSS. `sft_active`: M1
     on the rows that WMSS trains on. `sft_compute`: SFT at the compute of WMSS. `uniform_active`: WMSS on as many rows
-    drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `spin`, `dpo`,
-    `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training, with a
-    frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
+    drawn uniformly. `scaled_ce`: M1 on its own logits times joint.strong_weight. `neftune`, `undial`, `rft`, `spin`,
+    `dpo`, `ssb`: their blocks. `wdjt_only`, `wdds_only`, `wmss_frozen`: WMSS without selection, without joint training,
+    with a frozen weak model. `wmss_annealed`: WMSS with `joint.strong_weight_end: 1`."""
     precision: Literal["bf16-mixed", "bf16", "fp16-mixed", "fp32"] = "bf16-mixed"
     """`bf16-mixed` computes in bf16 over fp32 master weights; `bf16` keeps weights and optimizer state in bf16.
     `fp16-mixed`, or `fp16`, is for GPUs without bf16 (T4, V100): it scales the loss, so that small gradients stay.
@@ -288,7 +296,7 @@ class Recipe(Settings):
                     raise ValueError(
                         f"scaled_ce has one constant joint.strong_weight, but joint.{name} is set; remove one"
                     )
-        for name in ("spin", "dpo", "ssb"):
+        for name in ("rft", "spin", "dpo", "ssb"):
             sampled = getattr(self, name).rollouts.temperature > 0
             if self.eval.batching == "continuous" and sampled and name in asked:
                 raise ValueError(
@@ -330,7 +338,7 @@ class Recipe(Settings):
     @property
     def samples_rollouts(self) -> bool:
         """Whether a method of the run generates completions of training prompts."""
-        return not {"dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
+        return not {"rft", "dpo", "spin", "ssb"}.isdisjoint([self.method, *self.baselines])
 
     @property
     def budget_epochs(self) -> int:

@@ -13,6 +13,7 @@ from weakdriven.config.recipe import JointSettings
 from weakdriven.methods.control_stages import uniform_draw, wmss_budget
 from weakdriven.methods.dpo_spin.stage import dpo, spin
 from weakdriven.methods.neftune import EmbeddingNoise, NoisyEmbeddings
+from weakdriven.methods.rft import rft
 from weakdriven.methods.ssb.stage import ssb
 from weakdriven.methods.token_loss import OtherLoss, ScaledLogits
 from weakdriven.methods.undial.loss import AdjustedLogits
@@ -171,6 +172,6 @@ BASELINES: dict[str, Callable[[Context, Stage], Model]] = {
     baseline.__name__: baseline
     for baseline in (
         *(sft, sft_restart, sft_active, sft_compute, uniform_active, scaled_ce),
-        *(neftune, undial, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen, wmss_annealed),
+        *(neftune, undial, rft, spin, dpo, ssb, wdjt_only, wdds_only, wmss_frozen, wmss_annealed),
     )
 }

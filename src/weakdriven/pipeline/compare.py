@@ -30,9 +30,11 @@ from weakdriven.runs.directory import RUN_FILE, Progress
 from weakdriven.runs.files import read_json, write_json
 from weakdriven.runs.machine import hardware, library_versions
 from weakdriven.runs.redact import redact
+from weakdriven.runs.stage import Stage
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
+from weakdriven.stages.model_loader import Model
 
 
 def compare_methods(
@@ -157,11 +159,15 @@ def one_by_one(context: Context, *, methods: list[str]) -> dict[str, Any]:
 
 
 def needs(context: Context, method: str) -> dict[str, Any]:
-    """The model that a method ends with, and the stages that it was made from, without the data.
+    """The model that a method ends with, and the stages that it was made from."""
+    return made_from(*stages_for(context, method))
+
+
+def made_from(model: Model, stages: dict[str, Stage]) -> dict[str, Any]:
+    """A model and, of these stages, those that it was made from, without the data.
 
     A budget only says how long to train, so what was computed to know it is no part of the method.
     """
-    model, stages = stages_for(context, method)
     by_key, used, left = {stage.key: stage for stage in stages.values()}, set[str](), [model.key]
     while left:
         stage = by_key.get(left.pop())

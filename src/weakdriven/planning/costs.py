@@ -111,6 +111,8 @@ def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
         rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
         first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
         return costs.in_sft_rows(first + costs.scans * count + costs.pair * joint.rounds * joint.epochs * rows, 1.0)
+    if workload.verified:
+        return count + most_pairs("rft", recipe, count)
     if workload.sampled:
         return most_pairs(workload.block, recipe, count)
     return drawn if workload.drawn else count
@@ -127,9 +129,9 @@ def batch_is_known(workload: Workload, recipe: Recipe, count: int) -> bool:
 
 
 def most_pairs(block: str, recipe: Recipe, count: int) -> int:
-    """Of DPO, SPIN or SSB: at most so many pairs or replies, one for each prompt or each of SPIN's samples."""
-    prompts = min(getattr(recipe, block).rollouts.subsample or count, count)
-    return prompts * (recipe.spin.rollouts.samples if block == "spin" else 1)
+    """Of a method that samples: at most so many pairs or replies, one for each prompt; for RFT and SPIN each sample."""
+    rollouts = getattr(recipe, block).rollouts
+    return min(rollouts.subsample or count, count) * (rollouts.samples if block in ("rft", "spin") else 1)
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,9 @@ class Planner:
             count = most_pairs("ssb", self.recipe, rows.count)
             found = replace(self, rows=replace(rows, count=count))._scan(workload)
             return replace(found, kept=count * rows.mean * (TOKEN_BYTES + 6 * self.recipe.ssb.top_k + 4))
+        if workload.name == "verified/rft":
+            texts = rows.count + most_pairs("rft", self.recipe, rows.count)
+            return Cost(workload, kept=texts * TOKEN_BYTES * rows.mean)
         if workload.name.startswith(("pairs/", "hints/")):
             block = workload.name.partition("/")[2].partition("-")[0]
             texts = most_pairs(block, self.recipe, rows.count)

@@ -100,7 +100,7 @@ def list_assumptions(planner: Planner, workloads: list[Workload]) -> list[str]:
         ),
         (
             any(workload.sampled for workload in workloads),
-            "Every prompt gives a pair or a reply to learn from, which is the most there can be.",
+            "Every prompt gives a pair or a reply to learn from (rft: every sample), which is the most there can be.",
         ),
         (
             "generate" in kinds,

@@ -121,7 +121,7 @@ class Rehearsal:
             self.student(settings, rows, phase, workload.start)
         elif isinstance(settings, PreferenceSettings):
             model, pairs = loader.load(self.present(workload.start)), as_pairs(rows)
-            train_preference(model, tokenizer, pairs, settings, self.recipe, phase, beta=settings.beta)
+            train_preference(model, tokenizer, pairs, settings, self.recipe, phase, **settings.loss())
         elif isinstance(settings, JointSettings) and workload.weak is not None:
             strong, weak = loader.pair(self.present(workload.start, adapted=True), self.present(workload.weak))
             train_joint(strong, weak, tokenizer, rows, settings, self.recipe, phase)

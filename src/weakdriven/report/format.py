@@ -24,6 +24,7 @@ MODEL_NAMES = {
     "baseline-spin": "SPIN",
     "baseline-dpo": "DPO, verified pairs",
     "baseline-ssb": "SSB",
+    "baseline-rft": "RFT, own verified completions",
     "baseline-wdjt_only": "WMSS, WD-JT only",
     "baseline-wdds_only": "WMSS, WD-DS only",
     "baseline-wmss_frozen": "WMSS, frozen weak model",

@@ -83,7 +83,7 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
         check_python(recipe.eval.vllm_python)
         if recipe.lora:
             raise UserError("eval.engine: vllm serves whole models, and lora trains adapters; use transformers.")
-    if recipe.data.domain == "code" and not {"dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
+    if recipe.data.domain == "code" and not {"rft", "dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     for benchmark in recipe.eval.benchmarks:
         check_task(context.task(benchmark), positions(folder, trust_remote_code=trust))

@@ -189,8 +189,8 @@ def refuse_plain_text(context: Context, data: Stage) -> None:
     layouts = read_json(data.path / MANIFEST)["counters"].get("layout", "").split(", ")
     if context.recipe.samples_rollouts and "text" in layouts:
         raise UserError(
-            "Some training rows are plain text without prompts, and dpo, spin and ssb generate completions of prompts; "
-            "give rows with prompts, or leave these methods out."
+            "Some training rows are plain text without prompts, and rft, dpo, spin and ssb generate completions of "
+            "prompts; give rows with prompts, or leave these methods out."
         )
 
 

@@ -48,6 +48,8 @@ class TrainingSet:
     active: Stage | None = None
     budget: Stage | None = None
     """Holds the number of examples of an epoch, if it is not that of the data."""
+    verified: bool = False
+    """`data` holds verified completions next to the recipe's data."""
 
     def rows(self) -> Any:
         """The tokenised examples of the active set, each as often as it was drawn; all examples without one."""
@@ -72,7 +74,8 @@ class TrainingSet:
 
     def workload(self, recipe: Recipe) -> dict[str, Any]:
         matched = bool(self.matching(recipe))
-        return {"active": self.active is not None, "matched": matched, "budget": self.budget is not None}
+        found = {"active": self.active is not None, "matched": matched, "budget": self.budget is not None}
+        return found | {"verified": self.verified}
 
 
 def supervised_stage(

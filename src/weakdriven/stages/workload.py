@@ -26,6 +26,8 @@ class Workload:
     """Matched steps: an epoch takes the steps of one over all examples."""
     budget: bool = False
     """Matched compute: as much as the whole method."""
+    verified: bool = False
+    """Trains on verified completions next to the data (rft)."""
     start: Model | None = None
     """The model that is trained; of a pair the strong one."""
     weak: Model | None = None
@@ -62,8 +64,8 @@ class Workload:
 
     @property
     def sampled(self) -> bool:
-        """Trains on pairs or replies, which are known once they are sampled."""
-        return self.pairs or self.adapter is not None
+        """Trains on pairs, replies or completions, which are known once they are sampled."""
+        return self.pairs or self.verified or self.adapter is not None
 
     @property
     def block(self) -> str:
@@ -81,7 +83,7 @@ class Workload:
 
     def alike(self) -> str:
         """Equal for stages that differ only by their rows or by which trained models they start from."""
-        same = replace(self, name="", epochs=None, active=False, matched=False, budget=False)
+        same = replace(self, name="", epochs=None, active=False, matched=False, budget=False, verified=False)
         models = [self.weak is None, self.teacher is None]
         return repr((replace(same, start=None, weak=None, teacher=None), models))
 

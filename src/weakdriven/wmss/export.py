@@ -1,5 +1,6 @@
 """Trained pairs -> folders that others can use: find the two models, save their mixture, check what was saved."""
 
+import math
 import os
 import re
 import shutil
@@ -50,7 +51,8 @@ def export_mix(
             hold both models.
         weak_source: A model or adapter folder, if the first is one.
         output: New folder; by default `mixture` next to the models of a run or a round.
-        strong_weight: Share of the strong logits; by default the pair's own, if it is known.
+        strong_weight: Share of the strong logits; above 1 it extrapolates away from the weak model. By default the
+            pair's own, if it is known.
         dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
     """
     mix = find_mix(strong_source, weak_source, output, strong_weight)
@@ -118,8 +120,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def find_mix(strong_source: str, weak_source: str | None, output: str | None, strong_weight: float | None) -> Mix:
     """Read the command's arguments; errors come before a model is loaded."""
-    if strong_weight is not None and not 0 <= strong_weight <= 1:
-        raise UserError(f"--strong-weight is {strong_weight}; it must be between 0 and 1.")
+    if strong_weight is not None and not 0 <= strong_weight < math.inf:
+        raise UserError(f"--strong-weight is {strong_weight}; it must be a number of at least 0.")
     if weak_source is not None:
         strong, weak, out = open_model(strong_source), open_model(weak_source), output
     else:

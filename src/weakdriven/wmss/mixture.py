@@ -4,6 +4,7 @@ Importing this module lets `AutoModelForCausalLM.from_pretrained` load the folde
 """
 
 import inspect
+import math
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from weakdriven.models.load import MIXTURE
 
 
 class MixtureConfig(Config):
-    """Two models and the share of the strong one's logits, in [0, 1]. Paper: lambda."""
+    """Two models and the share of the strong one's logits; above 1 it extrapolates from the weak one. Paper: lambda."""
 
     model_type = MIXTURE
     sub_configs: ClassVar[dict[str, Any]] = dict.fromkeys(("strong_config", "weak_config"), AutoConfig)  # pyright: ignore
@@ -32,8 +33,8 @@ class MixtureConfig(Config):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if not 0 <= self.strong_weight <= 1:
-            raise UserError(f"strong_weight is {self.strong_weight}; it must be between 0 and 1.")
+        if not 0 <= self.strong_weight < math.inf:
+            raise UserError(f"strong_weight is {self.strong_weight}; it must be a number of at least 0.")
         for name in self.sub_configs:
             given: Any = getattr(self, name) or {"model_type": "qwen3"}  # transformers makes one without arguments
             setattr(self, name, given if isinstance(given, Config) else AutoConfig.for_model(**given))
@@ -150,7 +151,7 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _branches(self) -> list[tuple[Any, float]]:
         weight = self.config.strong_weight
-        return [(model, share) for model, share in ((self.strong, weight), (self.weak, 1 - weight)) if share > 0]
+        return [(model, share) for model, share in ((self.strong, weight), (self.weak, 1 - weight)) if share]
 
     def _can_cache(self) -> bool:
         return all(

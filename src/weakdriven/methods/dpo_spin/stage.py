@@ -70,8 +70,12 @@ def own_pairs(context: Context, asked: Iterable[Asked], tally: Tally) -> Iterato
     return spin_pairs(asked, tally, end_tokens=list(ends))
 
 
-def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: MakePairs) -> Stage:
-    """Rollouts -> pairs.jsonl, their tokens, and a funnel of the prompts; no pair at all is an error."""
+def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: MakePairs, **also: Stage) -> Stage:
+    """Rollouts -> pairs.jsonl, their tokens, and a funnel of the prompts; no pair at all is an error.
+
+    Args:
+        also: What else `make` reads.
+    """
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         tally, fitting, counted = Tally(), Funnel(), Counter[str]()
@@ -89,7 +93,7 @@ def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: 
         dropped = sum(funnel.dropped.values())
         return {"prompts": tally.prompts, **counted, "dropped": dropped, **tally.rollouts}
 
-    settings, inputs = {"method": name.partition("-")[0]}, {"data": data, "rollouts": rollouts}
+    settings, inputs = {"method": name.partition("-")[0]}, {"data": data, "rollouts": rollouts, **also}
     return context.run.stage(f"pairs/{name}", compute, settings=settings, inputs=inputs)
 
 
@@ -103,14 +107,14 @@ def preference(
         model, tokenizer = context.loader.load(start), context.renderer.tokenizer
         phase = context.phase(stage, round_number, settings.epochs, work, keep=partial(context.save, model))
         rows = concatenate_datasets([load_tokens(part.path / PAIR_TOKENS) for part in pairs])
-        counters = train_preference(model, tokenizer, rows, settings, context.recipe, phase, beta=settings.beta)
+        counters = train_preference(model, tokenizer, rows, settings, context.recipe, phase, **settings.loss())
         context.save(model, out, work)
         publish_snapshots(work, out, settings.snapshots)
         return counters
 
     inputs = present(start=start, pairs=pairs[-1], previous_pairs=pairs[0] if len(pairs) > 1 else None)
     workload = Workload(stage, "train", settings, epochs=settings.epochs, start=start, pairs=True)
-    return model_stage(context, workload, compute, settings, inputs=inputs, also={"beta": settings.beta})
+    return model_stage(context, workload, compute, settings, inputs=inputs, also=settings.loss())
 
 
 def examples_of(stage: Stage) -> Iterator[Example]:

@@ -105,25 +105,30 @@ def train_preference(
     phase: Phase,
     *,
     beta: float = 0.1,
+    sft_weight: float = 0.0,
 ) -> dict[str, Any]:
     """Train in place on rows of `pair_rows`, with the model as it is now as the reference; returns counters."""
     keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe, COLUMNS)
     optimizer = made.pop("optimizer_cls_and_kwargs")
-    made["args"] = preference_arguments(made["args"], beta=beta)
+    made["args"] = preference_arguments(made["args"], beta=beta, sft_weight=sft_weight)
     trainer = PreferenceTrainer(model, processing_class=tokenizer, reference=phase.work / REFERENCE, **made)
     trainer.optimizer_cls_and_kwargs = optimizer  # upstream's signature has no place for it
     return fit(trainer, made["train_dataset"])
 
 
-def preference_arguments(args: SFTConfig, *, beta: float) -> DPOConfig:
-    """The arguments of SFT, with the loss of DPO: sums over completion tokens, mean over pairs."""
+def preference_arguments(args: SFTConfig, *, beta: float, sft_weight: float = 0.0) -> DPOConfig:
+    """The arguments of SFT, with the loss of DPO: sums over completion tokens, mean over pairs.
+
+    With `sft_weight` the cross-entropy of the chosen completions is added, a mean over the tokens of a micro-batch.
+    """
     return DPOConfig(
         **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
         activation_offloading=args.activation_offloading,
         router_aux_loss_coef=args.router_aux_loss_coef,
         beta=beta,
-        loss_type=["sigmoid"],
+        loss_type=["sigmoid", "sft"] if sft_weight else ["sigmoid"],
+        loss_weights=[1.0, sft_weight] if sft_weight else None,
         precompute_ref_log_probs=True,
         max_length=None,  # the rows have been cut already
     )

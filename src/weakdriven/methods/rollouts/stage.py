@@ -79,7 +79,7 @@ def rollout_stage(
         whole = None if max_prompt_tokens else context.recipe.data.max_length
         sampling = sampling_of(context, settings, lengths, whole)
         longest = max(lengths) + sampling.max_new_tokens
-        counters = Counter(prompts=len(examples))
+        counters = Counter(prompts=len(examples), prompt_tokens=settings.samples * sum(lengths))
         total, unjudged = len(examples) * settings.samples, Fault(NOT_VERIFIED)
         try:
             for begin in range(0, len(examples), BLOCK):

@@ -57,4 +57,6 @@ def _scan(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trains(name: str) -> bool:
-    return not name.startswith(("eval/", "validation", "baselines/", "rollouts/", "pairs/", "hints/", "targets/"))
+    return not name.startswith(
+        ("eval/", "validation", "baselines/", "rollouts/", "verified/", "pairs/", "hints/", "targets/")
+    )
