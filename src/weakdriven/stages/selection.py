@@ -39,7 +39,9 @@ def selection_stage(context: Context, name: str, round_number: int, data: Stage,
         name,
         compute,
         settings={
-            **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
+            **settings.model_dump(
+                mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps", "strong_scores"}
+            ),
             "seed": seed,
             "version": VERSION,
             **other_weak(weak),

@@ -50,7 +50,7 @@ class Phase:
     """Train with too little room on the disk, as predicted."""
     validation: Dataset | None = None
     """Rows on which the model is evaluated during training, if the settings ask for it."""
-    watchers: tuple[TrainerCallback, ...] = ()
+    watchers: Sequence[TrainerCallback] = ()
     """Callbacks of the stage."""
 
     def prepare(
