@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from research.evidence.arms import ARMS, SCREENS, maker
-from research.evidence.collect import VERSION, contents
+from research.evidence.collect import VERSION, contents, hardware_of
 from research.evidence.run import FOLDER, VALIDATION
 from weakdriven.config.file import load_recipe
 from weakdriven.config.recipe import Recipe
@@ -31,7 +31,7 @@ from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.directory import PLAN_FILE, Progress
 from weakdriven.runs.executor import Listing
 from weakdriven.runs.files import read_json, write_json
-from weakdriven.runs.machine import hardware, library_versions
+from weakdriven.runs.machine import library_versions
 from weakdriven.runs.progress import PlainProgress
 from weakdriven.runs.take_over import Siblings
 from weakdriven.stages.context import Context
@@ -134,7 +134,7 @@ def collected(root: Path, runs: dict[str, Recipe], jobs: int) -> dict[str, Any]:
         for method, why in facts["failed"].items():
             failed.setdefault(method, {})[str(runs[one].seed)] = why
     facts = {"seeds": {str(runs[one].seed): one for one in known}, "methods": methods, "failed": failed}
-    facts |= {"hardware": hardware(), "jobs": jobs, "versions": library_versions()}
+    facts |= {"hardware": hardware_of(root / one for one in known), "jobs": jobs, "versions": library_versions()}
     found = contents(root, facts, {})
     for one in found["methods"].values():
         each = one["stages"].values()
