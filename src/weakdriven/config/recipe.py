@@ -68,8 +68,8 @@ class SelectionSettings(Settings):
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
     strong_scores: Literal["scan", "training"] = "scan"
-    """Where M1's entropies come from: `scan` reads all rows with M1; `training` takes those of the forward passes of its
-    last epoch, which cost nothing. Each row then has the entropy of the weights at its step. Needs trl 1.15."""
+    """Where M1's entropies come from: `scan` reads all rows with M1; `training` takes those of its last epoch's
+    forward passes, which cost nothing. Each row then has the entropy of the weights at its step. Needs trl 1.15."""
     reuse: list[str] = Field(default=[])
     """Other run directories, or their score files: reuse scores of the same model on the same tokens."""
 

@@ -42,10 +42,10 @@ class TrainingScores(TrainerCallback):
         self.step = -1
         """Of the forward passes now; -1 before the last epoch."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._read()
         self.step_N[self.step_N >= state.global_step] = -1  # of a step that is trained again
-        self.hook = model.register_forward_hook(self._record, with_kwargs=True)
+        self.hook = kwargs["model"].register_forward_hook(self._record, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps * (self.epochs - 1) // self.epochs
