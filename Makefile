@@ -1,4 +1,4 @@
-# Needs python3 (3.11 or 3.12, with venv) and nothing else. Offline once `make setup` has run.
+# Needs python3 (3.11 to 3.13, with venv) and nothing else. Offline once `make setup` has run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +32,8 @@ test: $(READY)
 test-all: $(READY)
 	$(PYTEST) -m slow
 
-# the quick tests with the oldest versions that pyproject.toml allows; of torch, the version of development
+# the quick tests with the oldest versions that pyproject.toml allows; of torch, the version of development.
+# Python 3.11 or 3.12: the oldest numpy has no build for 3.13.
 $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt torch

@@ -43,6 +43,17 @@ def test_an_extending_recipe_and_an_override_replace_the_rows_and_keep_the_other
         assert ([one.path for one in listed.each], listed.max_length, listed.split) == (["a", "b"], 99, "train")
 
 
+def test_other_rows_are_not_cut_at_the_limit_that_was_chosen_for_a_recipes_own(tmp_path):
+    assert load_recipe("demo").data.limit and load_recipe("demo", ["data.path=mine.jsonl"]).data.limit is None
+    assert load_recipe("demo", ["data.path=embedded:arithmetic"]) == load_recipe("demo")
+    for overrides in (["data.path=mine.jsonl", "data.limit=7"], ["data.limit=7", "data.path=mine.jsonl"]):
+        assert load_recipe("demo", overrides).data.limit == 7
+    assert load_recipe("demo", ["data.limit=7"], varied=["data.path=mine.jsonl"]).data.limit == 7
+    for written, limit in (({"path": "mine.jsonl"}, None), ({"path": "mine.jsonl", "limit": 7}, 7)):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"extends": "demo", "data": written}))
+        assert load_recipe(str(tmp_path / "mine.yaml")).data.limit == limit
+
+
 @pytest.mark.parametrize(
     "data, words",
     [

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic.fields import FieldInfo
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from typer.core import TyperCommand
 
-from weakdriven.config.file import SettingsT, apply_override, parse_settings
+from weakdriven.config.file import SettingsT, apply_override, groups_in, parse_settings
 from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 
@@ -61,10 +61,8 @@ def fields_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, Fi
     """Key and field of every setting, also of nested ones, the outer ones first."""
     inner: list[tuple[str, type[Settings]]] = []
     for name, field in model.model_fields.items():
-        choices = get_args(field.annotation) or (field.annotation,)
-        groups = [one for one in choices if isinstance(one, type) and issubclass(one, Settings)]
-        if groups:
-            inner.append((f"{prefix}{name}.", groups[0]))
+        if group := next(groups_in(field.annotation), None):
+            inner.append((f"{prefix}{name}.", group))
         else:
             yield prefix + name, field
     for below, group in inner:

@@ -64,7 +64,7 @@ class DataSettings(Settings):
 
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows."""
+    """Use only the first rows. A recipe's limit is for its own rows: naming others in `data.path` removes it."""
     validation: str | None = None
     """Rows that no model is trained on, from a source like `path`: the loss of every model on them is reported."""
     validation_split: str = "validation"

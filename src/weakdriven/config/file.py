@@ -46,7 +46,9 @@ def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list
     tree, bases = _over_its_bases(path, source)
     tree.setdefault("name", path.stem)
     own_method = tree.get("method", METHODS[0])
-    for override in overrides or []:
+    # first, because a new data.path removes the recipe's data.limit, but not one that is given with it
+    paths = [one for one in [*(overrides or []), *(varied or [])] if one.startswith("data.path=")]
+    for override in [*paths, *(overrides or [])]:
         apply_override(tree, override)
     method = tree.get("method", own_method)
     if source in shipped_recipes() and method != own_method and method in METHODS:
@@ -129,6 +131,8 @@ def replace_sources(below: Any, above: Any) -> None:
                 below.pop(name, None)
         elif above.get("path"):
             below.pop("sources", None)
+            if above["path"] != below.get("path"):
+                below.pop("limit", None)  # it was chosen for the rows that are replaced
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -249,16 +253,17 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
         if part in model.model_fields:  # a number is a place in a list
-            model = next(_groups_in(model.model_fields[part].annotation), model)
+            model = next(groups_in(model.model_fields[part].annotation), model)
     return model
 
 
-def _groups_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def groups_in(annotation: Any) -> Iterator[type[Settings]]:
     """Groups of settings in a type, such as that in `LoraSettings | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    parts = get_args(annotation)
+    if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):  # list[str] is a type in 3.10
         yield annotation
-    for inner in get_args(annotation):
-        yield from _groups_in(inner)
+    for inner in parts:
+        yield from groups_in(inner)
 
 
 def dump_recipe(recipe: Recipe) -> str:

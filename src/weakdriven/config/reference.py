@@ -125,7 +125,11 @@ def _values(field: dict[str, Any], groups: dict[str, Any]) -> str:
     kind: str = field.get("type", "value")
     kind = {"string": "text", "boolean": "true, false"}.get(kind, kind)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {field[name]}" for name, sign in signs.items() if name in field]
+    bounds = [
+        f"{sign} {int(bound) if bound == int(bound) else bound}"  # older pydantic writes 0.0 for 0
+        for name, sign in signs.items()
+        if (bound := field.get(name)) is not None
+    ]
     return " ".join([kind, " and ".join(bounds)]).strip()
 
 

@@ -99,7 +99,7 @@ class NoiseCallback(TrainerCallback):
         if self.generator is None:
             # seeded anew at each step, so that there is no state to keep in a checkpoint
             drawn = np.random.SeedSequence([*self.seed, self.step, self.process]).generate_state(1, np.uint64)
-            self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0] >> 1))
+            self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0]) >> 1)
         _, width, size = shape = embedding_BLD.shape
         if self.noise.padded:
             noise_BLD = self.noise.draw(width, shape, self.generator)

@@ -94,7 +94,7 @@ class NoisedLogits:
     def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         drawn = np.random.SeedSequence([*self.seed, tokens.step]).generate_state(1, np.uint64)
         given = tokens.hidden_TD, tokens.head, tokens.target_T, tokens.length_T
-        options = {**vars(self), "seed": int(drawn[0] >> 1), "key_T": tokens.key_T, "scale": tokens.scale}
+        options = {**vars(self), "seed": int(drawn[0]) >> 1, "key_T": tokens.key_T, "scale": tokens.scale}
         return noised_cross_entropy(*given, **options)
 
 
