@@ -105,6 +105,10 @@ class Context:
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or recipe.saved_precision
 
+    def scored_in_training(self, model: str) -> bool:
+        """Whether the scores of a model are those of its training: of M1, if the recipe asks for it."""
+        return model == "sft" and self.recipe.selection.strong_scores == "training"
+
     def inference_settings(self) -> dict[str, Any]:
         """What decides a model's outputs besides its weights."""
         settings = self.recipe.model_dump(include={"precision", "attention"})
