@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_model, locate_model
