@@ -93,6 +93,10 @@ class ShippedConfig:
         """Of queries, keys and values."""
         return self.num_attention_heads, self.num_key_value_heads, self.num_key_value_heads
 
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """As of transformers' configurations: what tells two of a type apart."""
+        return repr(self)
+
     @property
     def head_width(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
