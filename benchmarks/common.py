@@ -4,11 +4,14 @@ import csv
 import datetime
 import gc
 import importlib.metadata
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,29 @@ def measure(step: Callable[[], Any], *, repeats: int, warmup: int = 2) -> dict[s
         "high_ms": round(times[-1 - len(times) // 5], 2),
         "peak_gib": round(peak, 3),
     }
+
+
+def in_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any] | str:
+    """What `work` returns, with a GPU that holds nothing else of ours; or why there is nothing."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_answer, args=(there, work, arguments))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        return "the process was killed, perhaps for memory"
+    finally:
+        process.join()
+
+
+def _answer(pipe: Any, work: Callable[..., dict[str, Any]], arguments: tuple) -> None:
+    try:
+        pipe.send(work(*arguments))
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
 
 
 def append(path: Path, **row: Any) -> None:

@@ -9,15 +9,12 @@ computed again, against 790 TFLOP/s, the rate of a large bf16 product on an H200
 """
 
 import argparse
-import multiprocessing
-import sys
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import append, measure
+from common import append, in_own_process, measure
 from peft import LoraConfig
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -100,7 +97,8 @@ def flops(model: Any, batch: int, length: int) -> float:
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in name)
     if config.tie_word_embeddings:
         weights += config.vocab_size * config.hidden_size
-    attention = config.num_hidden_layers * 2 * length * config.num_attention_heads * config.head_dim
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = config.num_hidden_layers * 2 * length * config.num_attention_heads * width
     return 3.0 * batch * length * (2 * weights + attention)
 
 
@@ -142,14 +140,6 @@ def run_variant(name: str, size: str, batch: int, length: int, repeats: int) -> 
     return row
 
 
-def in_own_process(pipe: Any, *arguments: Any) -> None:
-    try:
-        pipe.send(run_variant(*arguments))
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SIZES, default="4b")
@@ -160,18 +150,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.csv")
     options = parser.parse_args()
     about = {"benchmark": "joint_step", "shape": f"qwen3-{options.model} {options.batch}x{options.length}"}
-    spawn = multiprocessing.get_context("spawn")
     for name in options.variants:
-        here, there = spawn.Pipe()
-        work = (there, name, options.model, options.batch, options.length, options.repeats)
-        process = spawn.Process(target=in_own_process, args=work)
-        process.start()
-        there.close()
-        try:
-            row = here.recv()
-        except EOFError:
-            row = "the process was killed, perhaps for memory"
-        process.join()
+        row = in_own_process(run_variant, name, options.model, options.batch, options.length, options.repeats)
         if isinstance(row, str):
             print(f"{name:40} not measured: {row}", flush=True)
         else:

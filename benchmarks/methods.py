@@ -15,12 +15,9 @@ entropy and accuracy too; `sft_fused` has the head of this package. `trl_dpo` is
 import argparse
 import dataclasses
 import math
-import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import trl.trainer.dpo_trainer as upstream
-from common import append
+from common import append, in_own_process
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, TrainerCallback
 
@@ -256,30 +253,11 @@ METHODS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def in_own_process(pipe: Any, name: str, options: argparse.Namespace) -> None:
+def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     clock = Clock(options.steps, options.dropped)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            METHODS[name](Bench(options, clock, Path(folder)))
-        pipe.send(clock.row())
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
-
-
-def measured(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
-    """A row, or why there is none."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=in_own_process, args=(there, name, options))
-    process.start()
-    there.close()
-    try:
-        return here.recv()
-    except EOFError:
-        return "the process was killed, perhaps for memory"
-    finally:
-        process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        METHODS[name](Bench(options, clock, Path(folder)))
+    return clock.row()
 
 
 def main() -> None:
@@ -301,7 +279,7 @@ def main() -> None:
     found: dict[str, float] = {}
     for name in (name for name in METHODS if name in chosen):  # what others are compared with comes first
         kind = "dpo" if "dpo" in name else "sft"
-        row = measured(name, options)
+        row = in_own_process(measured, name, options)
         if isinstance(row, str):
             print(f"{name:40} not measured: {row}", flush=True)
             continue

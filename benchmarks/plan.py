@@ -10,16 +10,13 @@ that are timed. The recorded rows are those of joint_step and methods as well, m
 import argparse
 import csv
 import dataclasses
-import multiprocessing
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import append
+from common import append, in_own_process
 from datasets import Dataset
 from joint_step import VARIANTS
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
@@ -229,7 +226,12 @@ def build(setting: Setting) -> Any:
     return model
 
 
-def run_setting(setting: Setting, folder: Path) -> dict[str, Any]:
+def run_setting(setting: Setting) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_in(Path(folder), setting)
+
+
+def run_in(folder: Path, setting: Setting) -> dict[str, Any]:
     """Through the trainers of the pipeline, with one more step than is timed to see where the last ends."""
     steps, clock = WARM + TIMED, Clock(WARM + TIMED, WARM)
     lora = LoraSettings() if setting.lora else None
@@ -263,27 +265,9 @@ def run_setting(setting: Setting, folder: Path) -> dict[str, Any]:
     return clock.row() | {"fast": fast}
 
 
-def in_own_process(pipe: Any, setting: Setting) -> None:
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            pipe.send(run_setting(setting, Path(folder)))
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
-
-
 def measure_all(output: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
     for setting in SETTINGS:
-        here, there = spawn.Pipe()
-        process = spawn.Process(target=in_own_process, args=(there, setting))
-        process.start()
-        there.close()
-        try:
-            row = here.recv()
-        except EOFError:
-            row = "the process was killed, perhaps for memory"
-        process.join()
+        row = in_own_process(run_setting, setting)
         if isinstance(row, str):
             print(f"{setting!s:60} {setting.shape} not measured: {row}", flush=True)
             continue

@@ -1,15 +1,11 @@
 """The command line, called in this process, and the settings of the whole small run that several tests look at."""
 
-import os
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 WHOLE = [
     *("data.limit=32", "eval.limit=8", "eval.max_new_tokens=8", "sft.save_steps=2", "joint.save_steps=2"),
@@ -43,24 +39,3 @@ def assert_user_error(result: Result, *words: str) -> None:
     """A user's mistake is one sentence on stderr and exit code 2, without a traceback."""
     assert result.code == 2 and result.err.startswith("Error: ") and "Traceback" not in result.err, result
     assert all(word in result.err for word in words), result.err
-
-
-DIES_AT = """
-import os, pathlib, signal, sys, threading, time
-from weakdriven.commands.app import main
-
-def watch(path):
-    while not path.exists():
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-threading.Thread(target=watch, args=(pathlib.Path(sys.argv.pop(1)),), daemon=True).start()
-main()
-"""
-
-
-def killed_at(path: Path, *words: object) -> int:
-    """Exit code of a command in a process that kills itself as soon as a file is there."""
-    command = [sys.executable, "-c", DIES_AT, str(path), *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # as in this process
-    return subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode

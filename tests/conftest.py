@@ -1,4 +1,4 @@
-"""Runs that several tests look at; the embedded model and problems, cut down to seconds."""
+"""Fixtures and groups of all tests. Imports come late: pytest-xdist's first process only hands out the tests."""
 
 import fcntl
 import gc
@@ -10,36 +10,26 @@ import sys
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, which tests' children inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
-from weakdriven.config.file import load_recipe
-from weakdriven.config.recipe import Recipe
-from weakdriven.data.demo import demo_rows
-from weakdriven.data.rows import files
-from weakdriven.runs.directory import Progress
-from weakdriven.runs.stage import Planned
-from weakdriven.runs.take_over import Siblings
-
-SMALL = [
-    *("data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.epochs=1", "baselines=[sft]"),
-    *("sft.batch_size=16", "sft.micro_batch_size=16", "sft.learning_rate=2e-3", "sft.save_steps=2"),
-    *("joint.batch_size=16", "joint.micro_batch_size=16", "joint.learning_rate=2e-3", "joint.save_steps=2"),
-]
-
-demo_rows_once = cache(demo_rows)
-files.demo_rows = lambda split: [dict(row) for row in demo_rows_once(split)]  # a run asks for them several times
 modules = 0
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("numprocesses", None):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+    import small_runs  # noqa: F401
 
 
 def pytest_runtest_logstart() -> None:
@@ -49,44 +39,6 @@ def pytest_runtest_logstart() -> None:
         modules = len(sys.modules)
         gc.collect()
         gc.freeze()
-
-
-class Recorder(Progress):
-    """Remembers which stages ran, why, which were skipped, and what was noted."""
-
-    def __init__(self):
-        self.ran: dict[str, str] = {}
-        self.skipped: list[str] = []
-        self.planned: list[Planned] = []
-        self.notes: list[str] = []
-
-    def plan(self, planned):
-        self.planned = planned
-
-    def begin(self, stage, reason):
-        self.ran[stage] = reason
-
-    def skip(self, stage):
-        self.skipped.append(stage)
-
-    def note(self, text):
-        self.notes.append(text)
-
-
-def small_recipe(*overrides: str) -> Recipe:
-    return load_recipe("demo", [*SMALL, *overrides])
-
-
-def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Recorder:
-    """Run the small recipe; stages that a sibling has finished with the same key are taken over from it.
-
-    What an earlier call has finished with other settings is replaced.
-    """
-    from weakdriven.pipeline.run import RunOptions, run_recipe
-
-    recorder = Recorder()
-    run_recipe(small_recipe(*overrides), root, recorder, RunOptions(Siblings(siblings), replace=True))
-    return recorder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("whole-run"))
         elif any(one.scope == "module" for found in fixtures.values() for one in found):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # groups first, so that single tests fill up the workers at the end
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # what is long comes first, and single tests fill up the workers at the end
+        items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("xdist_group", "timeout")))
 
 
 @pytest.fixture(scope="session")
@@ -129,8 +81,10 @@ def once(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], tuple[Path,
 
 
 @pytest.fixture(scope="session")
-def two_round_run(once) -> tuple[Path, Recorder]:
+def two_round_run(once) -> tuple[Path, Any]:
     """A finished run of two rounds and its recorder."""
+    from small_runs import run_small
+
     return once("two-rounds", lambda root: run_small(root, "joint.rounds=2"))
 
 
@@ -145,4 +99,6 @@ def whole_run(once) -> tuple[Path, Any]:
 @pytest.fixture
 def no_gpu(monkeypatch):
     """A machine without CUDA, also where there is one."""
+    import torch
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

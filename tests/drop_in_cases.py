@@ -128,7 +128,8 @@ def saved(folder: Path, seed: int) -> str:
 
 def paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"model_init_kwargs": {"attn_implementation": "eager"}}
-    same(model=lambda seed: saved(folder, seed), **options)(folder, monkeypatch)
+    # no twins: older transformers draws the rows of new tokens, for each model anew
+    same(model=lambda seed: saved(folder, seed), twins=False, **options)(folder, monkeypatch)
     pair = make(folder, model=saved(folder, 1), weak_model=saved(folder, 2), **options).pair
     assert {model.config._attn_implementation for model in (pair.strong, pair.weak)} == {"eager"}
 
@@ -153,13 +154,17 @@ def template_of_a_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source.chat_template = "<turn>" + MARKED
     source.save_pretrained(folder / "source")
     options: dict[str, Any] = {"data": CHAT, "chat_template_path": str(folder / "source")}
-    same(model=lambda seed: saved(folder, seed), **options)(folder, monkeypatch)
+    # no twins: older transformers draws the rows of new tokens, for each model anew
+    same(model=lambda seed: saved(folder, seed), twins=False, **options)(folder, monkeypatch)
 
 
 def other_eos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same(data=TEXT, eos_token="<|im_start|>")(folder, monkeypatch)
     trainer = make(folder, model=text_model(1), weak_model=text_model(2), data=TEXT, eos_token="<|im_start|>")
-    assert trainer.pair.strong.config.eos_token_id == trainer.processing_class.eos_token_id
+    options = arguments(folder, SFTConfig, eos_token="<|im_start|>")
+    theirs = SFTTrainer(text_model(1), options, train_dataset=TEXT, processing_class=embedded_tokenizer())
+    assert trainer.processing_class.eos_token == theirs.processing_class.eos_token == "<|im_start|>"
+    assert trainer.pair.strong.config.eos_token_id == theirs.model.config.eos_token_id  # older TRL leaves it alone
 
 
 def fresh_evaluation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +191,11 @@ def predicted_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def checkpointed(**how: Any) -> Check:
     return same(gradient_checkpointing=True, gradient_checkpointing_kwargs=how or None)
+
+
+def selective(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl.models.selective_activation_checkpointing", reason="TRL has it from 1.15 on")
+    checkpointed(selective=True)(folder, monkeypatch)
 
 
 def offloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from weakdriven.commands.verify import check_stages
 from weakdriven.runs.files import file_digest
@@ -97,7 +98,8 @@ class Forks:
     server: subprocess.Popen = field(init=False)
 
     def __post_init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
+        threads = str(torch.get_num_threads())  # as in this process
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "COLUMNS": "200"}
         command = [*self.within, sys.executable, str(Path(__file__).with_name("fault_child.py"))]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.server = subprocess.Popen(command, env=environment, **pipes)
@@ -105,10 +107,13 @@ class Forks:
 
     def start(self, root: Path, fault: dict[str, Any] | None = None, *overrides: str) -> int:
         """Begin a run; returns its process. `finish` waits for it."""
+        return self.begin(["run", "demo", *TINY, *overrides, "--output", str(root)], fault)
+
+    def begin(self, argv: list[str], fault: dict[str, Any] | None = None) -> int:
+        """Begin any command."""
         assert self.server.stdin and self.server.stdout
         self.count += 1
         self.log = self.folder / f"run-{self.count}.log"
-        argv = ["run", "demo", *TINY, *overrides, "--output", str(root)]
         print(json.dumps({"argv": argv, "fault": fault, "log": str(self.log)}), file=self.server.stdin, flush=True)
         return int(self.server.stdout.readline())
 
@@ -128,15 +133,30 @@ class Forks:
 
 
 @cache
-def struck_runs() -> tuple[Forks, Path]:
-    """One process from which all runs of a session are forked, and a finished run that nothing has struck."""
+def session_forks() -> Forks:
+    """One process from which all runs of a session are forked."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     forks = Forks(folder)
     atexit.register(forks.close)
-    code, output = forks.run(folder / "calm")
+    return forks
+
+
+@cache
+def struck_runs() -> tuple[Forks, Path]:
+    """The process that runs are forked from, and a finished run that nothing has struck."""
+    forks = session_forks()
+    calm = forks.folder / "calm"
+    code, output = forks.run(calm)
     assert code == 0, output
-    return forks, folder / "calm"
+    return forks, calm
+
+
+def killed_at(path: Path, *words: object) -> int:
+    """Exit code of a command whose process kills itself as soon as a file is there."""
+    forks = session_forks()
+    forks.begin([*map(str, words)], {"kind": "kill at", "path": str(path)})
+    return forks.finish()[0]
 
 
 def resumes(root: Path, fault: dict[str, Any] | None = None) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,13 +73,24 @@ def clock_back(_: dict[str, Any]) -> None:
     time.time = lambda: usual() - BACK
 
 
+def kill_at(fault: dict[str, Any]) -> None:
+    """Strike as soon as a file is there."""
+
+    def watch() -> None:
+        while not os.path.exists(fault["path"]):
+            time.sleep(0.001)
+        strike("kill", fault["path"])
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def prepare(fault: dict[str, Any] | None) -> None:
     import weakdriven.wmss.score_files
 
     weakdriven.wmss.score_files.FLUSH_SECONDS = 0.0  # a part for each batch, so that there is one to damage
     if fault is None:
         return
-    where = {"nan": at_step, "memory": at_step, "clock": clock_back}
+    where = {"nan": at_step, "memory": at_step, "clock": clock_back, "kill at": kill_at}
     where.get(fault["kind"], at_file_event)(fault)
 
 

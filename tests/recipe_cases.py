@@ -4,7 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from conftest import small_recipe
+from small_runs import small_recipe
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.pipeline.run import all_stages

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from conftest import run_small
 from helpers import build_settings, write_rows
+from small_runs import run_small
 from weakdriven.build import build as building
 from weakdriven.build import overlaps
 from weakdriven.build import rows as verifying

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from command_line import WHOLE, assert_user_error, weakdriven
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.models.load import load_model, load_tokenizer, locate_model
 from weakdriven.pipeline.run import RunOptions, carry_out, run_recipe

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from command_line import WHOLE, Result, assert_user_error, weakdriven
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline.run import RunOptions, run_recipe, select_recipe
 from weakdriven.runs.files import read_json

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from conftest import Recorder, small_recipe
 from hub_server import HubServer
+from small_runs import Recorder, small_recipe
 from weakdriven.data.rows import hub as home
 from weakdriven.data.rows.files import count_rows, data_key, read_rows
 from weakdriven.errors import UserError

@@ -12,8 +12,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import run_small
 from examples import wmss_minimal as minimal
+from small_runs import run_small
 from weakdriven.config.file import load_recipe
 from weakdriven.data.demo import demo_problems
 from weakdriven.models.load import EMBEDDED, locate_model

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import run_small
+from small_runs import run_small
 
 ALL = (
     "sft,sft_restart,sft_active,sft_compute,uniform_active,scaled_ce,neftune,undial,wdjt_only,wdds_only,wmss_frozen,"
     "wmss_annealed"
 )
-ROWS, BATCH = 16, 4
+ROWS, BATCH = 8, 2
 SIZES = [f"{phase}.{name}={BATCH}" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")]
 QUICK = ["eval.benchmarks=[]", f"data.limit={ROWS}", *SIZES]
 

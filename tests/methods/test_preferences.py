@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import rollout_cases
-from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer
 from recipe_cases import parse
+from small_runs import run_small, small_recipe
 from weakdriven.data.prompts import Renderer
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError

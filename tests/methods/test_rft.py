@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import rollout_cases
-from conftest import run_small, small_recipe
 from helpers import demo_examples
+from small_runs import run_small, small_recipe
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.errors import UserError
 from weakdriven.eval.generate.requests import request_seed

@@ -9,9 +9,9 @@ from datasets import Dataset
 from safetensors.torch import load_file
 
 import rollout_cases
-from conftest import run_small, small_recipe
 from helpers import demo_examples, embedded_tokenizer, tiny_model
 from recipe_cases import parse
+from small_runs import run_small, small_recipe
 from soft_cases import whole_divergence
 from weakdriven.config.baselines import SsbSettings
 from weakdriven.config.recipe import LoraSettings

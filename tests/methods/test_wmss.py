@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
-from conftest import run_small, small_recipe
 from helpers import embedded_tokenizer
 from run_files import put
+from small_runs import run_small, small_recipe
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import hub_models
 from weakdriven.runs.files import read_jsonl
@@ -75,7 +75,7 @@ def test_the_manifest_holds_what_a_reader_needs_to_trust_a_stage(two_round_run):
     assert record["counters"]["steps"] == max(active["active"] // 16, 1)
     assert {"term_shares", "p_cv", "effective_sample_size", "expected_unique", "falling", "rising"} <= active.keys()
     data = manifest(root, "data")["counters"]
-    assert data["examples"] == 96 and data["truncated"] == 0
+    assert data["examples"] == 48 and data["truncated"] == 0
 
 
 def test_every_step_of_joint_training_logs_its_metrics(two_round_run):

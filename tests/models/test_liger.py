@@ -17,7 +17,7 @@ from weakdriven.models.recompute import keep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 QUICK = ("qwen3", "gemma3")
-BATCH = {name: column.to(DEVICE) for name, column in padded_batch(token_rows(2)).items()}
+BATCH = {name: column.to(DEVICE) for name, column in padded_batch(token_rows(1)).items()}
 
 
 @pytest.fixture(autouse=True)

@@ -38,10 +38,6 @@ def breaks(progress):
     raise ZeroDivisionError("a fault of ours")
 
 
-def dies(progress):
-    os._exit(9)
-
-
 def dies_and_leaves_a_child(progress):
     if os.fork() == 0:
         time.sleep(5)  # holds the pipe of the dead process open

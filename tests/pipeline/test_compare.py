@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from command_line import WHOLE, assert_user_error, weakdriven
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.commands.compare import print_comparison
 from weakdriven.errors import UserError
 from weakdriven.methods import wmss

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 
-from conftest import run_small
 from multimodal_cases import IDS, write_multimodal
+from small_runs import run_small
 from weakdriven.models.gemma3.wrap import wrap_text_model
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from command_line import WHOLE, killed_at, weakdriven
-from fault_cases import Forks, results
+from command_line import WHOLE, weakdriven
+from fault_cases import FORKED, Forks, killed_at, results
 from weakdriven.runs.directory import work_folder
 from weakdriven.runs.files import read_json
 
 
+@FORKED
 def test_a_run_killed_in_the_middle_of_training_and_resumed_equals_an_uninterrupted_one(whole_run, tmp_path):
     root = shutil.copytree(whole_run[0], tmp_path / "run")
     for stage in ("round-1/strong", "eval/round-1"):

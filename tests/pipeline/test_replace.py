@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import WHOLE, assert_user_error, killed_at, weakdriven
-from conftest import Recorder
-from fault_cases import results
+from command_line import WHOLE, assert_user_error, weakdriven
+from fault_cases import FORKED, killed_at, results
+from small_runs import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline import run as pipeline
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, existing_losses, run_recipe
@@ -48,6 +48,7 @@ def test_a_changed_setting_stops_with_the_stages_and_their_cost_and_changes_no_f
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@FORKED
 def test_with_replace_the_run_goes_on_after_a_kill_too_and_keeps_nothing_of_the_old_result(run):
     before = results(run)
     checkpoint = work_folder(run, "round-1/strong") / "work/checkpoints/checkpoint-2/complete"

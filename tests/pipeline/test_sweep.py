@@ -9,9 +9,10 @@ from contextlib import nullcontext
 import pyarrow.parquet as pq
 import pytest
 
-from command_line import WHOLE, killed_at, weakdriven
-from conftest import Recorder
+from command_line import WHOLE, weakdriven
+from fault_cases import FORKED, killed_at
 from run_files import put
+from small_runs import Recorder
 from weakdriven.commands.sweep import print_sweep
 from weakdriven.config.file import load_recipe
 from weakdriven.config.sweep import axes_of, points_of
@@ -165,7 +166,7 @@ def test_a_changed_setting_replaces_no_finished_stage_of_any_point(again):
     "command, run",
     [
         (["run"], ""),
-        (["compare", "--methods", "sft_restart,wmss", "--seeds", "1"], "seed-43"),
+        pytest.param(["compare", "--methods", "sft_restart,wmss", "--seeds", "1"], "seed-43", marks=pytest.mark.slow),
         (["sweep", "--grid", "joint.weak=joint", "--seeds", "1"], "joint.weak-joint/seed-43"),
     ],
 )
@@ -269,6 +270,7 @@ def test_a_point_that_fails_has_its_reason_in_the_table_and_the_others_run(swept
 
 
 @pytest.mark.slow
+@FORKED
 def test_a_killed_sweep_is_resumed_and_gives_the_table_of_an_uninterrupted_one(swept, whole_run, tmp_path):
     root, landmark = tmp_path / "killed", f"{POINTS[0]}/seed-43/round-1/strong/manifest.json"
     words = ["sweep", "demo", *WHOLE, "--grid", GRID, "--seeds", "2", "--quiet", "--take-from", whole_run[0]]

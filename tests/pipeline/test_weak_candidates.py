@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import WHOLE, weakdriven
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.commands.select import print_separations
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError

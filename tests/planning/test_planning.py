@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conftest import small_recipe
+from small_runs import small_recipe
 from weakdriven.commands.app import app
 from weakdriven.config.file import load_recipe, shipped_recipes
 from weakdriven.config.recipe import LoraSettings, Recipe
@@ -114,7 +114,7 @@ def test_steps_tokens_and_disk_of_a_finished_run_are_predicted(two_round_run):
     root, recorder = two_round_run
     recipe = small_recipe("joint.rounds=2")
     rows = known_rows(recipe, root)
-    assert rows and rows.count == 96
+    assert rows and rows.count == 48
     assert known_rows(small_recipe("data.max_length=128"), root) is None
     plan = plan_recipe(recipe, root, all_stages)
     real = sum(file.stat().st_size for stage in recorder.ran for file in (root / stage).iterdir() if file.is_file())

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, locate_model
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out
@@ -200,7 +200,11 @@ def test_force_is_honoured_by_the_check_before_each_phase_too(tmp_path, no_gpu, 
     with_disk(monkeypatch, 1 << 20)
     recorder = Recorder()
     options = RunOptions(force=True, rehearsal=True)
-    carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", recorder, all_stages, options=options)
+    few = [
+        "data.limit=8",
+        *(f"{one}.{size}=8" for one in ("sft", "joint") for size in ("batch_size", "micro_batch_size")),
+    ]
+    carry_out(small_recipe(*SHORT, *few, NO_SCAN), tmp_path / "run", recorder, all_stages, options=options)
     assert (tmp_path / "run/round-1/strong/model.safetensors").is_file()
     for stage in ("The run", "sft", "round-1/strong"):
         assert any(text.startswith(f"{stage} will need") and "(--force)" in text for text in recorder.notes), stage

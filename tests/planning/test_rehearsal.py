@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets.arrow_writer import ArrowWriter
 
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, locate_model
 from weakdriven.pipeline.run import RunOptions, all_stages, carry_out, select_recipe

@@ -2,19 +2,24 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/weakdriven"
 MODULES = sorted(SOURCE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 ORDER = re.findall(r"^\| `(\w+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def imported(path: Path) -> set[str]:
     """Modules of ours that a file imports, wherever in it and whether or not for types only."""
     found = set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "weakdriven":
             inner = [f"{node.module}.{name.name}" for name in node.names]
             found |= {one if module_file(one) else node.module for one in inner}
@@ -76,7 +81,7 @@ def test_no_function_below_the_command_line_takes_more_than_ten_arguments():
     public = {"mixed_cross_entropy"}  # importable from weakdriven
     flat = ("triton.jit", "torch.library.custom_op")  # take every tensor, and kernels every stride, by itself
     for path in MODULES:
-        for node in ast.walk(TREES[path]) if package_of(path) != "commands" else ():
+        for node in ast.walk(trees()[path]) if package_of(path) != "commands" else ():
             if not isinstance(node, ast.FunctionDef) or node.name in public:
                 continue
             if any(ast.unparse(decorator).startswith(flat) for decorator in node.decorator_list):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import rollout_cases
-from conftest import small_recipe
 from helpers import demo_examples, tiny_model
 from research.evidence import gains
 from research.evidence.arms import ARMS, SCREENS, choose, combine, maker, right_and_wrong
 from research.evidence.collect import packed
 from research.evidence.trial import collected, operations, run_seed
+from small_runs import small_recipe
 from weakdriven.config.file import load_recipe
 from weakdriven.eval.generate.requests import request_seed
 from weakdriven.eval.graders.candidates import Fault

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import claim_run
 from weakdriven.runs.executor import DryRun, Run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import WHOLE
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.directory import work_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import RUN_FILE, runs_in
 from weakdriven.runs.executor import Run

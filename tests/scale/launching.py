@@ -11,7 +11,7 @@ import pytest
 import torch
 from trained_shards import FSDP
 
-from conftest import run_small
+from small_runs import run_small
 
 ALONE = pytest.mark.xdist_group("alone")
 """Never next to another launch, nor to a fork bomb that leaves no process number for one."""

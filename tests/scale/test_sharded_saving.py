@@ -107,7 +107,7 @@ def check(name, found, folder):
 
 
 @pytest.mark.usefixtures("sharded")
-@pytest.mark.parametrize("name", ["first", "bf16", "bf16 sft"])
+@pytest.mark.parametrize("name", ["first", "bf16", pytest.param("bf16 sft", marks=pytest.mark.slow)])
 def test_one_process_saves_loads_and_computes_as_upstream_does_without_shards(name, tmp_path):
     check(name, run(tmp_path, **CASES[name]), tmp_path)
 

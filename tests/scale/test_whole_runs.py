@@ -14,7 +14,7 @@ from launching import ALONE, CUT, launch, run_of_one_process, weakdriven
 from safetensors.torch import load_file
 from trained_shards import FSDP
 
-from conftest import SMALL, Recorder, run_small, small_recipe
+from small_runs import SMALL, Recorder, run_small, small_recipe
 from weakdriven.config.file import load_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import all_stages, carry_out

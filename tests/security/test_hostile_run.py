@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Recorder, small_recipe
 from report_runs import EVIL, finish, manifest, own_part
 from run_files import put
+from small_runs import Recorder, small_recipe
 from weakdriven.config.sweep import axes_of, points_of
 from weakdriven.pipeline.run import run_recipe
 from weakdriven.report import write_report

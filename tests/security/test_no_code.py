@@ -13,7 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.data.rows.files import hub_rows
 from weakdriven.errors import UserError
 from weakdriven.models.adapters import load_adapter, load_merged
@@ -132,7 +132,8 @@ def test_pickles_in_a_checkpoint_run_no_code_when_training_resumes(tmp_path, mar
             if "baselines/sft" in self.ran and done >= 2:
                 raise KeyboardInterrupt
 
-    recipe = small_recipe("method=sft", "baselines=[]", "eval.benchmarks=[]", "sft.save_steps=1", "data.limit=48")
+    sizes = ["data.limit=8", "sft.batch_size=4", "sft.micro_batch_size=4", "sft.save_steps=1"]
+    recipe = small_recipe("method=sft", "baselines=[]", "eval.benchmarks=[]", *sizes)
     with pytest.raises(Stopped):
         run_recipe(recipe, tmp_path / "run", Stopping())
     checkpoints = sorted((tmp_path / "run").glob(".work/*/work/**/checkpoint-*"))

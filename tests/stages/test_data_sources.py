@@ -2,9 +2,9 @@
 
 import pytest
 
-from conftest import Recorder, small_recipe
 from helpers import write_rows
 from recipe_cases import stage_keys
+from small_runs import Recorder, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import carry_out
 from weakdriven.runs.files import read_json

@@ -4,15 +4,14 @@ import json
 
 import pytest
 
-from conftest import Recorder, run_small, small_recipe
 from helpers import write_rows
 from recipe_cases import stage_keys
-from weakdriven.data.demo import demo_rows
+from small_runs import Recorder, demo_rows_once, run_small, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.pipeline.run import select_recipe
 from weakdriven.runs.files import read_jsonl
 
-TRAIN, TEST = demo_rows("train")[:8], demo_rows("test")
+TRAIN, TEST = demo_rows_once("train")[:8], demo_rows_once("test")
 LEAKED = TEST[400] | {"id": "leak", "question": TEST[400]["question"].upper()}
 """An item beyond eval.limit: it is held out all the same."""
 SFT = ["method=sft", "baselines=[]", "eval.limit=1", "eval.max_new_tokens=2"]

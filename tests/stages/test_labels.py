@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import rollout_cases
-from conftest import run_small, small_recipe
 from helpers import demo_examples
+from small_runs import run_small, small_recipe
 from weakdriven.eval.generate.requests import Completion, request_seed
 from weakdriven.eval.graders import candidates
 from weakdriven.eval.graders.answers import Graded

@@ -10,8 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import Recorder, run_small, small_recipe
 from recipe_cases import stage_keys as keys
+from small_runs import Recorder, run_small, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint, load_model, locate_model
 from weakdriven.pipeline.run import all_stages, run_recipe

@@ -3,7 +3,7 @@
 import tarfile
 from pathlib import Path
 
-from conftest import Recorder
+from small_runs import Recorder
 from weakdriven.config.file import load_recipe
 from weakdriven.pipeline.run import run_recipe
 

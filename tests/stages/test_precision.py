@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import Recorder, run_small, small_recipe
+from small_runs import Recorder, run_small, small_recipe
 from weakdriven.errors import UserError
 from weakdriven.models.load import locate_model
 from weakdriven.pipeline.run import run_recipe

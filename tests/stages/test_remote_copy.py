@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
-from conftest import SMALL, Recorder, small_recipe
+from small_runs import SMALL, Recorder, small_recipe
 from weakdriven.commands.app import app
 from weakdriven.commands.run import places
 from weakdriven.errors import UserError

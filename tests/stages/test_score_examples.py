@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conftest import Recorder, small_recipe
+from small_runs import Recorder, small_recipe
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_model, locate_model
@@ -257,3 +258,21 @@ def test_a_source_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"no score files in .*nowhere"):
         select(tmp_path / "run", f"selection.reuse=[{tmp_path / 'nowhere'}]")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["lora={rank: 2}"]], ids=["", "lora"])
+def test_scores_of_training_are_taken_and_only_the_rest_is_scanned(more, scanned, tmp_path):
+    select(tmp_path / "run", "selection.strong_scores=training", "sft.batch_size=12", "sft.micro_batch_size=4", *more)
+    kept = read_parts_of_training(tmp_path / "run/sft/scores.parquet")
+    found = read_scores(tmp_path / "run/entropy/sft/scores.parquet")
+    assert len(kept) == 24 and len(found) == ROWS, "two steps of 12"
+    by_id = dict(zip(found["id"].to_pylist(), found["entropy"].to_pylist(), strict=True))
+    assert all(by_id[id] == entropy for id, entropy in kept.items())
+    assert sum(map(len, scanned[1])) == ROWS + 8, "all rows with M0, and with M1 those that training left out"
+    with pytest.raises(ValueError, match="gives a ready M1"):
+        small_recipe(*FEW, "selection.strong_scores=training", "sft.model=elsewhere")
+
+
+def read_parts_of_training(path: Path) -> dict[str, float]:
+    table = pq.read_table(path, columns=["id", "entropy"])
+    return dict(zip(table["id"].to_pylist(), table["entropy"].to_pylist(), strict=True))

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from conftest import Recorder, run_small, small_recipe
 from recipe_cases import parse
 from run_files import put, put_active, put_scores
+from small_runs import Recorder, run_small, small_recipe
 from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
 from weakdriven.errors import UserError
 from weakdriven.models.load import fingerprint

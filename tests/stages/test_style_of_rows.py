@@ -5,15 +5,14 @@ import json
 import pytest
 
 from command_line import weakdriven
-from conftest import run_small
 from helpers import embedded_tokenizer, write_rows
-from weakdriven.data.demo import demo_rows
+from small_runs import demo_rows_once, run_small
 from weakdriven.data.structure import follows_style
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, load_model, load_tokenizer, locate_model
 from weakdriven.runs.files import read_jsonl
 
-ROWS = demo_rows("train")[:8]
+ROWS = demo_rows_once("train")[:8]
 SFT = ["method=sft", "baselines=[]", "sft.epochs=1", "eval.limit=1", "eval.max_new_tokens=2"]
 
 
@@ -91,7 +90,8 @@ def test_data_show_exits_with_2_exactly_where_a_run_stops(tmp_path, rows, settin
     shown = weakdriven("data", "show", path.partition("=")[2], "--model", EMBEDDED, *options)
     stops = False
     try:
-        run_small(tmp_path / "run", *SFT, path, *(f"data.{name}={value}" for name, value in settings.items()))
+        overrides = ["eval.benchmarks=[]", *(f"data.{name}={value}" for name, value in settings.items())]
+        run_small(tmp_path / "run", *SFT, path, *overrides)
     except UserError:
         stops = True
     said = "Training would stop" in shown.out or shown.err.startswith("Error: ")

@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from command_line import WHOLE
-from conftest import Recorder, run_small, small_recipe
 from helpers import write_rows
 from recipe_cases import parse, stage_keys
+from small_runs import Recorder, demo_rows_once, run_small, small_recipe
 from weakdriven.config.file import load_recipe
-from weakdriven.data.demo import demo_rows
 from weakdriven.data.tokenize import IGNORE, load_tokens
 from weakdriven.errors import UserError
 from weakdriven.models.load import load_model
@@ -27,7 +26,7 @@ from weakdriven.report.run.figures import loss_figures
 from weakdriven.runs.files import read_json, read_jsonl
 from weakdriven.runs.take_over import Siblings
 
-ROWS = demo_rows("train")[:44]
+ROWS = demo_rows_once("train")[:44]
 SHARE = "data.validation_share=0.2"
 SFT = ["method=sft", "baselines=[]", "eval.benchmarks=[]", "sft.epochs=1"]
 
@@ -57,7 +56,7 @@ def found(root, model):
 def test_each_row_is_trained_on_or_validated_on(tmp_path):
     run_small(tmp_path, *SFT, SHARE, "data.limit=40", "sft.batch_size=8", "sft.micro_batch_size=8")
     training, validation = ids(tmp_path, "data"), ids(tmp_path, "validation-data")
-    assert sorted([*training, *validation]) == sorted(row["id"] for row in demo_rows("train")[:40])
+    assert sorted([*training, *validation]) == sorted(row["id"] for row in demo_rows_once("train")[:40])
     assert 3 < len(validation) < 16 and not set(training) & set(validation)
     assert found(tmp_path, "base")["examples"] == len(validation)
 
@@ -141,7 +140,7 @@ def test_a_row_that_is_trained_on_cannot_be_validated_on(tmp_path):
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 
-@pytest.mark.parametrize("share, word", [(1e-9, "no row"), (1 - 1e-9, "all 96 rows")])
+@pytest.mark.parametrize("share, word", [(1e-9, "no row"), (1 - 1e-9, "all 48 rows")])
 def test_a_share_that_takes_no_row_or_all_of_them_is_an_error_before_training(share, word, tmp_path):
     with pytest.raises(UserError, match=word):
         run_small(tmp_path / "run", *SFT, f"data.validation_share={share}")

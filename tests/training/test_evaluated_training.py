@@ -158,8 +158,10 @@ def test_nothing_is_kept_unless_the_settings_ask_for_the_best(tmp_path):
     assert not (work / BEST).exists()
 
 
-@pytest.mark.parametrize("killed_at", [2, 5, 7])
-@pytest.mark.parametrize("save_steps", [3, 0])
+@pytest.mark.parametrize(
+    "killed_at, save_steps",
+    [(2, 3), (5, 3), (7, 3), (7, 0), *(pytest.param(step, 0, marks=pytest.mark.slow) for step in (2, 5))],
+)
 def test_a_training_that_was_killed_publishes_the_same_model(killed_at, save_steps, best, tmp_path):
     options = {"keep": "best", "save_steps": save_steps, **RISING}
     with pytest.raises(KeyboardInterrupt):

@@ -48,7 +48,7 @@ def work(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma3"])
 @pytest.mark.parametrize("joint", [False, True], ids=["sft", "joint"])
 def test_losses_and_weights_are_those_of_separate_rows(family, joint, work):
     found = {}

@@ -14,7 +14,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from helpers import token_rows
 from joint_cases import close, make, trained
-from repository.test_architecture import SOURCE, TREES
+from repository.test_architecture import SOURCE, trees
 from weakdriven.errors import UserError
 from weakdriven.training.upstream import PRIVATE, require_hooks
 from weakdriven.wmss.trainer import WDJTTrainer
@@ -34,7 +34,7 @@ def module_of(path):
 def defined_here():
     """Private names that our own source defines: functions, classes, variables and attributes of self."""
     found = set()
-    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+    for node in (node for tree in trees().values() for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -47,7 +47,7 @@ def defined_here():
 def taken_from_others():
     """Private names that our source imports, or reads of an object, and does not define itself."""
     own = defined_here()
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             names = []
             if isinstance(node, ast.Attribute) and node.attr not in own:
@@ -69,7 +69,7 @@ def names_of(kind):
 
 def shared_with_bases():
     """Private names that a class of ours defines or uses, and that a base from another package has."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases):
             kind = getattr(import_module(module_of(path)), node.name)
             bases = [base for base in kind.__mro__ if not base.__module__.startswith(("weakdriven", "builtins"))]

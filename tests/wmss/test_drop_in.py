@@ -38,6 +38,7 @@ from drop_in_cases import (
     refused,
     remote_code,
     same,
+    selective,
     several_gpus,
     split_rows,
     template_file,
@@ -121,7 +122,7 @@ WORKS: dict[str, Check] = {
     # memory and speed
     "`gradient_checkpointing`": checkpointed(),
     '`gradient_checkpointing_kwargs={"use_reentrant": ...}`': checkpointed(use_reentrant=True),
-    '`gradient_checkpointing_kwargs={"selective": True}`': checkpointed(selective=True),
+    '`gradient_checkpointing_kwargs={"selective": True}`': selective,
     "`activation_offloading`": offloaded,
     "`use_liger_kernel`": elsewhere(
         "wmss/test_joint_options.py", "test_liger_is_applied_once_to_both_models_and_recorded"

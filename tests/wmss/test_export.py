@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import weakdriven.wmss.export
-from conftest import run_small
 from helpers import embedded_tokenizer, tiny_model
+from small_runs import run_small
 from weakdriven.commands.app import app, main
 from weakdriven.errors import UserError
 from weakdriven.models.load import EMBEDDED, check_model, load_model, locate_model

@@ -67,6 +67,9 @@ class SelectionSettings(Settings):
     """Matched steps: repeat the active set until an epoch takes the steps of one over all examples."""
     batch_tokens: int = Field(default=32768, ge=1)
     """Padded tokens in one forward pass of the entropy scan."""
+    strong_scores: Literal["scan", "training"] = "scan"
+    """Where M1's entropies come from: `scan` reads all rows with M1; `training` takes those of its last epoch's
+    forward passes, which cost nothing. Each row then has the entropy of the weights at its step. Needs trl 1.15."""
     reuse: list[str] = Field(default=[])
     """Other run directories, or their score files: reuse scores of the same model on the same tokens."""
 
@@ -238,6 +241,13 @@ class Recipe(Settings):
             raise ValueError(
                 "selection.match_steps is set, but selection.enabled is false, so every example is used; remove one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _training_gives_scores_of_m1(self) -> "Recipe":
+        if self.selection.strong_scores == "training" and (self.sft.model or self.sft.keep == "best"):
+            why = "sft.model gives a ready M1" if self.sft.model else "sft.keep is best, so M1 is not the last model"
+            raise ValueError(f"selection.strong_scores is training, but {why}; set selection.strong_scores: scan")
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weakdriven.config.recipe import LoraSettings, Recipe, SftSettings
@@ -134,6 +134,10 @@ def most_pairs(block: str, recipe: Recipe, count: int) -> int:
     return min(rollouts.subsample or count, count) * (rollouts.samples if block in ("rft", "spin") else 1)
 
 
+_shapes: dict[tuple[type, str, str], Shape] = {}
+"""By configuration and adapter; changed recipes and the runs of a comparison or sweep share them."""
+
+
 @dataclass(frozen=True)
 class Planner:
     """What the cost of every stage of a recipe depends on."""
@@ -146,8 +150,6 @@ class Planner:
     fast: bool | None = None
     """Whether Liger's layers are used; None: wherever the recipe and the model allow it."""
     tokenizer_bytes: float = 12e6
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    """By adapter; changed recipes share them."""
 
     def under(self, recipe: Recipe) -> "Planner":
         """The same for a changed recipe, which may cut rows shorter."""
@@ -161,10 +163,10 @@ class Planner:
         return self.shape_with(self.recipe.lora)
 
     def shape_with(self, lora: LoraSettings | None) -> Shape:
-        key = lora.model_dump_json() if lora else ""
-        if key not in self.shapes:
-            self.shapes[key] = shape_of(self.config, lora, trust_remote_code=self.recipe.trust_remote_code)
-        return self.shapes[key]
+        key = type(self.config), self.config.to_json_string(use_diff=False), lora.model_dump_json() if lora else ""
+        if key not in _shapes:
+            _shapes[key] = shape_of(self.config, lora, trust_remote_code=self.recipe.trust_remote_code)
+        return _shapes[key]
 
     def shape_for(self, workload: Workload) -> Shape:
         return self.shape_with(self.recipe.student_lora) if workload.adapter else self.shape

@@ -4,6 +4,8 @@ It also refuses a key given twice, and aliases that expand to far more than the 
 """
 
 import json
+from copy import deepcopy
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,12 @@ def load_yaml(text: str, name: str = "the text") -> Any:
         {a: 1, a: 2}
                ^
     """
+    return deepcopy(_parsed(text, name))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, name: str) -> Any:
+    """The page and the cards of a run each read its recipe, and the runs of a sweep the same one."""
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"the text has more than {LONGEST:,} characters")
     try:

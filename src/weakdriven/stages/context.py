@@ -102,6 +102,10 @@ class Context:
         """Weight of the load-balancing loss that the base model asks for, and that no phase trains with."""
         return router_loss(text_config(self.base.folder, trust_remote_code=self.recipe.trust_remote_code))
 
+    def scored_in_training(self, model: str) -> bool:
+        """Whether the scores of a model are those of its training: of M1, if the recipe asks for it."""
+        return model == "sft" and self.recipe.selection.strong_scores == "training"
+
     def inference_settings(self) -> dict[str, Any]:
         """What decides a model's outputs besides its weights."""
         settings = self.recipe.model_dump(include={"precision", "attention"})

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 
 from weakdriven.data.tokenize import load_tokens, row_lengths
@@ -37,6 +38,8 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
     recipe, settings = context.recipe, context.recipe.selection
     sample: dict[str, Any] = {"examples": examples, "seed": recipe.seed} if examples else {}
     name = f"{'pairing' if examples else 'entropy'}/{model.name}"
+    if trained := not examples and context.scored_in_training(model.name):
+        sample = {"scores": "training"}
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         dataset = load_tokens(data.path / TOKENS)
@@ -46,12 +49,17 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
         known = found = None
         if is_main():  # only one process reads the weights for their fingerprint
             known = score_facts(context, model, data, sample)
-            found = find_scores([] if examples else settings.reuse, known)  # files there hold all rows
+            found = find_scores([] if sample else settings.reuse, known)  # files there hold scans of all rows
         if found := agree(found):
             if known:
                 shutil.copyfile(found, out / SCORES)
             return {**describe(read_scores(found)), "reused_from": str(found)}
-        return scan_examples(context, model, dataset, work, out, known)
+        parts = work / "parts"
+        if trained and is_main() and not any(parts.glob("*")):
+            with PartWriter(parts) as writer:
+                for batch in pq.read_table(model.folder / SCORES).to_batches():
+                    writer.add(batch)
+        return scan_examples(context, model, dataset, work, out, known)  # what training left out
 
     return context.run.stage(
         name,
@@ -65,7 +73,7 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
             "attention": recipe.attention,
         },
         shared=True,
-        workload=Workload(name, "scan"),
+        workload=Workload(name) if trained else Workload(name, "scan"),
     )
 
 

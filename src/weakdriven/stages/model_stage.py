@@ -13,9 +13,9 @@ from weakdriven.config.recipe import JointSettings, Recipe, SftSettings
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.data.tokenize import load_tokens
 from weakdriven.models.adapters import load_merged
-from weakdriven.runs.directory import ACTIVE, BUDGET, SNAPSHOTS, TOKENS
+from weakdriven.runs.directory import ACTIVE, BUDGET, SCORES, SNAPSHOTS, TOKENS
 from weakdriven.runs.files import read_json
-from weakdriven.runs.processes import size
+from weakdriven.runs.processes import is_main, size
 from weakdriven.runs.stage import Compute, Stage
 from weakdriven.stages.context import Context, present
 from weakdriven.stages.model_loader import Model
@@ -27,6 +27,7 @@ from weakdriven.training.sft import PLAIN, Variant, train_supervised
 from weakdriven.training.snapshots import percent, publish_snapshots
 from weakdriven.wmss.pair import WEAK_FOLDER
 from weakdriven.wmss.trainer import train_joint
+from weakdriven.wmss.training_scores import TrainingScores
 
 SPEED_ONLY = {
     "micro_batch_size",
@@ -96,24 +97,33 @@ def supervised_stage(
         variant: What a baseline changes.
         teacher: A frozen model, for a variant that needs one.
     """
-    recipe = context.recipe
+    recipe, scored = context.recipe, context.scored_in_training(name)
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         model = context.loader.load(start)
         options = {"epoch_rows": examples.epoch_rows(recipe), "keep": partial(context.save, model)}
-        phase = context.phase(name, round_number, epochs, work, **options, validation=evaluated_on(validation))
+        rows = examples.rows()
+        watchers = [TrainingScores(work, rows, epochs)] if scored else []
+        options |= {"validation": evaluated_on(validation), "watchers": watchers}
+        phase = context.phase(name, round_number, epochs, work, **options)
         frozen = context.loader.load(teacher, train=False, scan=True) if teacher else None
-        shared = context.renderer.tokenizer, examples.rows(), settings, recipe, phase
+        shared = context.renderer.tokenizer, rows, settings, recipe, phase
         counters = train_supervised(model, *shared, variant, frozen)
         if choice:
             counters |= publish_best(work, out)
         else:
             context.save(model, out, work)
         publish_snapshots(work, out, settings.snapshots)
+        for watcher in watchers:
+            table = watcher.table()
+            if is_main():
+                pq.write_table(table, out / SCORES)
         return counters
 
     validation, choice = validation_of(context, settings), best_model_settings(settings)
     also: dict[str, Any] = {"epochs": epochs, **examples.matching(recipe), **variant.settings, **choice}
+    if scored:
+        also["scores"] = "kept"
     if recipe.lora and start.name == context.base.name:  # a later adapter is like the one it starts from
         also["lora"] = recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
     options = {"epochs": epochs, "start": start, "teacher": teacher, "variant": variant, **examples.workload(recipe)}

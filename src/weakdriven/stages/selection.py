@@ -25,6 +25,7 @@ def selection_stage(context: Context, name: str, round_number: int, data: Stage,
     weak_scores, strong_scores = entropy_stage(context, weak, data), entropy_stage(context, strong, data)
     settings, seed = context.recipe.selection, [context.recipe.seed, round_number]
     weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
+    elsewhere = {"enabled", "batch_tokens", "reuse", "match_steps", "strong_scores"}  # of other stages
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         ids = column(load_tokens(data.path / TOKENS), "id")
@@ -39,7 +40,7 @@ def selection_stage(context: Context, name: str, round_number: int, data: Stage,
         name,
         compute,
         settings={
-            **settings.model_dump(mode="json", exclude={"enabled", "batch_tokens", "reuse", "match_steps"}),
+            **settings.model_dump(mode="json", exclude=elsewhere),
             "seed": seed,
             "version": VERSION,
             **other_weak(weak),

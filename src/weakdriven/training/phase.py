@@ -50,6 +50,8 @@ class Phase:
     """Train with too little room on the disk, as predicted."""
     validation: Dataset | None = None
     """Rows on which the model is evaluated during training, if the settings ask for it."""
+    watchers: Sequence[TrainerCallback] = ()
+    """Callbacks of the stage."""
 
     def prepare(
         self,
@@ -74,7 +76,7 @@ class Phase:
         folder = self.work / "checkpoints"
         ours = PhaseCallback(self.work, self.progress, self.stage, settings, recipe)
         ours.force = self.force
-        callbacks: list[TrainerCallback] = [ours]
+        callbacks: list[TrainerCallback] = [ours, *self.watchers]
         if settings.snapshots and self.keep:
             kept = snapshot_steps(settings.snapshots, settings.steps(count, epochs), self.stage)
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))

@@ -51,7 +51,7 @@ MODELS = {
 }
 
 
-def complete(model, *, batch_size=7, max_new_tokens=30, stop=(5, 9, 11), **sampling) -> list[Completion]:
+def complete(model, *, batch_size=7, max_new_tokens=20, stop=(5, 9, 11), **sampling) -> list[Completion]:
     answers: dict[int, Completion] = {}
     engine = LocalEngine(model, TOKENIZER, batch_size, "static")
     generate(engine, REQUESTS, Sampling(max_new_tokens, stop, **sampling), answers.update)
@@ -72,8 +72,10 @@ def used(monkeypatch):
     return kinds
 
 
-@pytest.mark.parametrize("sampling, chunk", [({}, 4), (WARM, 128)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, sampling, chunk",
+    [*((name, {}, 4) for name in MODELS), *((name, WARM, 128) for name in ("qwen3", "gemma3 past its window"))],
+)
 def test_the_texts_are_those_with_the_models_own_cache(name, sampling, chunk, used, monkeypatch):
     monkeypatch.setattr(cache_module, "CHUNK", chunk)
     model = MODELS[name]()

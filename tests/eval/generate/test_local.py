@@ -35,31 +35,36 @@ def complete(
     return [answers[i] for i in range(len(requests))]
 
 
-def test_every_prompt_is_completed_once_and_the_same_in_any_batch(model):
+@pytest.fixture(scope="module")
+def greedy() -> list[Completion]:
+    """What the model writes to each prompt."""
+    return complete(load_model(locate_model("embedded:base"), precision="fp32"))
+
+
+def test_every_prompt_is_completed_once_and_the_same_in_any_batch(model, greedy):
     assert len({len(request.prompt) for request in REQUESTS}) > 6
-    together = complete(model, batch_size=5)
-    assert together == complete(model, batch_size=12)
-    assert len({completion.text for completion in together}) > 6
+    assert complete(model, batch_size=5) == greedy
+    assert len({completion.text for completion in greedy}) > 6
     assert complete(model, []) == []
 
 
 def test_samples_depend_on_their_seed_and_not_on_the_batch_or_the_order(model):
-    together = complete(model, **WARM)
-    backwards = complete(model, REQUESTS[::-1], batch_size=5, **WARM)
+    together = complete(model, max_new_tokens=24, **WARM)
+    backwards = complete(model, REQUESTS[::-1], batch_size=5, max_new_tokens=24, **WARM)
     assert together == backwards[::-1]
     others = [Request(request.prompt, request.seed + 1) for request in REQUESTS]
-    assert sum(a != b for a, b in zip(together, complete(model, others, **WARM), strict=True)) > 3
+    assert sum(a != b for a, b in zip(together, complete(model, others, max_new_tokens=24, **WARM), strict=True)) > 3
 
 
-def test_the_text_is_that_of_transformers_generate(model):
-    for request, completion in zip(REQUESTS, complete(model), strict=True):
+def test_the_text_is_that_of_transformers_generate(model, greedy):
+    for request, completion in zip(REQUESTS[:4], greedy, strict=False):
         ids = torch.tensor([request.prompt])
         raw = model.generate(ids, max_new_tokens=64, eos_token_id=END_OF_TEXT, do_sample=False)
         assert completion.text == TOKENIZER.decode(raw[0, ids.shape[1] :], skip_special_tokens=True)
 
 
-def test_continuous_batching_gives_the_same_greedy_texts_and_cannot_sample(model):
-    assert complete(model, batching="continuous") == complete(model)
+def test_continuous_batching_gives_the_same_greedy_texts_and_cannot_sample(model, greedy):
+    assert complete(model, batching="continuous") == greedy
     with pytest.raises(UserError, match="seed of its own"):
         complete(model, batching="continuous", temperature=0.7)
 
@@ -78,9 +83,9 @@ def test_rows_that_have_ended_leave_the_batch(model, monkeypatch):
     assert sizes[0] == 12 and sizes[-1] < 6 and sizes == sorted(sizes, reverse=True)
 
 
-def test_a_mixture_of_two_models_generates_as_its_own_generate_does(model):
+def test_a_mixture_of_a_model_with_itself_generates_as_the_model_does(model, greedy):
     mixture = MixtureForCausalLM.from_pair(model, load_model(locate_model("embedded:base"), precision="fp32"))
-    assert complete(mixture, batch_size=5) == complete(model)
+    assert complete(mixture, REQUESTS[:4], batch_size=3) == greedy[:4]
 
 
 def test_a_completion_says_whether_the_model_or_the_budget_ended_it_and_counts_its_tokens(model):
@@ -94,7 +99,7 @@ def test_a_completion_says_whether_the_model_or_the_budget_ended_it_and_counts_i
 
 
 def test_text_holds_no_special_tokens_even_where_the_model_continues_after_one(model):
-    texts = [completion.text for completion in complete(model, max_new_tokens=128, stop=END_OF_TURN)]
+    texts = [completion.text for completion in complete(model, REQUESTS[:3], max_new_tokens=128, stop=END_OF_TURN)]
     inputs = TOKENIZER(PROMPTS[0], return_tensors="pt", return_token_type_ids=False)
     raw = model.generate(**inputs, max_new_tokens=128, eos_token_id=END_OF_TURN, do_sample=False)
     assert END_OF_TEXT in raw[0].tolist(), "otherwise this test shows nothing"
@@ -102,13 +107,12 @@ def test_text_holds_no_special_tokens_even_where_the_model_continues_after_one(m
 
 
 @pytest.mark.parametrize("batching", ["static", "continuous"])
-def test_settings_in_the_generation_config_do_not_change_the_greedy_text(model, batching):
-    plain = complete(model)
+def test_settings_in_the_generation_config_do_not_change_the_greedy_text(model, batching, greedy):
     model.generation_config.update(
         **{"repetition_penalty": 5.0, "num_beams": 4, "no_repeat_ngram_size": 2, "do_sample": True},
         **{"temperature": 5.0, "min_new_tokens": 64, "suppress_tokens": list(range(20, 200))},
     )
-    assert complete(model, batching=batching) == plain
+    assert complete(model, REQUESTS[:6], batching=batching) == greedy[:6]
 
 
 def test_a_prompt_and_budget_beyond_the_models_positions_raise_an_error(model):
@@ -123,7 +127,7 @@ def test_logits_that_are_not_numbers_are_an_error_and_not_a_text(model):
         complete(model)
 
 
-def test_a_batch_that_does_not_fit_is_tried_again_in_halves_and_loses_nothing(model, monkeypatch):
+def test_a_batch_that_does_not_fit_is_tried_again_in_halves_and_loses_nothing(model, greedy, monkeypatch):
     forward = local_module.written_rows
     tried: list[int] = []
 
@@ -134,9 +138,8 @@ def test_a_batch_that_does_not_fit_is_tried_again_in_halves_and_loses_nothing(mo
             raise torch.OutOfMemoryError("pretend")
         yield from forward(model, requests, sampling)
 
-    plain = complete(model)
     monkeypatch.setattr(local_module, "written_rows", tight)
-    assert complete(model) == plain
+    assert complete(model) == greedy
     assert tried[:3] == [12, 6, 3]
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -102,7 +101,7 @@ def test_no_more_requests_are_in_flight_than_asked_for(server):
         with server.lock:
             flying["now"] += 1
             most[0] = max(most[0], flying["now"])
-        together.wait(timeout=5)  # passes only if three are in flight
+        together.wait(timeout=120)  # passes only if three are in flight
         with server.lock:
             flying["now"] -= 1
 
@@ -116,7 +115,7 @@ def test_completions_are_reported_as_they_arrive_from_the_calling_thread(server)
 
     def trouble(body, asked):
         if body["prompt"][0] == 1:
-            assert first_is_reported.wait(timeout=5)
+            assert first_is_reported.wait(timeout=120)
 
     def on_done(done):
         threads.add(threading.current_thread())
@@ -137,9 +136,9 @@ def test_trouble_that_passes_is_waited_out(server, trouble):
 
 def test_an_answer_that_does_not_come_in_time_is_asked_for_again(server):
     ended = threading.Event()
-    server.trouble = lambda body, asked: ended.wait(timeout=5) and None if asked == 1 else None
+    server.trouble = lambda body, asked: ended.wait(timeout=120) and None if asked == 1 else None
     try:
-        assert len(completed(engine_for(server, timeout=0.2), requests(1))) == 1
+        assert len(completed(engine_for(server, timeout=1.0), requests(1))) == 1
     finally:
         ended.set()
 
@@ -158,20 +157,19 @@ def test_waits_double_with_jitter_and_are_no_shorter_than_the_server_asks(server
 
 
 def test_after_the_last_try_what_arrived_has_been_kept_and_the_rest_is_dropped_at_once(server):
-    kept, ended = {}, threading.Event()
+    kept, ended, waited = {}, threading.Event(), []
 
     def trouble(body, asked):
         if body["prompt"][0] == 3:
             return 503, {"error": {"message": "the engine is dead."}}
         if body["prompt"][0] == 4:
-            ended.wait(timeout=30)
+            waited.append(ended.wait(timeout=120))
         return None
 
     server.trouble = trouble
-    begin = time.monotonic()
     with pytest.raises(UserError) as failed:
         generate(engine_for(server, concurrency=2), requests(40), SAMPLING, kept.update)
-    assert time.monotonic() - begin < 10  # the request that hangs is not waited for
+    assert not waited, "the request that hangs is not waited for"
     ended.set()
     assert {0, 1, 2} <= set(kept) and not {3, 4} & set(kept)
     assert server.asked[3, 100] == QUICK.tries
@@ -182,7 +180,7 @@ def test_after_the_last_try_what_arrived_has_been_kept_and_the_rest_is_dropped_a
 
 def test_an_error_while_keeping_a_completion_ends_the_call(server):
     ended = threading.Event()
-    server.trouble = lambda body, asked: ended.wait(timeout=30) and None if body["prompt"][0] > 4 else None
+    server.trouble = lambda body, asked: ended.wait(timeout=120) and None if body["prompt"][0] > 4 else None
 
     def full(done):
         raise OSError(28, "No space left on device")
@@ -199,7 +197,7 @@ def test_an_interrupt_ends_the_call_while_it_waits(server):
 
     def trouble(body, asked):
         os.kill(os.getpid(), signal.SIGINT)
-        ended.wait(timeout=30)
+        ended.wait(timeout=120)
 
     server.trouble = trouble
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it

@@ -96,7 +96,7 @@ def test_wrong_programs_fail_and_the_reason_says_where(code, reason):
 @runs_code
 def test_each_test_has_a_time_limit_and_the_first_that_breaks_it_ends_the_rest():
     slow = {**SUM, "tests": SUM["tests"] * 10}
-    result = graded(READ + "while b == 4: pass\nprint(a + b)", slow, test_timeout=3)
+    result = graded(READ + "import time\nif b == 4: time.sleep(99)\nprint(a + b)", slow, test_timeout=5)
     assert result.reason == "program failed: test 2 of 30: timeout"
     stubborn = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True:\n    try: time.sleep(9)\n"
     result = graded("import time\n" + stubborn + "    except BaseException: pass", test_timeout=0.5)
