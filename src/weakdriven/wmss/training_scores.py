@@ -86,7 +86,7 @@ class TrainingScores(TrainerCallback):
     def _read(self) -> None:
         """What all processes have written; of a row that two have, the later scores."""
         for path in sorted(self.folder.glob(FILES.format("*"))):
-            with np.load(path) as found:
+            with np.load(path, allow_pickle=False) as found:
                 later_N = found["steps"] > self.step_N
                 self.sum_NS[later_N], self.step_N[later_N] = found["sums"][later_N], found["steps"][later_N]
 
