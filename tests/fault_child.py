@@ -120,9 +120,17 @@ def run(order: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    import weakdriven.pipeline.run
-    import weakdriven.runs.progress  # noqa: F401
+    from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 
+    import weakdriven.commands.app
+    import weakdriven.eval.engines
+    import weakdriven.pipeline.run
+    import weakdriven.planning.rehearsal  # all that trains
+    import weakdriven.runs.progress  # noqa: F401
+    from weakdriven.data.demo import demo_rows
+
+    for split in ("train", "test"):
+        demo_rows(split)
     gc.freeze()  # a run does not look through what was imported for garbage
     for line in sys.stdin:
         order = json.loads(line)

@@ -7,6 +7,7 @@ problems share the same operations with the same numbers, so a test item never h
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 
 LEVELS = (2, 3, 4, 5)
@@ -142,6 +143,11 @@ def demo_problems(split: str, seed: int = 42) -> list[Problem]:
 
 def demo_rows(split: str) -> list[dict]:
     """The problems of a split as rows in the fields that JSONL files use too."""
+    return [dict(row) for row in _rows_once(split)]
+
+
+@cache  # a run reads them several times
+def _rows_once(split: str) -> list[dict]:
     return [
         {
             "id": f"arithmetic-{split}-{i}",
