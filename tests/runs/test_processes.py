@@ -20,7 +20,7 @@ BATCHES = "selection.batch_tokens=256"
 FILES = [f"entropy/{model}/scores.parquet" for model in ("base", "sft")] + ["round-1/active/active.parquet"]
 KILLED = """
 import os, signal
-import weakdriven.stages.entropy as scoring
+import weakdriven.wmss.entropy as scoring
 import weakdriven.wmss.score_files as scores
 from weakdriven.commands.app import main
 
