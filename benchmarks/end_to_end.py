@@ -1,10 +1,10 @@
 """Training on rows of real lengths as a recipe does it, against TRL's SFTTrainer as a user would write it.
 
     python benchmarks/end_to_end.py                                  # Qwen2.5-0.5B's shape, on a GPU
-    python benchmarks/end_to_end.py --model gemma3-270m qwen3-4b
+    python benchmarks/end_to_end.py --model gemma-3-270m Qwen3-4B
     python benchmarks/end_to_end.py --profile "SFT, packed"          # where the time of a step goes
-    python benchmarks/end_to_end.py --whole --model qwen2.5-0.5b     # a whole `weakdriven compare` of SFT and WMSS
-    python benchmarks/end_to_end.py --model tiny --batch 8 --steps 5 --dropped 2 --output /tmp/rows.csv      # on a CPU
+    python benchmarks/end_to_end.py --whole --model Qwen2.5-0.5B     # a whole `weakdriven compare` of SFT and WMSS
+    python benchmarks/end_to_end.py --model embedded --batch 8 --steps 5 --dropped 2   # on a CPU
 
 Random weights, random tokens; the lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5
 characters a token, 256 on average), a third of each row a prompt. Steps of 128 rows. Each variant runs in a process of
@@ -14,7 +14,6 @@ matrix product and token, and causal attention, without what is computed again, 
 
 import argparse
 import dataclasses
-import gzip
 import json
 import re
 import subprocess
@@ -30,70 +29,24 @@ import torch
 from common import append, in_own_process
 from datasets import Dataset
 from joint_step import PEAK, flops
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen3Config, TrainerCallback
+from padding import lengths
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from methods import Clock, TimedPhase
 from weakdriven.config.recipe import DataSettings, JointSettings, Recipe, SftSettings
 from weakdriven.models.liger import fast_layers, use_liger
 from weakdriven.models.load import DTYPES, EMBEDDED, load_tokenizer, locate_model
+from weakdriven.planning.model_config import SHAPES
 from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import read_json
 from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.trainer import train_joint
 
-ROOT = Path(__file__).parents[1]
-CHARACTERS, LONGEST = 3.5, 1024
-QWEN = {"vocab_size": 151936, "tie_word_embeddings": True}
-CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "gemma3-270m": (
-        Gemma3TextConfig,
-        {
-            "vocab_size": 262144,
-            "hidden_size": 640,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-            "sliding_window": 512,
-        },
-    ),
-    "qwen2.5-0.5b": (
-        Qwen2Config,
-        {
-            **QWEN,
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-        },
-    ),
-    "qwen3-4b": (
-        Qwen3Config,
-        {
-            **QWEN,
-            "hidden_size": 2560,
-            "intermediate_size": 9728,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-        },
-    ),
-    "tiny": (
-        Qwen2Config,
-        {
-            "vocab_size": 4096,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
-    ),
-}
+LONGEST = 1024
+TINY = "embedded"
+MODELS = {"Qwen2.5-0.5B", "Qwen3-4B", "gemma-3-270m", TINY}
+"""Shapes that ship with the planner, and for a CPU the demo's model."""
 TRL = {"trl": True, "micro_batch_size": 8}
 VARIANTS: dict[str, dict[str, Any]] = {
     "TRL": TRL,
@@ -165,25 +118,23 @@ class Share(TrainerCallback):
         return dict(kernels.most_common()) | idle | {f"CPU {name}": spent for name, spent in cpu.most_common(8)}
 
 
-def lengths() -> np.ndarray:
-    with gzip.open(ROOT / "docs/evidence/solutions.jsonl.gz", "rt", encoding="utf-8") as file:
-        return np.array([round(len(json.loads(line)["completion"]) / CHARACTERS) for line in file]).clip(12, LONGEST)
+def config_of(name: str) -> Any:
+    return AutoConfig.from_pretrained(locate_model(EMBEDDED) if name == TINY else SHAPES / name)
 
 
 def rows(options: argparse.Namespace) -> Dataset:
     """As many as the steps take and one step more, whose begin is the end of the last; the vocabulary's own numbers."""
-    draw, vocabulary = np.random.default_rng(0), CONFIGS[options.model][1]["vocab_size"]
+    draw, vocabulary = np.random.default_rng(0), config_of(options.model).vocab_size
     count = (options.steps + 1) * options.batch
-    length_N = draw.choice(lengths(), count) // options.shorter
+    length_N = draw.choice(lengths().clip(12, LONGEST), count) // options.shorter
     ids = [draw.integers(1, vocabulary, length, dtype=np.int32) for length in length_N]
     labels = [np.where(np.arange(len(row)) < len(row) // 3, -100, row) for row in ids]
     return Dataset.from_dict({"input_ids": ids, "labels": labels})
 
 
 def model_of(name: str, *, fast: bool, dtype: torch.dtype) -> Any:
-    kind, sizes = CONFIGS[name]
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(kind(**sizes), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype)
     if fast and fast_layers("auto", model.config.model_type):
         use_liger(model)
     return model
@@ -274,7 +225,7 @@ def whole(options: argparse.Namespace) -> None:
         tokenizer.save_pretrained(model)
         draw = np.random.default_rng(0)
         with data.open("w", encoding="utf-8") as file:
-            for length in draw.choice(lengths(), options.rows) // options.shorter:
+            for length in draw.choice(lengths().clip(12, LONGEST), options.rows) // options.shorter:
                 words = " ".join(map(str, draw.integers(10, size=length)))
                 file.write(json.dumps({"prompt": "1 + 1 =", "completion": words[:length]}) + "\n")
         phase = f"{{batch_size: {options.batch}, micro_batch_size: 8, packing: true, save_steps: 0}}"
@@ -300,7 +251,7 @@ def whole(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=CONFIGS, default=["qwen2.5-0.5b"])
+    parser.add_argument("--model", nargs="+", choices=sorted(MODELS), default=["Qwen2.5-0.5B"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--profile", nargs="+", choices=VARIANTS, default=[], metavar="NAME", help="only these")
     parser.add_argument("--whole", action="store_true", help="a whole comparison of SFT and WMSS instead")

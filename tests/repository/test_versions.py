@@ -41,5 +41,5 @@ def test_only_a_major_version_is_excluded():
 def test_pytest_xdist_knows_the_groups_of_tests(request):
     """A release of pytest has hidden them, without an error: each worker built what a group shares."""
     if not getattr(request.config.option, "loadgroup", False):
-        pytest.skip("needs --dist loadgroup")
+        pytest.skip("without --dist loadgroup pytest-xdist has no groups that could be lost; make test sets it")
     assert request.node.nodeid.endswith("@one-worker")
