@@ -168,7 +168,7 @@ def verdict(facts: dict[str, Any], selection: Selection) -> str:
     """Say in a sentence whether it could be chosen, whether it was, its chance, and the largest term of its weight."""
     if facts["probability"] == 0:
         silent = max(facts[role]["entropy"] for role in ("weak", "strong")) <= 0
-        why = "both its entropies are zero" if silent else "all terms of its weight are zero with these settings"
+        why = "both entropies are zero" if silent else "all terms of its weight are zero with these settings"
         return f"It could never be chosen: {why}, so its weight is zero."
     chance = f"its chance in {selection.draws:,} draws was {share_words(facts['chance'])}"
     (largest, value), whole = max(facts["terms"].items(), key=lambda term: term[1]), sum(facts["terms"].values())

@@ -186,7 +186,7 @@ def as_markdown(found: Row) -> str:
     parts = [f"# {found['recipe']}: methods compared", "", caption(found)]
     for title, (titles, rows) in tables(found).items():
         parts += ["", f"{title}:", "", *format.markdown_table([one.replace("\n", " ") for one in titles], rows)]
-    failed = ["", "No result:", "", *(f"- {one}" for one in failures(found))] if found["failed"] else []
+    failed = ["", "Without a result:", "", *(f"- {one}" for one in failures(found))] if found["failed"] else []
     return "\n".join([*parts, *failed, ""])
 
 

@@ -39,7 +39,7 @@ class Progress:
         if stage != self.stage:
             self.stage, self.first = stage, (step, now)
         facts = [f"step {step:,}" + (f" of {total:,}" if total else "")]
-        facts.append("the loss is NaN or infinite" if loss is None else f"loss {loss:.4g}")
+        facts.append("the loss is not a number" if loss is None else f"loss {loss:.4g}")
         if (validation := number(evaluated.get(VALIDATION_LOSS))) is not None:
             facts.append(f"validation loss {validation:.4g}")
         if (done := step - self.first[0]) > 0 and now > self.first[1]:

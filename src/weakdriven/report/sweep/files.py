@@ -57,7 +57,7 @@ def as_markdown(found: Row) -> str:
     for title, (titles, rows) in tables(found).items():
         parts += ["", f"{title}:", "", *format.markdown_table(titles, rows)]
     if failed := failures(found):
-        parts += ["", "No result:", "", *(f"- {one}" for one in failed)]
+        parts += ["", "Without a result:", "", *(f"- {one}" for one in failed)]
     return "\n".join([*parts, ""])
 
 
