@@ -19,7 +19,7 @@ def diagnose(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the logits of each model of a run, and what mixing does to gradients (docs/diagnostics.md)."""
+    """Measure the logits of each model of a run, and what mixing does to gradients (docs/how-to/diagnostics.md)."""
     announce(f"Measuring the models of {run}", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis

@@ -35,7 +35,7 @@ KeyValues = Annotated[list[str] | None, typer.Argument(help="Settings to change,
 def eval_run(
     model: Annotated[str, typer.Option(help="Model or adapter folder, or a Hub id.")],
     benchmarks: Annotated[
-        str, typer.Option(help="Names and files of your own, separated by commas (docs/evaluation.md).")
+        str, typer.Option(help="Names and files of your own, separated by commas (docs/how-to/evaluation.md).")
     ],
     output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to resume.", callback=here)],
     settings: KeyValues = None,

@@ -27,7 +27,7 @@ def sweep(
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> None:
-    """Train a recipe at several values of its settings, under several seeds: one table and figures (docs/sweeps.md)."""
+    """Train a recipe at several values and seeds: one table and figures (docs/how-to/sweeps.md)."""
     if list_:
         common.print_described(shipped_sweeps())
         return
