@@ -112,9 +112,10 @@ class TrainSettings(Settings):
 class SupervisedSettings(TrainSettings):
     """A training phase on completions."""
 
-    packing: bool = False
-    """Join the rows of a micro-batch into one sequence without padding, as many as fit into `micro_batch_size` times
-    `data.max_length` tokens; attention stays within a row. Results differ by rounding."""
+    packing: Literal["auto", True, False] = "auto"
+    """Join examples into one sequence without padding, as many as fit into `micro_batch_size` times the longest of
+    them; attention stays within an example. `auto`: on GPUs in half precision, if the model's layers keep examples
+    apart. Results differ by rounding."""
     eval_steps: int | float | None = None
     """Optimizer steps between two evaluations on the validation rows, or a fraction of the phase's steps, such as 0.1;
     unset: none. The last step is evaluated too. In joint training it is the strong model's loss."""
