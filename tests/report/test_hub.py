@@ -124,7 +124,7 @@ def test_an_adapter_keeps_the_hub_id_of_its_base_where_the_run_does_not_name_it(
 def test_private_without_a_push_raises_an_error_before_the_run(tmp_path, weakdriven):
     words = ("run", "demo", "--output", str(tmp_path / "run"), "--private")
     done = weakdriven(*words, hub="http://127.0.0.1:9")
-    assert done.code == 2 and "add --push-to-hub" in done.err
+    assert done.code == 2 and "needs --push-to-hub" in done.err
     assert not (tmp_path / "run").exists()
 
 
