@@ -57,7 +57,7 @@ class Benchmark:
     grader: str = ""
     """Grader of a test set of the user, as a recipe names it."""
     found: bool = False
-    """Whether that grader was chosen by the answers."""
+    """Whether that grader was chosen from the answers."""
 
 
 MAWPS = (

@@ -160,7 +160,7 @@ def evaluate(
         spread: False if only the main process generates, as with one server for all processes.
     """
     if task.entry.found:
-        progress.note(f"grader {task.entry.grader}, chosen by the answers")
+        progress.note(f"grader {task.entry.grader}, chosen from the answers")
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
     earlier = sorted(work.glob("completions*.jsonl"))
     done = agree(by_key([row for path in earlier for row in salvage_jsonl(path)]) if is_main() else {})

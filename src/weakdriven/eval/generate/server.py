@@ -235,8 +235,8 @@ def _check_length(served: Served, requests: Sequence[Request], sampling: Samplin
     if requests and limit is not None and needed > limit:
         shorter = f", or set max_new_tokens to {limit - longest} or less" if longest < limit else ""
         raise UserError(
-            f"The longest prompt has {longest} tokens and max_new_tokens is {sampling.max_new_tokens}: together "
-            f"{needed}; the server at {url} takes {limit}. Start it with --max-model-len {needed}{shorter}."
+            f"The longest prompt ({longest} tokens) and max_new_tokens={sampling.max_new_tokens} need {needed} tokens; "
+            f"the server at {url} takes {limit}. Start it with --max-model-len {needed}{shorter}."
         )
 
 
