@@ -232,7 +232,10 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             ["undial.mode=paper_noise", "undial.strength=2"],
             "undial: strength belongs to mode adjusted_logits, but mode is paper_noise; remove one of them",
         ),
-        (["undial.sigma=0"], "undial: sigma belongs to mode paper_noise, but mode is adjusted_logits; remove one of them"),
+        (
+            ["undial.sigma=0"],
+            "undial: sigma belongs to mode paper_noise, but mode is adjusted_logits; remove one of them",
+        ),
         (
             ["undial={mode: paper_noise, site: embedding, sign: abs}"],
             "undial: sign abs lowers logits, but site is embedding; use sign: signed, or another site",
