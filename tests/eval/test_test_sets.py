@@ -271,9 +271,9 @@ def test_a_bad_row_is_one_sentence_with_the_row(task_of, rows, grader, words, tm
         ),
         ([{"path": "a.jsonl", "name": "../a"}], "benchmarks.0.name: "),
         ([{"path": "???.jsonl"}], "give a name"),
-        (["GSM8K.jsonl"], "the test set GSM8K.jsonl and the benchmark GSM8K would share the name"),
-        (["a/test.jsonl", "b/Test.csv"], "the test set b/Test.csv and a/test.jsonl would share the name Test"),
-        (["gsm8k", "gsm8k"], "names a thing twice: gsm8k, gsm8k"),
+        (["GSM8K.jsonl"], "the test set GSM8K.jsonl and the benchmark GSM8K have the same name"),
+        (["a/test.jsonl", "b/Test.csv"], "the test set b/Test.csv and a/test.jsonl have the same name, Test"),
+        (["gsm8k", "gsm8k"], "contains a name twice: gsm8k, gsm8k"),
     ],
 )
 def test_a_test_set_that_cannot_be_one_is_an_error_of_the_settings(entries, words):

@@ -69,7 +69,7 @@ def test_a_plan_counts_the_rows_of_a_test_set(own_run):
         ({"question": "What is 3 + 4?"}, "{path: own.jsonl}", "row 1: the field 'answer' is missing"),
         ({"question": "?", "answer": "x"}, "{path: own.jsonl, grader: 'python:nowhere.f'}", "cannot be imported"),
         ({"question": "?", "answer": "x"}, "{path: own.jsonl, grader: nearly}", "no grader 'nearly'"),
-        ({"question": "?", "answer": "x"}, "{path: own.jsonl, name: gsm8k}", "would share the name gsm8k"),
+        ({"question": "?", "answer": "x"}, "{path: own.jsonl, name: gsm8k}", "have the same name, gsm8k"),
         ({"question": "?", "answer": "x"}, "{path: other.jsonl}", "there is no such data file"),
         (
             {"question": "What is {}?", "answer": "x"},
