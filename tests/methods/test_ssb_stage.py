@@ -183,7 +183,7 @@ def test_no_right_reply_and_no_mixed_prompt_are_errors_with_the_funnel(says, tmp
     with pytest.raises(UserError, match=r"hinted prompt too long: 8 .*max_prompt_tokens"):
         run(tmp_path / "replies", "ssb.teacher.max_prompt_tokens=20")
     says(lambda request: "\\boxed{-9}")
-    with pytest.raises(UserError, match=r"no right rollout: 8 .*higher temperature"):
+    with pytest.raises(UserError, match=r"no right rollout: 8 .*raise the temperature"):
         run(tmp_path / "attempts")
     assert not (tmp_path / "attempts/targets").exists()
 
