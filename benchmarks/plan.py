@@ -1,7 +1,7 @@
 """The planner against measurements: peak memory and step time of real trainers, or of rows measured before.
 
     python3 benchmarks/plan.py                 # on a GPU: each setting in a process of its own, rows to results.csv
-    python3 benchmarks/plan.py --recorded      # anywhere: predictions of the rows in results.csv, into docs/plan.md
+    python3 benchmarks/plan.py --recorded      # anywhere: predictions of those rows, into docs/how-to/plan.md
 
 Random weights and tokens of Qwen3's shapes, every row equally long, the package's own trainers: 3 steps to warm up, 5
 that are timed. The recorded rows are those of joint_step and methods as well, measured before the planner was written.
@@ -38,7 +38,7 @@ from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.trainer import train_joint
 
 HERE = Path(__file__).parent
-RESULTS, DOCS = HERE / "results.csv", HERE.parent / "docs" / "plan.md"
+RESULTS, DOCS = HERE / "results.csv", HERE.parent / "docs" / "how-to" / "plan.md"
 BEGIN, END = "<!-- measured: benchmarks/plan.py --recorded -->", "<!-- end of measured -->"
 WARM, TIMED = 3, 5
 MACHINE = Machine(DEVICES["H200-141G"])
@@ -280,7 +280,7 @@ def measure_all(output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recorded", action="store_true", help="no GPU: compare with results.csv, write docs/plan.md")
+    parser.add_argument("--recorded", action="store_true", help="no GPU: compare with results.csv, write the docs")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.recorded:

@@ -2,7 +2,7 @@
 
 It starts from the measured step of one H200 (rows of results.csv) and adds what FSDP2 has to send, by published figures
 of NVLink and InfiniBand. Nothing here was run on several GPUs. `python benchmarks/scale.py` writes the tables of
-docs/scale-model.md between their marks.
+docs/dev/scale-model.md between their marks.
 """
 
 import csv
@@ -13,7 +13,7 @@ from weakdriven.planning.devices import DEVICES, MEASURED, NETWORK, NODE, REACHE
 from weakdriven.planning.speed import sharded_traffic
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "scale-model.md"
+PAGE = HERE.parent / "docs" / "dev" / "scale-model.md"
 GIB, GB = 2**30, 1e9
 
 HIDDEN = 0.9

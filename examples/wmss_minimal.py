@@ -8,7 +8,7 @@ Equations, sections and Algorithm 1 are those of "Weak-Driven Learning: How Weak
 (arXiv 2602.08222).
 
 Only the small model and the word problems come from weakdriven. `weakdriven run demo` computes the same, and a test
-compares the two. It also trains what this file leaves out, two SFT controls and a variant of WMSS: docs/demo.md.
+compares the two. It also trains what this file leaves out, two SFT controls and a variant of WMSS: docs/start/demo.md.
 
 N = examples, B = examples of a batch, L = tokens of its longest example, V = vocabulary.
 """

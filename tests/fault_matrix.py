@@ -1,4 +1,4 @@
-"""Runs every fault test and writes the table of `docs/faults.md` from the cases that came out as they say.
+"""Runs every fault test and writes the table of `docs/how-to/resume-and-faults.md` from the cases that pass.
 
 python tests/fault_matrix.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fault_cases import CASES, Case
 
-PAGE = Path(__file__).parents[1] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "resume-and-faults.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
 

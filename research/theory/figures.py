@@ -1,4 +1,4 @@
-"""Draws the figures of docs/theory.md from the checks themselves: python -m research.theory.figures [folder].
+"""Draws the figures of docs/background/theory.md from the checks: python -m research.theory.figures [folder].
 
 Each is an SVG of its own, readable on light and on dark pages. No plotting library: axes and a few marks.
 """
@@ -14,7 +14,7 @@ import research.theory as theory
 from research.theory import counterexamples as cases
 from research.theory.counterexamples import Case
 
-FOLDER = Path(__file__).parents[2] / "docs/theory"
+FOLDER = Path(__file__).parents[2] / "docs/background/theory"
 COLOURS = {"blue": "#3b82f6", "orange": "#e07b1a", "green": "#2f9e5b", "purple": "#a05be0", "grey": "#8a8f98"}
 STYLE = (
     "svg{color:#1f2328;font:12px system-ui,sans-serif}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}"

@@ -1,8 +1,8 @@
 """The paper's statements about one mixed token, each as a check on logits that you give (paper Sec. 5 and App. C).
 
-T = tokens, V = vocabulary, y = target. `strong_weight` is the paper's lambda; docs/theory.md shows each in a figure.
-Where the paper's wording is false without a further condition, the function says so and `counterexamples.py` has the
-logits. All of it is about logits: how far a model's parameters move them is not decided here.
+T = tokens, V = vocabulary, y = target. `strong_weight` is the paper's lambda; docs/background/theory.md shows each in a
+figure. Where the paper's wording is false without a further condition, the function says so and `counterexamples.py`
+has the logits. All of it is about logits: how far a model's parameters move them is not decided here.
 """
 
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weakdriven.wmss.selection import draw_active, selection_probabilities
     from weakdriven.wmss.trainer import WDJTConfig, WDJTTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "MixtureConfig",
     "MixtureForCausalLM",

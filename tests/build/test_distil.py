@@ -226,7 +226,7 @@ def test_a_model_in_process_writes_a_set_for_questions_with_answers(model, tmp_p
     monkeypatch.setattr(sys, "argv", ["weakdriven", *command])
     with pytest.raises(SystemExit, match="0"):
         main()
-    assert "The teacher wrote" in capsys.readouterr().out
+    assert "The teacher generated" in capsys.readouterr().out
     rows = list(read_jsonl(out / "train.jsonl"))
     funnel = read_json(out / "funnel.json")
     assert funnel["rows"] == len(rows) > 0 and funnel["kept"] >= 4

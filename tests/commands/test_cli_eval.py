@@ -40,7 +40,7 @@ def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     assert "max_new_tokens 16 -> 8" in evaluate(root, "--replace", tokens=8).out
     assert not (root / ".replaced").exists()
     done = weakdriven("report", root)
-    assert_user_error(done, "weakdriven eval regrade or compare")
+    assert_user_error(done, "not a run", "weakdriven eval regrade")
 
 
 def test_sampling_gives_pass_at_k_and_the_batch_size_changes_nothing(tmp_path):

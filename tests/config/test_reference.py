@@ -15,7 +15,7 @@ from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.runs.yaml import load_yaml
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def test_the_page_is_what_the_command_prints():

@@ -1,4 +1,4 @@
-"""docs/your-own-task.md, run as a reader would, from its first block to its last."""
+"""docs/start/your-own-task.md, run as a reader would, from its first block to its last."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 from command_line import weakdriven
 from weakdriven.runs.files import read_json, read_jsonl
 
-PAGE = Path(__file__).parents[2] / "docs/your-own-task.md"
+PAGE = Path(__file__).parents[2] / "docs/start/your-own-task.md"
 BLOCK = re.compile(r"```(bash|python|yaml)\n(.*?)```", re.DOTALL)
 
 

@@ -169,7 +169,7 @@ def test_verify_finds_every_file_whole_and_names_what_it_does_not_know(tmp_path)
     _, calm = struck_runs()
     found = {stage: (files, wrong) for stage, files, _, wrong in check_stages(calm)}
     assert all(files and not wrong for files, wrong in found.values()) and found.keys() >= set(STAGES.values())
-    with pytest.raises(UserError, match="holds no finished stage"):
+    with pytest.raises(UserError, match="no finished stage"):
         check_stages(tmp_path)
 
 
@@ -180,5 +180,5 @@ def test_verify_counts_what_it_could_check(tmp_path, capsys):
     write_json(tmp_path / "new" / MANIFEST, {"key": "2", FILES: inventory(tmp_path / "new")})
     write_json(tmp_path / "old" / MANIFEST, {"key": "1"})
     verify(tmp_path)
-    told = "All 1 files of 1 stages are as they were written. Not checked, because they list no files: 1."
+    told = "All 1 files of 1 stages are intact. 1 stages list no files and were not checked."
     assert capsys.readouterr().out.splitlines()[-1] == told

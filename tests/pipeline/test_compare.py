@@ -155,9 +155,7 @@ def test_a_method_that_fails_is_named_and_the_others_keep_their_results(compared
     assert list(recorder.ran) == ["rollouts/sft/dpo", "pairs/dpo"]
     assert "Without a result" in (root / "comparison.md").read_text()
     write_comparison(root)  # from files alone
-    with pytest.raises(
-        UserError, match=r"Without a result: dpo, seed 42: .* What is missing is computed by: weakdriven"
-    ):
+    with pytest.raises(UserError, match=r"No result from: dpo, seed 42: .* To compute what is missing: weakdriven"):
         print_comparison(root)
 
 

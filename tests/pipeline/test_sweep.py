@@ -175,7 +175,7 @@ def test_finished_stages_of_a_folder_of_runs_are_reused_by_each_command(swept, t
     words = ["demo", *WHOLE, "joint.strong_weight=0.3", "seed=43", "--take-from", swept[0]]
     done = weakdriven(name, *words, *more, "--output", tmp_path / "new")
     assert done.code == 0 and "42" not in done.err, done.err
-    assert "report.html" in done.out or "Also as" in done.out
+    assert "report.html" in done.out or "Tables (" in done.out
     theirs = swept[0] / POINTS[0] / "seed-43/round-1/strong/model.safetensors"
     assert theirs.samefile(tmp_path / "new" / run / "round-1/strong/model.safetensors")
 
@@ -262,7 +262,7 @@ def test_a_point_that_fails_has_its_reason_in_the_table_and_the_others_run(swept
     assert "nowhere.jsonl" in rows[-1]["reason"] and rows[-1]["accuracy"] == ""
     (reported,) = failures(found)
     assert "nowhere.jsonl" in reported and reported in (root / "sweep.md").read_text()
-    with pytest.raises(UserError, match=r"Without a result: .*nowhere\.jsonl"):
+    with pytest.raises(UserError, match=r"No result from: .*nowhere\.jsonl"):
         print_sweep(root)
     last = [row for row in found["summary"] if row["point"] == rows[-1]["point"]]
     assert [(row["role"], row["seeds"], row.get("score")) for row in last] == [("result", [], None)]

@@ -1,4 +1,4 @@
-"""docs/plan.md agrees with the code and its predictions with the recorded measurements."""
+"""docs/how-to/plan.md agrees with the code and its predictions with the recorded measurements."""
 
 import sys
 from pathlib import Path

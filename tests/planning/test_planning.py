@@ -272,7 +272,7 @@ def command(*words: str) -> tuple[int, str]:
 def test_the_command_says_first_whether_a_run_fits_and_its_exit_status_too():
     code, shown = command("qwen3-4b-math", "--gpus", "H100-80G")
     assert code == 1 and re.match(r".* does not fit .*: round-1/strong needs [\d.]+ GiB more", shown)
-    assert "Together these fit" in shown and "GPU hours" in shown
+    assert "With all of these it fits" in shown and "GPU hours" in shown
     code, shown = command("qwen3-4b-math", "--gpus", "H100-80G:8")
     assert code == 0 and re.match(r"qwen3-4b-math fits on 8xH100-80G", shown)
 

@@ -19,7 +19,7 @@ from weakdriven.runs.directory import Progress
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 SCREENSHOTS = os.environ.get("WEAKDRIVEN_SCREENSHOTS")
-"""A folder for pictures of the pages; those of docs/report are of the demo, diagnosed and named by the next one."""
+"""A folder for pictures of the pages; those of docs/pictures are of the demo, diagnosed and named by the next one."""
 REPORT = os.environ.get("WEAKDRIVEN_REPORT")
 """A report to look at instead of a small one made here."""
 

@@ -122,7 +122,7 @@ def test_an_unfinished_run_has_a_card_that_names_what_is_missing(tmp_path):
     put(run / "plan.json", dict.fromkeys(["data", "sft", "round-1/strong", "round-2/strong"], KEY))
     text = card(run)
     assert "after round 1 of 2" in text and "Nothing has been evaluated yet." in text
-    assert "without a result yet: round-2/strong." in text
+    assert "results are still missing for: round-2/strong." in text
     assert ModelCard(text).data.eval_results is None and "model_name" not in text
     (run / "round-1/strong/manifest.json").unlink()
     assert write_cards(run) == {}
@@ -198,7 +198,7 @@ def test_the_licence_of_the_base_is_that_of_its_own_card_or_said_to_be_unknown(t
         assert licence(str(tmp_path / "base")) == {}
     run = make_run(tmp_path / "run", recipe(model=str(tmp_path / "base")))
     text = card(run)
-    assert "was not found where this card was written" in text and ModelCard(text).data.license is None
+    assert "was not found when this card was written" in text and ModelCard(text).data.license is None
     snapshot = tmp_path / "hub/models--owner--name/snapshots/ab12"
     put(snapshot / "README.md", "---\nlicense: other\nlicense_name: own\nlicense_link: LICENSE\n---\n")
     link = "https://huggingface.co/owner/name/blob/main/LICENSE"

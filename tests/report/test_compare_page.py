@@ -83,7 +83,7 @@ def test_runs_that_were_evaluated_on_other_items_raise_an_error(runs: list[Path]
 
 
 def test_an_unknown_reference_and_a_folder_that_is_no_run_raise_an_error(runs: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--against: nobody is none of them"):
+    with pytest.raises(UserError, match="--against: unknown label"):
         runs_compared(runs, "nobody")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="expected run directories"):

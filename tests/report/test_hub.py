@@ -124,7 +124,7 @@ def test_an_adapter_keeps_the_hub_id_of_its_base_where_the_run_does_not_name_it(
 def test_private_without_a_push_raises_an_error_before_the_run(tmp_path, weakdriven):
     words = ("run", "demo", "--output", str(tmp_path / "run"), "--private")
     done = weakdriven(*words, hub="http://127.0.0.1:9")
-    assert done.code == 2 and "add --push-to-hub" in done.err
+    assert done.code == 2 and "needs --push-to-hub" in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -139,12 +139,12 @@ def test_a_push_that_fails_says_where_the_model_is_and_how_to_try_again(run, wea
 @pytest.mark.parametrize(
     ("repo", "role", "changes", "message"),
     [
-        ("demo", "write", {}, "'demo' is not a name of a model on the Hub"),
-        ("lab/a/b", "write", {}, "'lab/a/b' is not a name of a model on the Hub"),
-        ("lab/demo", "read", {}, "The token of me may only read; log in with hf auth login"),
-        ("others/demo", "write", {}, "me may not write to others/demo; give one of me, lab as owner"),
-        ("lab/demo", "write", {"token": "hf_wrong"}, "There is no login here that the Hub accepts (Invalid user token"),
-        ("lab/demo", "write", {"token": None}, "There is no login here that the Hub accepts"),
+        ("demo", "write", {}, "'demo' is not a valid model name on the Hub"),
+        ("lab/a/b", "write", {}, "'lab/a/b' is not a valid model name on the Hub"),
+        ("lab/demo", "read", {}, "The token of me is read-only; log in with hf auth login"),
+        ("others/demo", "write", {}, "me cannot write to others/demo; choose an owner of me, lab"),
+        ("lab/demo", "write", {"token": "hf_wrong"}, "The Hub accepts no login of this machine (Invalid user token"),
+        ("lab/demo", "write", {"token": None}, "The Hub accepts no login of this machine"),
         ("lab/demo", "write", {"offline": True}, "HF_HUB_OFFLINE is set"),
         ("lab/demo", "write", {"hub": "http://127.0.0.1:9"}, "The Hub cannot be reached"),
     ],

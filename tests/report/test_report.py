@@ -103,7 +103,7 @@ def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
     rows = specs(page)["loss-sft"]["data"]["values"]
     assert [(row["x"], row["y"]) for row in rows] == [(0, 1.0), (2, 0.5), (4, 0.25), (5, 0.2)]
     assert rows[0]["piece"] != rows[1]["piece"] != rows[2]["piece"] == rows[3]["piece"]
-    assert "not numbers: 2" in page
+    assert "2 logged values are not numbers" in page
 
 
 def test_a_torn_last_line_is_mentioned_and_the_rest_survives(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_files_of_different_examples_are_not_joined(run: Path) -> None:
     ids = [f"other-{i}" for i in range(60)]
     put_active(run, 1, ids, [1 / 60] * 60, [1] * 60)
     data = load_run(run)
-    problem = "round-1/active: the draw and the entropies are of different examples; no chart joins them."
+    problem = "round-1/active: draw and entropies are of different examples, so no chart joins them."
     assert data["problems"] == [problem] and data["rounds"][0]["points"] == []
     put_scores(run, "base", ids, [1.0] * 60)
     data = load_run(run)
@@ -153,7 +153,7 @@ def test_an_entropy_that_is_no_number_is_left_out_and_counted(run: Path) -> None
     put_scores(run, "base", [f"train-{i}" for i in range(60)], [None, float("nan"), *[1.0] * 58])
     page = write_report(run).read_text(encoding="utf-8")
     assert len(points(page)) == 58
-    assert "58 examples; below" in page and "2 more lack an entropy" in page
+    assert "58 examples; below" in page and "2 more are left out" in page
 
 
 def test_questions_are_read_only_for_points_that_are_drawn(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_without_a_readable_plan_the_stages_on_disk_count(run: Path, text: str |
 
 def test_the_page_says_how_much_each_side_was_trained(run: Path) -> None:
     page = write_report(run).read_text(encoding="utf-8")
-    words = "WMSS (round 1) on 1,040 rows, 80 steps; SFT (same epochs) on 1,280 rows, 80 steps."
+    words = "WMSS (round 1) on 1,040 examples, 80 steps; SFT (same epochs) on 1,280 examples, 80 steps."
     assert f"Total training: {words}" in page
     (run / "sft/manifest.json").unlink()
     assert "Total training" not in write_report(run).read_text(encoding="utf-8")
@@ -377,9 +377,9 @@ def test_a_training_in_progress_is_drawn_also_where_an_older_result_is_still_the
 def test_missing_entropies_are_not_called_no_selection(run: Path) -> None:
     (run / "entropy/base/scores.parquet").unlink()
     page = write_report(run).read_text(encoding="utf-8")
-    assert "nothing is selected" not in page and "Round 1: not run yet" in page
+    assert "selection is off" not in page and "Round 1: not run yet" in page
     write_plan(run, [name for name in PLAN if name not in ("entropy/base", "entropy/sft", "round-1/active")])
-    assert "nothing is selected; rounds train on every example" in write_report(run).read_text(encoding="utf-8")
+    assert "selection is off: rounds train on every example" in write_report(run).read_text(encoding="utf-8")
 
 
 def test_answers_that_are_gone_are_not_called_other_items(run: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_diagnosis_of_another_version_is_mentioned_and_left_out(run: Path) -> 
     for name in ("logits", "gradients", "drift"):
         put(run / f"diagnostics/{name}.json", {"facts": {"version": 0, "round": 1}, "pairs": {}, "models": []})
     page = write_report(run).read_text(encoding="utf-8")
-    assert "diagnostics is incomplete or of another version; run weakdriven diagnose again." in page
+    assert "diagnostics is incomplete or was written by another version; run weakdriven diagnose again." in page
 
 
 def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path: Path) -> None:

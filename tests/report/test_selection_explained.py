@@ -112,14 +112,14 @@ def test_a_selection_is_printed_in_words(tmp_path: Path) -> None:
     for words in (
         "alpha [-dH]+ + beta H_strong + gamma [dH]+",
         "consolidation (alpha)",
-        "0.1 on the fall of the entropy from weak to strong: 4.0% of all weight",
-        "0.8 on the entropy under the strong model: 95.4% of all weight",
-        "0.1 on the rise of the entropy from weak to strong: 0.7% of all weight",
+        "0.1 times the fall of the entropy from weak to strong: 4.0% of all weight",
+        "0.8 times the entropy under the strong model: 95.4% of all weight",
+        "0.1 times the rise of the entropy from weak to strong: 0.7% of all weight",
         "0 to 1.695, spread (CV) 0.627",
         "2.9 of 4 examples (71.8%)",
-        "4 with replacement, repeats dropped",
-        "59.2% expected, 50.0% realised",
-        "2 of 4 examples, 1 with a cut completion",
+        "4 with replacement, duplicates dropped",
+        "59.2% expected, 50.0% actual",
+        "2 of 4 examples, 1 with a truncated completion",
         "fell in 1, stayed in 2, rose in 1",
         "weak 0.5750 (M0, base model), strong 0.4500 (M1, after phase-1 SFT), change -0.1250",
         "What is c?",
@@ -137,7 +137,7 @@ def test_the_explanation_begins_with_how_far_from_uniform_the_draw_is(tmp_path: 
         assert words in first
     assert "far from uniform" in write_report(run).read_text(encoding="utf-8")
     put_active(run, 1, IDS, [0.26, 0.24, 0.25, 0.25], [1, 1, 1, 0])
-    assert "close to uniform: 1.0%" in printed(explain_selection, run, None)
+    assert "draw is 1.0%" in printed(explain_selection, run, None)
     assert "somewhat uneven" in " ".join(uniformity_words(uniformity(np.array([0.4, 0.2, 0.2, 0.2]), np.ones(4), 4)))
 
 
@@ -149,7 +149,7 @@ def test_damaged_probabilities_are_not_called_even() -> None:
 def test_the_official_formula_is_printed_as_it_is_computed(tmp_path: Path) -> None:
     run = write_run(tmp_path, probability=OFFICIAL, formula="official")
     text = printed(explain_selection, run, None)
-    assert "0.1 on the entropy under the weak model" in text and "each divided by its sum over the data" in text
+    assert "0.1 times the entropy under the weak model" in text and "each divided by its sum over the data" in text
     facts = described(run, "a")
     assert facts["terms"] == pytest.approx({"consolidation": 0.1 / 2.3, "difficulty": 0.8, "repair": 0})
     assert facts["probability"] == pytest.approx(0.843478, abs=1e-6)
@@ -166,7 +166,7 @@ def test_one_example_by_hand(tmp_path: Path) -> None:
     assert facts["strong"]["nll"] == 0.7 and facts["weak"]["target_probability"] == 0.7
     assert facts["strong"]["truncated"] and facts["draws"] == 1
     assert facts["verdict"] == (
-        "Chosen, by chance: its chance of at least one of 4 draws was 79.2%; "
+        "Chosen, by chance: its chance in 4 draws was 79.2%; "
         "98.0% of its weight comes from difficulty, the entropy under the strong model."
     )
 
@@ -179,7 +179,7 @@ def test_an_example_is_printed_with_both_models_and_its_whole_text(tmp_path: Pat
         "0.3245, 1.3 times uniform, above 50.0% of the examples",
         "harder for the strong model than 50.0% of the examples",
         "1.298 in 4 draws",
-        "20 supervised tokens, cut at data.max_length",
+        "20 supervised tokens, truncated at data.max_length",
         "weak: M0, base model",
         "+0.1000",
         "-0.1500",
@@ -200,7 +200,7 @@ def test_an_example_without_entropy_could_never_be_chosen(tmp_path: Path) -> Non
     assert facts["chance"] == 0 and facts["harder_than"] == 0
     assert facts["verdict"] == "It could never be chosen: both entropies are zero, so its weight is zero."
     run = write_run(tmp_path / "weights", probability=[0, 1, 0, 0], consolidation=0, difficulty=0)
-    assert "all three of its terms are zero with these weights" in described(run, "a")["verdict"]
+    assert "all terms of its weight are zero" in described(run, "a")["verdict"]
     assert described(run, "b")["chance"] == 1
 
 
@@ -263,8 +263,8 @@ def test_a_folder_without_a_run_raises_an_error(tmp_path: Path) -> None:
     [
         ("method: wmss\n", "has no finished selection yet; make one with `weakdriven select`"),
         ("[", "has no finished selection yet"),
-        ("selection: {enabled: false}\n", "Only method: wmss with selection.enabled: true selects."),
-        ("method: sft\n", "Only method: wmss with selection.enabled: true selects."),
+        ("selection: {enabled: false}\n", "Only method: wmss with selection.enabled: true selects"),
+        ("method: sft\n", "Only method: wmss with selection.enabled: true selects"),
     ],
 )
 def test_a_run_without_a_selection_says_why(tmp_path: Path, recipe: str, words: str) -> None:
@@ -287,7 +287,7 @@ def test_an_unknown_id_names_close_ones_and_how_ids_look(run: Path) -> None:
         described(run, "train-4321x")
     assert str(error.value) == (
         "No example of round 1 has the id 'train-4321x'. Its 5,000 ids look like 'train-0', 'train-1', 'train-2'; "
-        "rows that were left out are counted in data/manifest.json."
+        "dropped rows are counted in data/manifest.json."
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of docs/theory.md are those that the script draws, and the page uses all of them."""
+"""The figures of docs/background/theory.md are those that the script draws, and the page uses all of them."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,13 @@ from research import theory
 from research.theory import counterexamples, figures, unique_rows
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/background/theory.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def test_the_committed_figures_are_what_the_script_draws(tmp_path):
     figures.main(tmp_path)
-    drawn, committed = (sorted(folder.glob("*.svg")) for folder in (tmp_path, ROOT / "docs/theory"))
+    drawn, committed = (sorted(folder.glob("*.svg")) for folder in (tmp_path, ROOT / "docs/background/theory"))
     assert [x.name for x in drawn] == [x.name for x in committed] == sorted(f"{name}.svg" for name in figures.FIGURES)
     for new, old in zip(drawn, committed, strict=True):
         texts = [path.read_text(encoding="utf-8") for path in (new, old)]

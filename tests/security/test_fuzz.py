@@ -60,7 +60,7 @@ def test_scores_that_someone_changed_are_reported_in_one_line(tmp_path, scores):
     path = tmp_path / "eval/base/arithmetic/scores.json"
     put(path, json.loads(path.read_text()) | scores)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert page.count("A file of this run holds what weakdriven does not write") == 1 and "<b>" not in own_part(page)
+    assert page.count("has contents that weakdriven does not write") == 1 and "<b>" not in own_part(page)
 
 
 def test_a_diagnosis_in_another_shape_is_reported_and_the_rest_is_shown(tmp_path):

@@ -385,14 +385,14 @@ def test_secrets_of_an_address_are_in_no_message_folder_or_file(tmp_path, monkey
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["verify", "s3://me:hunter22@bucket/run"], "^s3://bucket/run is an address, and this command needs"),
-        (["report", "gs://bucket/run"], "^gs://bucket/run is an address"),
-        (["report", "compare", "runs", "gs://bucket/run"], "^gs://bucket/run is an address"),
-        (["select", "demo", "--output", "s3://bucket/run"], "^s3://bucket/run is an address"),
-        (["sweep", "demo", "--output", "s3://bucket/run"], "^s3://bucket/run is an address"),
-        (["run", "demo", "--work", "here"], "^--work here goes with an address"),
-        (["run", "demo", "--output", "s3://bucket/run", "--work", "s3://bucket/x"], "^s3://bucket/x is an address"),
-        (["run", "demo", "--output", "https://me:hunter22@host/run"], "^https://host/run is read only"),
+        (["verify", "s3://me:hunter22@bucket/run"], "^s3://bucket/run is a URL, but this command needs"),
+        (["report", "gs://bucket/run"], "^gs://bucket/run is a URL"),
+        (["report", "compare", "runs", "gs://bucket/run"], "^gs://bucket/run is a URL"),
+        (["select", "demo", "--output", "s3://bucket/run"], "^s3://bucket/run is a URL"),
+        (["sweep", "demo", "--output", "s3://bucket/run"], "^s3://bucket/run is a URL"),
+        (["run", "demo", "--work", "here"], "^--work here needs a URL"),
+        (["run", "demo", "--output", "s3://bucket/run", "--work", "s3://bucket/x"], "^s3://bucket/x is a URL"),
+        (["run", "demo", "--output", "https://me:hunter22@host/run"], "^https://host/run is read-only"),
         (["run", "demo", "--output", "nonsense://host/run", "--work", "w"], "^nonsense://host/run cannot be read"),
     ],
 )
@@ -406,7 +406,7 @@ def test_what_cannot_be_done_at_an_address_is_an_error(arguments, sentence, tmp_
 def test_several_machines_need_a_shared_work_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="give --work DIR, a directory that all of them see"):
+    with pytest.raises(UserError, match="give --work DIR, a directory that all of them share"):
         places(ADDRESS, None)
     assert places(ADDRESS, Path("shared")) == (Path("shared"), ADDRESS)
 

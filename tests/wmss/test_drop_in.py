@@ -1,4 +1,4 @@
-"""The table of SFTTrainer's features in docs/training.md: each of its rows is run here, or by the test it names."""
+"""The table of SFTTrainer's features in docs/start/trl.md: each of its rows is run here, or by the test it names."""
 
 import pytest
 import torch
@@ -202,7 +202,7 @@ SLOW = {"`dataset_num_proc`"}
 
 
 def documented() -> dict[str, str]:
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "start" / "trl.md").read_text(encoding="utf-8")
     lines = text.partition(SECTION)[2].partition("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {feature: result for feature, result in cells if result}

@@ -1,4 +1,4 @@
-"""All commands as one application, and `main`, which turns errors into sentences and exit codes."""
+"""Assemble the commands into one application; `main` turns errors into messages and exit codes."""
 
 import sys
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ ORDER = (
     "export", "verify",
 )
 # fmt: on
-"""The commands in the order of use, as --help lists them."""
+"""The order in which --help lists the commands: roughly the order of use."""
 
 
 class InOrderOfUse(TyperGroup):
@@ -48,7 +48,7 @@ def print_version(asked: bool) -> None:
 
 app = typer.Typer(
     cls=InOrderOfUse,
-    help="Weak-driven post-training: one command takes a recipe to a stronger model.",
+    help="Weak-driven post-training (WMSS) of language models: run a recipe, get a trained model and a report.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -81,7 +81,10 @@ app.add_typer(export_app, name="export")
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2; `--debug` shows its traceback."""
+    """Run the command line; an error that the user can fix prints one message and exits with 2.
+
+    `--debug` shows its traceback.
+    """
     redact_output()
     try:
         with stoppable():

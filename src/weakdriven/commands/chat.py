@@ -1,4 +1,4 @@
-"""`weakdriven chat`: talk to a model, or to the models of a run next to each other."""
+"""`weakdriven chat`: chat with one model, or with the models of a run side by side."""
 
 import signal
 import sys
@@ -15,26 +15,26 @@ from weakdriven.commands.common import Debug, announce, quieten_libraries
 
 def chat(
     source: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="Run directory, model folder or Hub id.")],
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the answers, if the temperature is not 0.")] = 42,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy decoding.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a reply, in tokens.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples, if the temperature is not 0.")] = 42,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Talk to a model, or to M0, M1 and the result of a run next to each other. /exit or Ctrl-D ends it."""
-    announce(f"Loading {source}", quiet=not sys.stdin.isatty())  # a pipe gets answers alone
+    """Chat with a model, or with M0, M1 and the result of a run side by side; /exit or Ctrl-D ends the chat."""
+    announce(f"Loading {source}", quiet=not sys.stdin.isatty())  # in a pipe, print only replies
     quieten_libraries()
     from weakdriven.pipeline.chat import open_speakers, print_answers, talk
 
     speakers, console = open_speakers(source, trust_remote_code=trust_remote_code), Console()
     options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing has to be saved
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # stop at once: there is nothing to save
     with suppress(KeyboardInterrupt):
         talk(speakers, typed_lines(), partial(print_answers, console=console), **options)
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines of the terminal, asked for, or of a pipe."""
+    """Yield the lines of a pipe, or those that the user types at a prompt."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -1,4 +1,4 @@
-"""What the command-line modules share."""
+"""Options and printing that the commands share."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ Given = TypeVar("Given", Path, list[Path], None)
 
 
 def default_command(name: str) -> type[TyperGroup]:
-    """A group whose command `name` may be left out: `select RECIPE` is short for `select draw RECIPE`."""
+    """Return a group with a default command: `select RECIPE` is short for `select draw RECIPE`."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -35,47 +35,49 @@ def default_command(name: str) -> type[TyperGroup]:
 
 
 def here(given: Given) -> Given:
-    """Reject addresses where a local directory is expected; pathlib has turned their `//` into `/`."""
+    """Reject URLs where a local directory is expected; pathlib has already turned their `//` into `/`."""
     for path in given if isinstance(given, list) else [given] if given else []:
         if (scheme := re.match(r"[a-z][a-z0-9+.-]+:(?=/)", str(path), re.IGNORECASE)) and not path.exists():
             address = without_login(f"{scheme[0]}/{str(path)[scheme.end() :]}")
             raise UserError(
-                f"{address} is an address, and this command needs a directory. weakdriven run RECIPE --output ADDRESS "
-                "--work DIR brings what is there into DIR, and works there."
+                f"{address} is a URL, but this command needs a local directory. To download a run from its URL: "
+                "weakdriven run RECIPE --output URL --work DIR."
             )
     return given
 
 
 def runs_given(given: list[Path] | None) -> list[Path]:
-    """The runs that these folders are or hold."""
+    """Return the given run directories, and all run directories inside the other folders."""
     from weakdriven.runs.directory import runs_in
 
     return runs_in(here(given)) if given else []
 
 
-RecipeArgument = Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")]
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .yaml file, or the name of a shipped one.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.", callback=here)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key.sub=value.")]
-Output = Annotated[Path | None, typer.Option(help="Run directory; unset: runs/NAME.", callback=here)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, such as sft.epochs=2.")]
+Output = Annotated[Path | None, typer.Option(help="Run directory (default: runs/NAME).", callback=here)]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds, counting up from the recipe's seed.")]
-Force = Annotated[bool, typer.Option("--force", help="Train even if memory or disk are predicted to be too small.")]
-Replace = Annotated[bool, typer.Option("--replace", help="Replace finished stages that a changed setting changes.")]
-Rehearse = Annotated[bool | None, typer.Option(help="Try two steps of each training stage first; unset: on a GPU.")]
-RunsOutput = Annotated[Path | None, typer.Option(help="Folder of the runs; unset: runs/NAME-COMMAND.", callback=here)]
-TakeFrom = Annotated[
-    list[Path] | None, typer.Option(help="Reuse finished stages of a run, or of a folder of runs.", callback=runs_given)
+Force = Annotated[bool, typer.Option("--force", help="Train even if the plan predicts too little memory or disk.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Recompute finished stages affected by changed settings.")]
+Rehearse = Annotated[bool | None, typer.Option(help="First try two steps of each training stage (default: on a GPU).")]
+RunsOutput = Annotated[
+    Path | None, typer.Option(help="Folder for the runs (default: runs/NAME-COMMAND).", callback=here)
 ]
-Round = Annotated[int | None, typer.Option("--round", help="Round; unset: the last finished one.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs in parallel, spread over the GPUs.")]
-DataDir = Annotated[str | None, typer.Option(help="Folder with the benchmarks' files; unset: the Hub.")]
-Quiet = Annotated[bool, typer.Option(help="Print the final table only.")]
-Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
+TakeFrom = Annotated[
+    list[Path] | None, typer.Option(help="Reuse identical finished stages from these runs.", callback=runs_given)
+]
+Round = Annotated[int | None, typer.Option("--round", help="Round number (default: the last finished round).")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of runs in parallel, spread over the GPUs.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder with the benchmark files (default: load from the Hub).")]
+Quiet = Annotated[bool, typer.Option(help="Print only the final table.")]
+Debug = Annotated[bool, typer.Option(help="Show the traceback of errors.")]
 
 
 def prepare(
     recipe: str | Recipe, overrides: list[str] | None, output: Path | None, quiet: bool
 ) -> tuple[Recipe, Path, Any]:
-    """Settings, run directory and progress for a command that computes a run."""
+    """Return the recipe, run directory and progress display of a command that computes a run."""
     settings = load_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
     root = output or Path("runs") / settings.name
     announce(f"{settings.name}: method {settings.method}, model {settings.model}, output {root}", quiet=quiet)
@@ -83,13 +85,13 @@ def prepare(
 
 
 def announce(text: str, *, quiet: bool = False) -> None:
-    """Say what the command is about to do, before it imports libraries for seconds."""
+    """Print what the command is about to do, before slow imports start."""
     if not quiet and rank() == 0:
         print(text, flush=True)
 
 
 def progress_of(quiet: bool) -> Any:
-    """The progress that a command shows; the libraries stop showing theirs."""
+    """Return the command's progress display, and silence those of the libraries."""
     quieten_libraries()
     from weakdriven.runs.progress import choose_progress
 
@@ -101,14 +103,14 @@ def print_table(
 ) -> None:
     table = Table(**options)
     for number, title in enumerate(titles):
-        table.add_column(title, no_wrap=number == 0)  # what a row is about stays whole
+        table.add_column(title, no_wrap=number == 0)
     for cells in rows:
         table.add_row(*cells)
     (console or Console()).print(table)
 
 
 def print_tables(tables: Mapping[str, tuple[list[str], list[list[str]]]], console: Console | None = None) -> None:
-    """Tables by title, in which names are never cut: other cells are wrapped where a terminal is narrow."""
+    """Print tables under their titles; on a narrow terminal every column but the model's name wraps."""
     for title, (titles, rows) in tables.items():
         columns = [Column(one, no_wrap=one == "model", overflow="fold", justify="right") for one in titles]
         columns[0].justify = "left"
@@ -134,14 +136,14 @@ def print_described(shipped: dict[str, Path]) -> None:
 
 
 def refuse_failures(failed: list[str]) -> None:
-    """Raise an error that names what is missing, and the command that completes it."""
+    """Raise an error if runs have no result, with the command that computes them."""
     if failed:
         command = shlex.join(["weakdriven", *sys.argv[1:]])
-        raise UserError(f"Without a result: {'; '.join(failed)} What is missing is computed by: {command}")
+        raise UserError(f"No result from: {'; '.join(failed)} To compute what is missing: {command}")
 
 
 def quieten_libraries() -> None:
-    """Turn off progress and warnings of the libraries, in favour of our own; called before they are imported."""
+    """Turn off the libraries' progress bars and warnings; call it before importing them."""
     for name, value in {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -151,5 +153,5 @@ def quieten_libraries() -> None:
         "DATASETS_VERBOSITY": "error",
     }.items():
         os.environ.setdefault(name, value)
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao if it is installed
         logging.getLogger(name).setLevel(logging.ERROR)

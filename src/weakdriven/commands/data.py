@@ -1,4 +1,4 @@
-"""`weakdriven data`: look at a data source before training on it, or make a training set out of raw corpora."""
+"""`weakdriven data`: look at training data, or build a verified training set from raw corpora."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,37 +23,37 @@ from weakdriven.errors import UserError
 
 data_app = typer.Typer(
     short_help="Look at training data, or build a verified set.",
-    help="Training data: weakdriven data show SOURCE, weakdriven data build math|code|logic SOURCE --output DIR.",
+    help="Look at training data before a run, or build a verified training set from raw corpora.",
     no_args_is_help=True,
 )
 
 
 @data_app.command("show")
 def data_show(
-    source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file, or a Hub dataset, as data.path.")],
+    source: Annotated[str, typer.Argument(help="A JSONL, JSON or Parquet file or a Hub dataset, like data.path.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings of data, such as 'data.fields={prompt: input}'.")
+        list[str] | None, typer.Argument(help="Settings of `data`, such as 'data.fields={prompt: input}'.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model whose tokenizer and chat template to use; unset: the embedded one's.")
+        str | None, typer.Option(help="Model whose tokenizer and chat template are used (default: the embedded one).")
     ] = None,
-    style: Annotated[Literal["tagged", "tag-free", "plain"] | None, typer.Option(help="As data.style.")] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="As data.system_prompt.")] = None,
-    domain: Annotated[Literal["math", "code", "logic"] | None, typer.Option(help="As data.domain.")] = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
-    max_length: Annotated[int | None, typer.Option(min=8, help="As data.max_length.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a Hub dataset; unset: train.")] = None,
-    long_prompts: Annotated[Literal["error", "drop"] | None, typer.Option(help="As data.long_prompts.")] = None,
+    style: Annotated[Literal["tagged", "tag-free", "plain"] | None, typer.Option(help="Like data.style.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="Like data.system_prompt.")] = None,
+    domain: Annotated[Literal["math", "code", "logic"] | None, typer.Option(help="Like data.domain.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows to show.")] = 3,
+    max_length: Annotated[int | None, typer.Option(min=8, help="Like data.max_length.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a Hub dataset (default: train).")] = None,
+    long_prompts: Annotated[Literal["error", "drop"] | None, typer.Option(help="Like data.long_prompts.")] = None,
     empty_completions: Annotated[
-        Literal["error", "drop"] | None, typer.Option(help="As data.empty_completions.")
+        Literal["error", "drop"] | None, typer.Option(help="Like data.empty_completions.")
     ] = None,
-    chat_template: Annotated[str | None, typer.Option(help="As chat_template of a recipe.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="Like chat_template of a recipe.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the tokenizer.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print the layout of a source and some rows as a model would learn them: the text in colour is supervised.
+    """Print the layout of a source and some rows as the model sees them; supervised text is in colour.
 
-    Exits with 2 where training on these rows would stop.
+    Exits with 2 if training on these rows would raise an error.
     """
     announce(f"Reading {source}")
     quieten_libraries()
@@ -67,9 +67,11 @@ def data_show(
     given |= {"path": source, "long_prompts": long_prompts, "empty_completions": empty_completions}
     settings = data_settings({key: value for key, value in given.items() if value is not None}, overrides, "settings")
     if other := [word for word in overrides or [] if not word.startswith("data.")]:
-        raise UserError(f"{other[0]}: expected settings of data, such as data.split=test; --model names a model.")
+        raise UserError(
+            f"{other[0]}: expected a setting of data, such as data.split=test. A model is given by --model."
+        )
     if settings.path != source:
-        raise UserError(f"{source} is the source to show; give another as the first word, not as a setting.")
+        raise UserError(f"{source} is the source to show. To show another, give it as SOURCE, not as data.path.")
     read = settings.model_dump(include={"path", "split", "fields", "limit", "domain"})
     opened = open_source(**read, empty_completions="drop")
     folder = locate_model(model or EMBEDDED)
@@ -89,17 +91,26 @@ def data_show(
 
 @data_app.command("build", cls=settings_command(BuildSettings), context_settings=UNKNOWN_OPTIONS)
 def data_build(
-    domain: Annotated[Literal["math", "code", "logic"], typer.Argument(help="What the rows are verified as.")],
-    sources: Annotated[list[str], typer.Argument(help="Raw files or Hub datasets, and settings as key=value (below).")],
-    output: Annotated[Path, typer.Option(help="Folder for the result; run again with it to resume.", callback=here)],
+    domain: Annotated[
+        Literal["math", "code", "logic"], typer.Argument(help="Domain, which decides how rows are verified.")
+    ],
+    sources: Annotated[
+        list[str], typer.Argument(help="Raw files or Hub datasets; settings as key=value, listed below.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the result; the same folder resumes.", callback=here)],
     benchmarks: Annotated[str, typer.Option(help="Drop rows that overlap with these: names, all, or none.")] = "all",
     data_dir: DataDir = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first rows of each source.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Model that writes the completions; also at teacher.url.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only this many first rows of each source.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Model that generates the completions, here or at teacher.url.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Keep rows that are verified, in no benchmark and not repeated; funnel.json says what became of the others."""
+    """Build a training set: keep verified rows, drop duplicates and rows that overlap with benchmarks.
+
+    funnel.json counts the dropped rows by reason.
+    """
     paths, words = split_words(sources)
     checked = asked_benchmarks(benchmarks)
     options = {"domain": domain, "sources": paths, "data_dir": data_dir, "limit": limit, "benchmarks": checked}
@@ -115,7 +126,7 @@ def data_build(
 
 
 def asked_benchmarks(names: str) -> list[str] | None:
-    """Names from a command line; None for all that a file or the Hub holds."""
+    """Return the benchmarks named on a command line; None stands for all available ones."""
     from weakdriven.eval.benchmarks import benchmarks_named
 
     return None if names == "all" else [] if names == "none" else benchmarks_named(names)
@@ -128,4 +139,4 @@ def print_funnel(funnel: dict[str, Any], console: Console) -> None:
     rows = [(name, f"{rows:,}", f"{100 * rows / max(funnel['in'], 1):.1f}%") for name, rows in counts]
     print_table(("", "rows", "share"), rows, console)
     if tried := funnel.get("completions"):
-        console.print(f"The teacher wrote {tried['in']:,} completions, of which {tried['kept']:,} are kept.")
+        console.print(f"The teacher generated {tried['in']:,} completions; {tried['kept']:,} are kept.")

@@ -1,4 +1,4 @@
-"""`weakdriven diagnose`: measure a run and print the paper's two logit tables and what mixing does."""
+"""`weakdriven diagnose`: measure the logits of a run's models, and how mixing changes gradients."""
 
 from typing import Annotated
 
@@ -10,16 +10,16 @@ from weakdriven.commands.common import Debug, Quiet, Replace, Round, RunArgument
 
 def diagnose(
     run: RunArgument,
-    examples: Annotated[int, typer.Option(help="Examples to measure, drawn at random.")] = 200,
-    rows: Annotated[str | None, typer.Option(help="Source of the examples; unset: the training set.")] = None,
-    split: Annotated[str, typer.Option(help="Split of that source, if it has several.")] = "train",
+    examples: Annotated[int, typer.Option(help="Number of random examples to measure.")] = 200,
+    rows: Annotated[str | None, typer.Option(help="Source of the examples (default: the training set).")] = None,
+    split: Annotated[str, typer.Option(help="Split of --rows, if that is a Hub dataset.")] = "train",
     round_number: Round = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draw; unset: the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random draw (default: the recipe's).")] = None,
     replace: Replace = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the logits of each model of a run, and what mixing does to gradients (docs/diagnostics.md)."""
+    """Measure the logits of a run's models, and how mixing them changes the gradients."""
     announce(f"Measuring the models of {run}", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.diagnose.diagnose import diagnose_run, read_diagnosis
@@ -28,4 +28,4 @@ def diagnose(
     options = {"rows": rows, "split": split, "round_number": round_number, "seed": seed, "replace": replace}
     folder, console = diagnose_run(run, progress, examples=examples, **options), Console()
     print_diagnosis(read_diagnosis(folder), console)
-    print(f"Every number, with its error, and the tokens one by one: {folder}")
+    print(f"All numbers with their standard errors, and a view of single tokens: {folder}")

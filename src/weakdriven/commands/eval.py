@@ -1,4 +1,4 @@
-"""`weakdriven eval`: run benchmarks on a model, grade saved answers again, compare two models."""
+"""`weakdriven eval`: run benchmarks on a model, grade saved completions again, compare two models."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,29 +23,29 @@ from weakdriven.commands.settings import UNKNOWN_OPTIONS, read_settings, setting
 from weakdriven.eval.settings import EvaluationSettings, RegradeSettings
 
 eval_app = typer.Typer(
-    short_help="Evaluate a model on benchmarks, or grade its answers again.",
-    help="Benchmarks: weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR (short for eval run ...).",
+    short_help="Evaluate a model on benchmarks, or compare two evaluated models.",
+    help="Evaluate: weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR (short for eval run ...).",
     cls=default_command("run"),
 )
-Folder = Annotated[Path, typer.Argument(help="Results of eval, or RUN/eval/MODEL of a run.", callback=here)]
-KeyValues = Annotated[list[str] | None, typer.Argument(help="Settings to change, as key=value (below).")]
+Folder = Annotated[Path, typer.Argument(help="Output folder of eval, or RUN/eval/MODEL.", callback=here)]
+KeyValues = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, listed below.")]
 
 
 @eval_app.command("run", cls=settings_command(EvaluationSettings), context_settings=UNKNOWN_OPTIONS)
 def eval_run(
-    model: Annotated[str, typer.Option(help="Model or adapter folder, or a Hub id.")],
+    model: Annotated[str, typer.Option(help="Model: a folder (also of an adapter), or a Hub id.")],
     benchmarks: Annotated[
-        str, typer.Option(help="Names and files of your own, separated by commas (docs/evaluation.md).")
+        str, typer.Option(help="Names of benchmarks and files with your own test sets, separated by commas.")
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the results; run again with it to resume.", callback=here)],
+    output: Annotated[Path, typer.Option(help="Folder for the results; the same folder resumes.", callback=here)],
     settings: KeyValues = None,
     data_dir: DataDir = None,
-    limit: Annotated[int | None, typer.Option(help="Evaluate on the first items of each benchmark only.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only this many first items of each benchmark.")] = None,
     replace: Replace = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Generate, grade and score the answers of one model; every answer is kept."""
+    """Evaluate one model on benchmarks; every completion is saved."""
     from weakdriven.eval.benchmarks import benchmarks_named
 
     options = {"model": model, "benchmarks": benchmarks_named(benchmarks), "data_dir": data_dir, "limit": limit}
@@ -59,9 +59,9 @@ def eval_run(
 
 @eval_app.command("regrade", cls=settings_command(RegradeSettings), context_settings=UNKNOWN_OPTIONS)
 def eval_regrade(folder: Folder, settings: KeyValues = None, quiet: Quiet = False, debug: Debug = False) -> None:
-    """Grade the saved answers again with today's graders, without a model."""
+    """Grade saved completions again with the installed graders; no model is loaded."""
     checked = read_settings(RegradeSettings, settings, {})
-    announce(f"Grading the answers in {folder} again", quiet=quiet)
+    announce(f"Grading the completions in {folder} again", quiet=quiet)
     progress = progress_of(quiet)
     from weakdriven.eval.standalone import regrade_folder
 
@@ -70,7 +70,7 @@ def eval_regrade(folder: Folder, settings: KeyValues = None, quiet: Quiet = Fals
 
 @eval_app.command("compare")
 def eval_compare(first: Folder, second: Folder, debug: Debug = False) -> None:
-    """Say whether the second model is significantly better than the first on the same items, with a p-value."""
+    """Test whether the second model is significantly better than the first on the same items."""
     from weakdriven.eval.scoring import compare
 
     compared, left_out = compare(first, second)
@@ -95,7 +95,7 @@ def eval_compare(first: Folder, second: Folder, debug: Debug = False) -> None:
         names = ", ".join(f"{one.benchmark} v{one.version}" for one in compared)
         print(f"Average of {names}: {percent(means[0])} and {percent(means[1])}.")
     if left_out:
-        print(f"Only one of the two has {', '.join(left_out)}; left out.")
+        print(f"Not compared, because only one of the two has them: {', '.join(left_out)}.")
 
 
 def print_scores(scores: dict[str, dict[str, Any]]) -> None:
@@ -122,10 +122,10 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         names = ", ".join(f"{name} v{one['version']}" for name, one in scores.items())
         print(f"Average of {names}: {percent(mean)}.")
     if undecided := sum(one["undecided"] for one in scores.values()):
-        print(f"The grader could not decide {undecided} answers, which count as wrong; see reason in samples.jsonl.")
+        print(f"The grader could not decide {undecided} answers; they count as wrong. samples.jsonl has the reasons.")
 
 
 def wide_console() -> Console:
-    """In a file or a pipe rich would wrap tables at 80 columns."""
+    """Return a console of at least 140 columns in a file or a pipe, where rich would wrap tables at 80."""
     console = Console()
     return console if console.is_terminal else Console(width=140)

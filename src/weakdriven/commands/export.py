@@ -1,4 +1,4 @@
-"""`weakdriven export`: what a run trained, in other forms; `weakdriven run --push-to-hub` uses the first of them."""
+"""`weakdriven export`: push a trained model to the Hub, or save it in other forms."""
 
 from typing import Annotated, Literal
 
@@ -7,24 +7,25 @@ import typer
 from weakdriven.commands.common import Debug, RunArgument, quieten_libraries
 from weakdriven.errors import UserError
 
-export_app = typer.Typer(help="Save what a run trained in other forms.", no_args_is_help=True)
+export_app = typer.Typer(help="Push a trained model to the Hub, or save it in other forms.", no_args_is_help=True)
 PushToHub = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push the result to the Hub at the end.")]
-Private = Annotated[bool, typer.Option("--private", help="Make the new Hub repository a private one.")]
+Private = Annotated[bool, typer.Option("--private", help="Create the Hub repository as private.")]
 
 NewFolder = Annotated[str, typer.Option("--output", help="New folder.")]
 Dtype = Annotated[
-    Literal["bf16", "fp32"] | None, typer.Option(help="Saved precision; unset: bf16 if the models are, else fp32.")
+    Literal["bf16", "fp32"] | None,
+    typer.Option(help="Precision of the saved weights (default: bf16 if the models are bf16, else fp32)."),
 ]
 
 
 @export_app.command("hub")
 def export_hub(
     run: RunArgument,
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Model on the Hub; created if it does not exist.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Hub repository; created if it does not exist.")],
     private: Private = False,
     debug: Debug = False,
 ) -> None:
-    """Push the model that a run trained to the Hugging Face Hub: weights, tokenizer, card."""
+    """Push the model that a run trained to the Hugging Face Hub: weights, tokenizer and model card."""
     quieten_libraries()
     from weakdriven.report.card.hub import push_run
 
@@ -32,34 +33,34 @@ def export_hub(
 
 
 def refuse_push(repo: str | None, *, private: bool) -> None:
-    """Check the push before the hours of a run, not after them."""
+    """Check before the run starts that its result can be pushed."""
     if repo:
         from weakdriven.report.card.hub import check_push
 
         check_push(repo)
     elif private:
-        raise UserError("--private does nothing without --push-to-hub; add --push-to-hub OWNER/NAME or leave it out.")
+        raise UserError("--private needs --push-to-hub OWNER/NAME; add it, or remove --private.")
 
 
 @export_app.command("mix")
 def export_mix(
-    strong: Annotated[str, typer.Argument(help="Model or adapter folder; or a run, a round of it, a checkpoint.")],
-    weak: Annotated[str | None, typer.Argument(help="Model or adapter folder, if the first is one.")] = None,
-    output: Annotated[str | None, typer.Option(help="New folder; of a run, unset: RUN/round-N/mixture.")] = None,
+    strong: Annotated[str, typer.Argument(help="Folder of a run, a round or a checkpoint of a pair; or of a model.")],
+    weak: Annotated[str | None, typer.Argument(help="Folder of the weak model, if the first is a model.")] = None,
+    output: Annotated[str | None, typer.Option(help="New folder (default for a run: RUN/round-N/mixture).")] = None,
     strong_weight: Annotated[
-        float | None, typer.Option(help="Strong weight, at least 0; unset: the run's, else 0.5.")
+        float | None, typer.Option(help="Weight of the strong logits, at least 0 (default: the run's, else 0.5).")
     ] = None,
     dtype: Dtype = None,
     debug: Debug = False,
 ) -> None:
-    """Save weak and strong as one model that generates from their mixed logits, to evaluate the mixture."""
+    """Save the weak and the strong model as one model that generates from their mixed logits."""
     quieten_libraries()
     from weakdriven.wmss.export import export_mix as export
 
     mix = export(strong, weak, output=output, strong_weight=strong_weight, dtype=dtype)
     print(f"strong  {mix.strong.folder}\nweak    {mix.weak.folder}")
     print(f"weight  {mix.strong_weight:g} on the strong logits, from {mix.weight_from}")
-    print(f"saved   {mix.out}, which loads as one model with mixed logits")
+    print(f"saved   {mix.out}, which loads as one model")
 
 
 @export_app.command("merge")
@@ -69,7 +70,7 @@ def export_merge(
     dtype: Dtype = None,
     debug: Debug = False,
 ) -> None:
-    """Add an adapter to its base and save the sum as an ordinary model."""
+    """Merge an adapter into its base model and save an ordinary model."""
     quieten_libraries()
     from weakdriven.wmss.export import export_merged
 
@@ -84,7 +85,7 @@ def export_vllm(
     output: NewFolder,
     debug: Debug = False,
 ) -> None:
-    """Add its base's vision tower to a trained Gemma-3, for servers that load the multimodal form only."""
+    """Add the base model's vision tower to a trained text-only Gemma-3, for servers that need the multimodal form."""
     quieten_libraries()
     from weakdriven.models.gemma3.wrap import wrap_text_model
 

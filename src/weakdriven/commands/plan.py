@@ -1,4 +1,4 @@
-"""`weakdriven plan`: memory, time and disk of a recipe, before it runs."""
+"""`weakdriven plan`: predict memory, time and disk of a recipe before it runs."""
 
 import json
 import shlex
@@ -23,24 +23,31 @@ if TYPE_CHECKING:
 
 GIB, GB = 2**30, 1e9
 SHOWN = 0.05
-"""Share of the time from which a stage that does not train is shown without --all."""
+"""Without --all, a stage that does not train is shown only if it takes at least this share of the time."""
 
 
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G; unset: this machine.")] = None,
-    sharding: Annotated[str | None, typer.Option(help="On several devices: fsdp, or ddp (with lora).")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of training data that is not here.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Devices, such as 8xH100-80G (default: this machine).")] = None,
+    sharding: Annotated[str | None, typer.Option(help="Several devices: fsdp, or ddp (with lora).")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of training rows, if the data is not on this machine.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="Plan `compare` with these methods.")] = None,
     grid: Annotated[list[str] | None, typer.Option(help="Plan `sweep` over this grid.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of `compare` or `sweep`.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of `compare` or `sweep`.")] = 3,
     output: Output = None,
-    every: Annotated[bool, typer.Option("--all", help="Show all stages, memory by part, and assumptions.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show all stages, the parts of memory, and all assumptions.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Predict whether a recipe fits, how long it takes and the disk it needs, before it runs. Exit status 1: no fit."""
+    """Predict whether a recipe fits into memory, how long it takes and how much disk it needs.
+
+    Exits with 1 if it does not fit.
+    """
     quieten_libraries()
     recipes = planned_recipes(recipe, overrides or [], methods, grid or [], seeds)
     from weakdriven.pipeline.run import all_stages
@@ -59,7 +66,7 @@ def plan(
 def planned_recipes(
     recipe: str, overrides: list[str], methods: str | None, grid: list[str], seeds: int
 ) -> "list[Recipe]":
-    """The recipe of one run, or those of a comparison or a sweep."""
+    """Return the recipe of one run, or all recipes of a comparison or a sweep."""
     if methods and grid:
         raise UserError("--methods plans a comparison and --grid a sweep; give one of them.")
     if methods:
@@ -74,7 +81,7 @@ def planned_recipes(
 
 
 def print_plan(plan: "Plan", console: Console, *, every: bool = False) -> None:
-    """Whether it fits, the stages that matter, and what would make the others fit."""
+    """Print whether the plan fits, its stages, and settings that would make it fit."""
     print_verdict(plan)
     if every:
         print_memory(plan, console)
@@ -84,7 +91,7 @@ def print_plan(plan: "Plan", console: Console, *, every: bool = False) -> None:
     for advice in plan.advice:
         print_advice(advice, plan.micro.get(advice.stage), console)
     if not every:
-        print("--all shows every stage, its memory by part, and what was assumed and guessed.")
+        print("--all shows every stage, the parts of its memory, and what was assumed and guessed.")
         return
     for title, lines in (("Assumed", plan.assumptions), ("Guessed", plan.guesses)):
         if lines:
@@ -92,7 +99,7 @@ def print_plan(plan: "Plan", console: Console, *, every: bool = False) -> None:
 
 
 def print_verdict(plan: "Plan") -> None:
-    """Two lines: whether it fits, and what it costs in all."""
+    """Print two lines: whether the plan fits, and its total cost."""
     device, name = plan.machine.device, plan.recipe.name + (f" ({plan.runs} runs)" if plan.runs > 1 else "")
     room = f"{plan.machine} ({device.memory_gib:.1f} GiB{' each' if plan.machine.count > 1 else ''})"
     if plan.advice:
@@ -109,7 +116,7 @@ def print_verdict(plan: "Plan") -> None:
 
 
 def print_stages(plan: "Plan", console: Console) -> None:
-    """What trains, what does not fit, and what takes long."""
+    """Print the stages that train, do not fit, or take long."""
     total, tight = plan.seconds[1], {advice.stage for advice in plan.advice}
     table = slim("stage", "GiB", "micro/max", "time", "range", "disk GB")
     for name, same in grouped(plan.costs).items():
@@ -151,18 +158,18 @@ def print_time(plan: "Plan", console: Console) -> None:
 
 
 def slim(first: str, *titles: str) -> Table:
-    """A table whose first column is text and the others numbers, without lines between them."""
+    """Return a table without vertical lines: a column of text, then columns of numbers."""
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)
     return Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def mark(plan: "Plan", cost: "Cost") -> str:
-    """An exclamation mark where the stage does not fit."""
+    """Return an exclamation mark if the stage does not fit."""
     return "!" if cost.memory and cost.memory.total > plan.machine.device.memory else ""
 
 
 def micro(plan: "Plan", cost: "Cost") -> str:
-    """The micro-batch, and the largest that fits."""
+    """Return the micro-batch size and the largest one that fits."""
     most = plan.micro.get(cost.workload.name)
     return "" if most is None else f"{cost.micro_batch}/{most or 'none'}"
 
@@ -173,7 +180,7 @@ def span(same: "list[Cost]") -> str:
 
 
 def grouped(costs: "list[Cost]") -> "dict[str, list[Cost]]":
-    """Stages that differ by the model, the seed or the point alone, by name: each costs the same."""
+    """Group stages of the same kind and cost, such as one benchmark on several models, under one label."""
     groups: dict[tuple[Any, ...], list[Cost]] = {}
     for cost in costs:
         parts = cost.workload.name.split("/")
@@ -184,24 +191,24 @@ def grouped(costs: "list[Cost]") -> "dict[str, list[Cost]]":
     labels = Counter[str]()
     for (name, _), same in groups.items():
         label = same[0].workload.name if len(same) == 1 else f"{name} ({len(same)})"
-        labels[label] += 1  # points of a sweep may differ in what a stage costs
+        labels[label] += 1  # a stage may cost more at one point of a sweep than at another
         named[f"{label} #{labels[label]}" if labels[label] > 1 else label] = same
     return named
 
 
 def print_advice(advice: "Advice", most: int | None, console: Console) -> None:
     needs, has = advice.needs / GIB, advice.has / GIB
-    print(f"{advice.stage} does not fit: about {needs:.1f} GiB of {has:.1f}.", end=" ")
-    print(f"The largest micro_batch_size that does is {most}." if most else "No micro_batch_size does.")
+    print(f"{advice.stage} does not fit: it needs about {needs:.1f} GiB of {has:.1f}.", end=" ")
+    print(f"The largest micro_batch_size that fits is {most}." if most else "No micro_batch_size fits.")
     table = slim("setting", "GiB", "time", "result", "fits")
     for change in advice.changes:
         saved, result = f"-{change.saves_bytes / GIB:.1f}", change.result.removesuffix(" result")
         table.add_row(change.override, saved, f"x{change.time:.2f}", result, "yes" if change.fits else "not alone")
     console.print(table)
     if advice.together:
-        print(f"  Together these fit: {shlex.join(advice.together)}")
+        print(f"  With all of these it fits: {shlex.join(advice.together)}")
     elif not any(change.fits for change in advice.changes):
-        print("  No settings together fit; take more or larger devices (--gpus), or a smaller model.")
+        print("  No combination of settings fits; use more or larger devices (--gpus), or a smaller model.")
     print()
 
 

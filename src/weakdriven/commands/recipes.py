@@ -1,4 +1,4 @@
-"""`weakdriven recipes`: the recipes that come with the package; `weakdriven init`: a first recipe of one's own."""
+"""`weakdriven recipes`: show the shipped recipes and explain settings; `weakdriven init`: write a first recipe."""
 
 import json
 import shlex
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from weakdriven.pipeline.new_recipe import NewRecipe
 
 ModelOption = Annotated[str | None, typer.Option(help="Base model: a folder, a Hub id, or embedded:base.")]
-DataOption = Annotated[str | None, typer.Option(help="Training rows: a file, a folder, or a Hub dataset.")]
+DataOption = Annotated[str | None, typer.Option(help="Training data: a file, a folder, or a Hub dataset.")]
 TestOption = Annotated[
-    str | None, typer.Option(help="Benchmarks or test files, separated by commas; none: validate on 5% of the rows.")
+    str | None,
+    typer.Option(help="Benchmarks or test files, separated by commas; none: hold out 5% of the data for validation."),
 ]
 QUESTIONS = {
     "model": "Base model (folder, Hub id, or embedded:base)",
-    "data": "Training rows (file, folder, or Hub dataset)",
-    "test": "Test set (file, or benchmarks such as gsm8k; none: keep 5% of the rows for validation)",
+    "data": "Training data (file, folder, or Hub dataset)",
+    "test": "Test set (file, or benchmarks such as gsm8k; none: hold out 5% of the data for validation)",
 }
-recipes_app = typer.Typer(help="The recipes that come with the package.", invoke_without_command=True)
+recipes_app = typer.Typer(help="List the shipped recipes, or explain settings.", invoke_without_command=True)
 
 
 @recipes_app.callback()
@@ -48,7 +49,7 @@ def recipes(context: typer.Context) -> None:
 @recipes_app.command("show")
 def recipes_show(
     name: RecipeArgument,
-    whole: Annotated[bool, typer.Option("--whole", help="Every setting, also inherited ones and defaults.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Include inherited settings and defaults.")] = False,
 ) -> None:
     """Print a recipe file."""
     recipe = load_recipe(name)
@@ -58,15 +59,15 @@ def recipes_show(
 
 @recipes_app.command("explain")
 def recipes_explain(
-    setting: Annotated[str | None, typer.Argument(help="A setting or a group, such as joint; unset: all.")] = None,
+    setting: Annotated[str | None, typer.Argument(help="A setting or a group, such as joint (default: all).")] = None,
 ) -> None:
-    """Print what a setting does, its values and its default."""
+    """Print what a setting does, its possible values and its default."""
     print(explain_setting(setting) if setting else settings_page(), end="\n" if setting else "")
 
 
 @recipes_app.command("schema")
 def recipes_schema() -> None:
-    """Print the JSON Schema of a recipe, for editors."""
+    """Print the JSON Schema of recipes, for autocompletion in editors."""
     print(recipe_schema(), end="")
 
 
@@ -75,10 +76,10 @@ def init(
     model: ModelOption = None,
     data: DataOption = None,
     test: TestOption = None,
-    output: Annotated[Path, typer.Option(help="New recipe file.", callback=here)] = Path("recipe.yaml"),
+    output: Annotated[Path, typer.Option(help="Recipe file to write.", callback=here)] = Path("recipe.yaml"),
     debug: Debug = False,
 ) -> None:
-    """Write a commented recipe that fits the data; asks for what is not given."""
+    """Write a commented recipe for a model and data; asks for options that are missing."""
     new = proposed(model, data, test, overrides, ask=sys.stdin.isatty())
     from weakdriven.pipeline.new_recipe import write_recipe
 
@@ -90,7 +91,7 @@ def init(
 
 
 def first_source(settings: DataSettings) -> list[str]:
-    """The first source of a recipe's rows, and how they are read, as words of `weakdriven data show`.
+    """Return the arguments with which `weakdriven data show` prints the first source of a recipe.
 
     >>> first_source(DataSettings(path="a.jsonl", fields={"prompt": "input"}, max_length=512))
     ['a.jsonl', 'data.fields={"prompt": "input"}', 'data.max_length=512']
@@ -104,11 +105,13 @@ def first_source(settings: DataSettings) -> list[str]:
 def proposed(
     model: str | None, data: str | None, test: str | None, overrides: list[str] | None = None, *, ask: bool = False
 ) -> "NewRecipe":
-    """A recipe for these three with these settings; those missing are asked for on a terminal."""
+    """Propose a recipe for a model, training data and a test set; `ask` prompts for those that are None."""
     given = {"model": model, "data": data, "test": test}
     if (missing := [name for name, value in given.items() if value is None]) and not ask:
         names = ", ".join(f"--{name}" for name in missing)
-        raise UserError(f"Not given: {names}. A recipe needs --model, --data and --test; on a terminal init asks.")
+        raise UserError(
+            f"Missing: {names}. A recipe needs --model, --data and --test; init asks for them on a terminal."
+        )
     answers = {name: typer.prompt(QUESTIONS[name]) if value is None else value for name, value in given.items()}
     announce(f"Looking at {answers['model']}, {answers['data']} and {answers['test']}")
     quieten_libraries()

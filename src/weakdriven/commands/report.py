@@ -1,4 +1,4 @@
-"""`weakdriven report`: pages of one run and of several."""
+"""`weakdriven report`: write the page of one run or of several."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ from weakdriven.commands.common import Debug, announce, default_command, here
 from weakdriven.errors import UserError
 
 report_app = typer.Typer(
-    short_help="Write report.html of a run again, or follow a run.",
-    help="weakdriven report RUN writes report.html of a run again (short for report run RUN).",
+    short_help="Write the report of a run, or one page for several runs.",
+    help="weakdriven report RUN writes RUN/report.html (short for report run RUN).",
     cls=default_command("run"),
 )
 
@@ -19,10 +19,10 @@ report_app = typer.Typer(
 def report_run(
     run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", callback=here)],
     figures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG into RUN/figures.")] = True,
-    follow: Annotated[bool, typer.Option("--follow", help="Rewrite the page while the run goes on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep rewriting the page while the run continues.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write report.html of a run again, finished or not, and the card of the model it trained."""
+    """Write report.html of a run, and the model card of what it trained."""
     from weakdriven.report import write_report
     from weakdriven.report.card import write_cards
     from weakdriven.report.run.page import follow_report
@@ -33,24 +33,27 @@ def report_run(
             f"{run} is not a run directory: it has no {RUN_FILE}. For several runs: weakdriven report compare."
         )
     if list(run.glob(f"*/{BENCHMARK_SCORES}")):
-        raise UserError(f"{run} holds evaluations outside a run; weakdriven eval regrade or compare prints them.")
+        raise UserError(
+            f"{run} is the output of weakdriven eval, not a run. Print it with weakdriven eval regrade, or compare two "
+            "with weakdriven eval compare."
+        )
     if follow:
-        print(f"{run / REPORT} is rewritten while the run goes on; Ctrl-C ends this.", flush=True)
+        print(f"Rewriting {run / REPORT} while the run continues; Ctrl-C stops.", flush=True)
         follow_report(run)
     else:
         announce(f"Reading {run}")
         print(write_report(run, figures=figures))
         for path, written in write_cards(run).items():
-            print(path if written else f"{path} was edited, so it stays as it is; remove it to have it written again.")
+            print(path if written else f"{path} was edited, so it is kept; delete it to have it written again.")
 
 
 @report_app.command("compare")
 def report_compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or one folder of compare or sweep.", callback=here)
+        list[Path], typer.Argument(help="Run directories, or one output folder of compare or sweep.", callback=here)
     ],
-    output: Annotated[Path | None, typer.Option(help="The page; unset: compare.html in the folder or here.")] = None,
-    against: Annotated[str | None, typer.Option(help="Label of the reference run; unset: an SFT control.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Page to write (default: compare.html).")] = None,
+    against: Annotated[str | None, typer.Option(help="Label of the reference run (default: an SFT control).")] = None,
     debug: Debug = False,
 ) -> None:
     """Write one page for several runs: leaderboard, significance, cost against gain."""

@@ -1,4 +1,4 @@
-"""`weakdriven run`: a whole recipe."""
+"""`weakdriven run`: run a whole recipe."""
 
 import os
 import sys
@@ -22,23 +22,25 @@ from weakdriven.runs.redact import without_login
 
 def run(
     recipe: Annotated[
-        str | None, typer.Argument(help="A .yaml file, or the name of a shipped recipe; or give the next three.")
+        str | None,
+        typer.Argument(help="A recipe: a .yaml file, or the name of a shipped one. Or give --model, --data, --test."),
     ] = None,
     overrides: common.Overrides = None,
     model: ModelOption = None,
     data: DataOption = None,
     test: TestOption = None,
     output: Annotated[
-        str | None, typer.Option(help="Run directory, or an address to copy stages to; unset: runs/NAME.")
+        str | None, typer.Option(help="Run directory, or a URL to copy finished stages to (default: runs/NAME).")
     ] = None,
     work: Annotated[
-        Path | None, typer.Option(help="Local directory of a run at an address; unset: a cache.", callback=common.here)
+        Path | None,
+        typer.Option(help="If --output is a URL: local run directory (default: in the cache).", callback=common.here),
     ] = None,
     push_to_hub: PushToHub = None,
     private: Private = False,
     take_from: common.TakeFrom = None,
     launch: Annotated[
-        str | None, typer.Option(help="Start several processes: fsdp2-8gpu, ... or a configuration file of accelerate.")
+        str | None, typer.Option(help="Start several processes: ddp-8gpu, fsdp2-8gpu, or an accelerate config file.")
     ] = None,
     force: common.Force = False,
     replace: common.Replace = False,
@@ -46,9 +48,9 @@ def run(
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> None:
-    """Run a recipe: SFT, selection, joint training, evaluation, report. Run it again to resume where it stopped."""
+    """Run a recipe: SFT, selection, joint training, evaluation, report. The same command resumes a stopped run."""
     asked = asked_recipe(recipe, overrides, model, data, test)
-    if launch and LAUNCHED not in os.environ:  # an error in the recipe was reported once, and not by each process
+    if launch and LAUNCHED not in os.environ:  # after the recipe was read, so that its errors are reported only once
         raise typer.Exit(start_launcher(launch, sys.argv[1:]))
     folder, address = places(output, work)
     settings, root, progress = common.prepare(asked, None, folder, quiet)
@@ -74,18 +76,22 @@ def run(
 def asked_recipe(
     recipe: str | None, overrides: list[str] | None, model: str | None, data: str | None, test: str | None
 ) -> Recipe:
-    """The recipe that is named, or the one that `weakdriven init` would write."""
+    """Return the named recipe, or the one that `weakdriven init` would write."""
     if model is data is test is None:
         if recipe is None:
-            raise UserError("Give a recipe (`weakdriven recipes` lists the shipped), or --model, --data and --test.")
+            raise UserError(
+                "Give a recipe (`weakdriven recipes` lists the shipped ones), or --model, --data and --test."
+            )
         return load_recipe(recipe, overrides)
     if recipe is not None and "=" not in recipe:
-        raise UserError(f"{recipe} is a recipe, and --model, --data and --test make one; give one of the two.")
+        raise UserError(
+            f"Both a recipe ({recipe}) and --model, --data or --test are given. Give a recipe, or these three options."
+        )
     return proposed(model, data, test, [*([recipe] if recipe else []), *(overrides or [])]).recipe()
 
 
 def places(output: str | None, work: Path | None) -> tuple[Path | None, str | None]:
-    """The run directory, if given, and the address that its stages are copied to.
+    """Return the run directory, if given, and the URL that its stages are copied to.
 
     >>> places("runs/demo", None), places("s3://bucket/demo", Path("scratch"))
     ((PosixPath('runs/demo'), None), (PosixPath('scratch'), 's3://bucket/demo'))
@@ -95,19 +101,19 @@ def places(output: str | None, work: Path | None) -> tuple[Path | None, str | No
 
     if output is None or not is_remote(output):
         if work is not None:
-            raise UserError(f"--work {work} goes with an address as --output; leave it out, or give it as --output.")
+            raise UserError(f"--work {work} needs a URL as --output. For a local run directory give --output {work}.")
         return None if output is None else Path(output), None
     if output.lower().startswith(("http://", "https://")):
         raise UserError(
-            f"{without_login(output)} is read only; give a directory as --output, or an s3:// or gs:// address."
+            f"{without_login(output)} is read-only; give a directory as --output, or an s3:// or gs:// URL."
         )
     if work is None and int(os.environ.get("LOCAL_WORLD_SIZE", launched())) < launched():
-        raise UserError("The processes are on several machines; give --work DIR, a directory that all of them see.")
+        raise UserError("The processes run on several machines; give --work DIR, a directory that all of them share.")
     return work or default_folder(output), output
 
 
 def print_result(root: Path) -> None:
-    """The verdict, the trained model, and what to do with it."""
+    """Print the verdict, the folder of the trained model, and commands that use it."""
     from weakdriven.report import load_run
     from weakdriven.report.card.card import result_stages
     from weakdriven.report.run.verdict import verdict

@@ -1,4 +1,4 @@
-"""`weakdriven select`: the active set of a round alone, why it came out so, and which checkpoint makes a weak model."""
+"""`weakdriven select`: draw an active set, explain it, and compare checkpoints as weak models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weakdriven.pipeline.weak_candidates import Separation
 
 select_app = typer.Typer(
-    short_help="Draw the active set of a recipe (WD-DS), or explain a draw.",
+    short_help="Draw the active set of a recipe (WD-DS), or explain it.",
     help="WD-DS: weakdriven select RECIPE draws the active set of a recipe (short for select draw RECIPE).",
     cls=common.default_command("draw"),
     no_args_is_help=True,
@@ -23,15 +23,15 @@ select_app = typer.Typer(
 def select_draw(
     recipe: common.RecipeArgument,
     overrides: common.Overrides = None,
-    round_number: Annotated[int, typer.Option("--round", help="Round whose active set is drawn.")] = 1,
+    round_number: Annotated[int, typer.Option("--round", help="Round number.")] = 1,
     output: common.Output = None,
     replace: common.Replace = False,
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> None:
-    """Draw the active set of a round. Models it needs are trained first; entropies are computed or reused.
+    """Draw the active set of a round. Missing models and entropies are computed first.
 
-    Several processes compute the entropies if started as: accelerate launch -m weakdriven select RECIPE
+    To compute entropies in several processes: accelerate launch -m weakdriven select RECIPE
     """
     settings, root, progress = common.prepare(recipe, overrides, output, quiet)
     from weakdriven.pipeline.run import select_recipe
@@ -45,11 +45,11 @@ def select_draw(
 def select_explain(
     run: common.RunArgument,
     round_number: common.Round = None,
-    id: Annotated[str | None, typer.Option(help="Explain why this example was chosen or not.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="Hardest and most regressed examples to show.")] = 5,
+    id: Annotated[str | None, typer.Option(help="Id of one example to explain.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Number of hardest and of most regressed examples to show.")] = 5,
     debug: common.Debug = False,
 ) -> None:
-    """Explain how the active set of a finished selection came about, or why one example is in it or not."""
+    """Explain how a finished active set was drawn, or why one example is in it or not."""
     from weakdriven.report.selection_explained import explain_example, explain_selection
 
     if id is None:
@@ -62,14 +62,14 @@ def select_explain(
 def select_pairing(
     recipe: common.RecipeArgument,
     overrides: common.Overrides = None,
-    weak: Annotated[list[str] | None, typer.Option(help="An earlier checkpoint; may be given several times.")] = None,
-    strong: Annotated[str | None, typer.Option(help="The strong model; unset: the recipe's M1.")] = None,
-    examples: Annotated[int, typer.Option(help="Examples to score, drawn at random.")] = 2048,
+    weak: Annotated[list[str] | None, typer.Option(help="An earlier checkpoint; can be repeated.")] = None,
+    strong: Annotated[str | None, typer.Option(help="The strong model (default: the recipe's M1).")] = None,
+    examples: Annotated[int, typer.Option(help="Number of random examples to score.")] = 2048,
     output: common.Output = None,
     quiet: common.Quiet = False,
     debug: common.Debug = False,
 ) -> None:
-    """Compare earlier checkpoints as weak models by how far their entropies are from the strong one's (paper B.5)."""
+    """Compare checkpoints as weak models: how far are their entropies from the strong model's (paper B.5)?"""
     settings, root, progress = common.prepare(recipe, overrides, output, quiet)
     from weakdriven.pipeline.weak_candidates import pair_checkpoints
 
@@ -93,10 +93,12 @@ def print_separations(found: "list[Separation]") -> None:
         for one in found
     ]
     common.print_table(("weak model", "entropy", "change to strong", "distance", "", "rank corr."), rows)
-    print("Change: mean of strong minus weak. Distance: mean of its size, also as a share of the strong entropy.")
+    print("Change: mean of strong minus weak entropy, in nats per token.")
+    print("Distance: mean absolute change, also as a percentage of the strong model's entropy.")
     for one in found:
         if one.too_close:
             print(
-                f"Warning: {one.weak} is {one.relative:.1%} of the strong model's entropy away from it. A pair below "
-                f"{TOO_CLOSE:.0%} has nearly the same doubts, so mixing adds little (paper B.5)."
+                f"Warning: the entropies of {one.weak} differ from the strong model's by only {one.relative:.1%}. "
+                f"Below {TOO_CLOSE:.0%} the two models are uncertain about the same tokens, so mixing their logits "
+                "adds little (paper B.5)."
             )

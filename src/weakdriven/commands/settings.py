@@ -1,4 +1,4 @@
-"""Settings of a command, given as `key=value` like the overrides of a recipe, and listed by its --help."""
+"""Settings of a command: given as `key=value`, like the overrides of a recipe, and listed by --help."""
 
 import re
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from weakdriven.config.settings import Settings
 from weakdriven.errors import UserError
 
 UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
-"""Context settings of a command: unknown options are passed on to `read_settings`, which says what to write instead."""
+"""Typer context settings: pass unknown options to `read_settings`, whose error says what to write instead."""
 SETTING = re.compile(r"--|[a-z_]+(\.[a-z_]+)*=")
 
 
 def read_settings(model: type[SettingsT], words: list[str] | None, options: dict[str, Any]) -> SettingsT:
-    """The settings of a command from its `key=value` words and its options.
+    """Build a command's settings from its `key=value` words and its options.
 
     Args:
-        options: Values of settings that are options; None where an option was not given.
+        options: Values of the settings that are options; None if an option was not given.
     """
     tree: dict[str, Any] = {}
     for word in words or []:
@@ -48,7 +48,7 @@ def refuse_option(model: type[Settings], word: str) -> None:
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Paths and settings; unknown options go to the settings, where `read_settings` reports them.
+    """Split words into paths and settings; unknown options count as settings, where `read_settings` reports them.
 
     >>> split_words(["train.txt", "s3://bucket/day=1/rows.jsonl", "teacher.keep=4"])
     (['train.txt', 's3://bucket/day=1/rows.jsonl'], ['teacher.keep=4'])
@@ -58,7 +58,7 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def fields_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Key and field of every setting, also of nested ones, the outer ones first."""
+    """Yield the key and field of every setting, those of nested groups last."""
     inner: list[tuple[str, type[Settings]]] = []
     for name, field in model.model_fields.items():
         if group := next(groups_in(field.annotation), None):
@@ -70,7 +70,7 @@ def fields_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def settings_command(model: type[Settings]) -> type[TyperCommand]:
-    """A command whose --help lists the settings that are not options of it."""
+    """Return a command class whose --help also lists the settings that are not options."""
 
     class Command(TyperCommand):
         def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -1,4 +1,4 @@
-"""`weakdriven verify`: read every file of a run back and compare it with the size and hash in its manifest."""
+"""`weakdriven verify`: compare every file of a run with the size and hash in its stage's manifest."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,28 +15,28 @@ def verify(
     run: Annotated[Path, typer.Argument(help="A run directory, or one stage of it.", callback=here)],
     debug: Debug = False,
 ) -> None:
-    """Check every file of a run's finished stages against its size and hash, and name damaged stages."""
+    """Check that the files of a run's finished stages are undamaged, by size and hash."""
     found = check_stages(run)
     rows = [  # stages of older versions list no files
-        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "whole" if files else "no list of files")
+        (stage, str(files), f"{size / (1 << 20):.1f}", "damaged" if wrong else "intact" if files else "not checked")
         for stage, files, size, wrong in found
     ]
     print_table(("stage", "files", "MiB", ""), rows)
     if damaged := [wrong for *_, wrong in found if wrong]:
         raise UserError(f"{len(damaged)} of {len(found)} stages are damaged. {damaged[0]}")
     listed = [files for _, files, _, _ in found if files]
-    unlisted = f" Not checked, because they list no files: {len(found) - len(listed)}." * (len(listed) < len(found))
-    print(f"All {sum(listed)} files of {len(listed)} stages are as they were written.{unlisted}")
+    unlisted = f" {len(found) - len(listed)} stages list no files and were not checked." * (len(listed) < len(found))
+    print(f"All {sum(listed)} files of {len(listed)} stages are intact.{unlisted}")
 
 
 def check_stages(run: Path) -> list[tuple[str, int, int, str]]:
-    """For each finished stage: its name, the number and bytes of its listed files, and what is wrong, if anything."""
+    """Return name, number of files, bytes and error message (empty if intact) of each finished stage."""
     if not run.is_dir():
         raise UserError(f"There is no folder {run}; give a run directory.")
     found = sorted(path.relative_to(run) for path in run.glob(f"**/{MANIFEST}"))
     stages = [run / path.parent for path in found if path.parts[0] not in (WORK, REPLACED)]
     if not stages:
-        raise UserError(f"{run} holds no finished stage; give the directory of a run that has finished one.")
+        raise UserError(f"{run} contains no finished stage; give the directory of a run.")
     checked = []
     for folder in stages:
         files, wrong = {}, ""

@@ -22,7 +22,7 @@ OF_UNDIAL_MODE = {"adjusted_logits": ("strength", "ce_weight"), "paper_noise": (
 
 
 class UndialSettings(Settings):
-    """`undial`: the published method, or what the WMSS paper describes under its name (docs/methods.md)."""
+    """`undial`: the published method, or what the WMSS paper describes under its name (docs/concepts/choices.md)."""
 
     mode: Literal["adjusted_logits", "paper_noise"] = "adjusted_logits"
     """`adjusted_logits` (Dong et al., 2024) distils M1 into itself with the true token's logit lowered; `paper_noise`

@@ -24,7 +24,7 @@ PYTHON = "python:"
 
 
 class TestSet(Settings):
-    """A test set of your own (docs/evaluation.md)."""
+    """A test set of your own (docs/how-to/evaluation.md)."""
 
     __test__ = False  # pytest collects classes of this name
 

@@ -34,7 +34,7 @@ class EvalSettings(EngineSettings):
     """Which benchmarks and test sets of your own to run, each on every model. `test.jsonl` is short for
     `{path: test.jsonl}`."""
     data_dir: str | None = None
-    """Folder with a file for each benchmark (docs/benchmarks.md); unset: from the Hub."""
+    """Folder with a file for each benchmark (docs/reference/benchmarks.md); unset: from the Hub."""
     preset: Literal["paper", "passk"] = "paper"
     """`paper`: one greedy answer. `passk`: 64 samples at temperature 0.7 and top-p 0.95."""
     samples: int | None = Field(default=None, ge=1)

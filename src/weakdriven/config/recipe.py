@@ -58,7 +58,7 @@ class SelectionSettings(Settings):
     repair: float = Field(default=0.1, ge=0)
     """Weight on entropy that rose from weak to strong. Paper: gamma."""
     formula: Literal["paper", "official"] = "paper"
-    """`paper` is the printed equation; `official` what the authors' code computes (docs/methods.md)."""
+    """`paper` is the printed equation; `official` what the authors' code computes (docs/concepts/choices.md)."""
     multiplier: float = Field(default=1.0, gt=0)
     """Draws per example, with replacement."""
     dedup: bool = True

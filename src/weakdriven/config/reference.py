@@ -174,7 +174,7 @@ def _is_phase(group: str) -> bool:
 
 
 def settings_page() -> str:
-    """docs/settings.md: a table of every group."""
+    """docs/reference/settings.md: a table of every group."""
     lines = [
         "# Settings of a recipe",
         "",

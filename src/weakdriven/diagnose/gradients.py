@@ -72,8 +72,8 @@ def pair_statistics(
 ) -> dict[str, Tensor]:
     """What mixing does on each token, from both models' hidden states.
 
-    docs/diagnostics.md defines the columns: one float64 value per token, NaN where a logit is not finite or there is
-    nothing to divide by.
+    docs/how-to/diagnostics.md defines the columns: one float64 value per token, NaN where a logit is not finite or
+    there is nothing to divide by.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
     >>> found = pair_statistics(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)

@@ -22,7 +22,7 @@ COPIES = 5
 def logit_statistics(hidden_TD: Tensor, head_VD: Tensor | Head, target_T: Tensor) -> dict[str, Tensor]:
     """Statistics of the logits after each hidden state; products in float32 or better, sums in float64.
 
-    docs/diagnostics.md defines them: one float64 value per token, NaN where a logit of that token is not finite.
+    docs/how-to/diagnostics.md defines them: one float64 value per token, NaN where a logit of that token is not finite.
 
     >>> found = logit_statistics(torch.tensor([[4.0, 1, 0, -1]]), torch.eye(4), torch.tensor([0]))
     >>> [round(found[name].item(), 6) for name in ("gap", "mean", "centered_norm", "entropy", "rank")]

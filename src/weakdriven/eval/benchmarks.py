@@ -1,6 +1,6 @@
 """BENCHMARKS: what each benchmark is, where its items come from, how many there must be, and how they are graded.
 
-docs/benchmarks.md lists the fields of a local file.
+docs/reference/benchmarks.md lists the fields of a local file.
 """
 
 import ast

@@ -49,7 +49,7 @@ def read_hub(hub: Hub) -> Iterator[Row]:
         reason = fault or (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{hub.id} cannot be read from the Hub ({reason}). Without the Hub, put the benchmark's file into a folder "
-            "and name it with --data-dir, or in a recipe eval.data_dir; docs/benchmarks.md says what the file holds."
+            "and name it with --data-dir, or in a recipe eval.data_dir; docs/reference/benchmarks.md lists its fields."
         ) from error
     yield from rows  # pyright: ignore[reportReturnType]
 

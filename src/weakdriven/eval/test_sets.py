@@ -1,6 +1,6 @@
 """Test sets of one's own: rows with a question and its answer -> items; and one door to them and to the benchmarks.
 
-docs/evaluation.md lists the fields of a row and the graders.
+docs/how-to/evaluation.md lists the fields of a row and the graders.
 """
 
 import json

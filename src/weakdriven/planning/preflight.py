@@ -28,7 +28,7 @@ from weakdriven.stages.data import data_stage
 from weakdriven.stages.workload import Workload
 
 TOLERANCE = 0.1
-"""Possible error of a predicted peak (docs/plan.md); what is closer to the limit is reported and not refused."""
+"""Possible error of a predicted peak (docs/how-to/plan.md); what is closer to the limit is reported and not refused."""
 CROWDED = 2 * GIB
 """More than CUDA takes for a process in addition to its tensors."""
 

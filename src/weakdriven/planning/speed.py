@@ -30,9 +30,9 @@ ADAPTED = 1.6
 DECODE = 0.24e-3
 """Seconds for a layer in one decoding step from a CUDA graph; fitted to generate "ours, sorted batches", batch 256."""
 STREAM = 0.51
-"""Share of the memory's published rate that fused AdamW reaches: 23 ms alone for Qwen3-4B in bf16 (docs/speed.md)."""
+"""Share of the memory's published rate that fused AdamW reaches (docs/background/speed.md: 23 ms, Qwen3-4B in bf16)."""
 PER_TENSOR = 0.45e-3
-"""Seconds of CPU time that an 8-bit or fp8 AdamW of torchao takes for a tensor, measured alone (docs/speed.md)."""
+"""Seconds of CPU time of an 8-bit or fp8 AdamW of torchao for a tensor, measured alone (docs/background/speed.md)."""
 SPREAD = 0.25
 """Half of the range that is reported for training; the largest error over the measured rows is below it."""
 FP32 = 1 / 16

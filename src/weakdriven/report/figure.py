@@ -1,6 +1,6 @@
-"""One figure: a Vega-Lite specification that a page draws in the reader's browser and that also becomes files.
+"""A figure is a Vega-Lite specification: a page draws it in the reader's browser, and it can be written as a file.
 
-A colour in a specification is a name such as "@blue", so that one figure serves a light page, a dark one and print.
+Colours are names such as "@blue", so that one specification serves light pages, dark pages and print.
 """
 
 import json
@@ -12,31 +12,31 @@ from typing import Any
 from weakdriven.runs.files import write_text
 
 VEGA_LITE = "6.4"
-"""Version of Vega-Lite that pages and files are drawn with; `scripts/vega_bundle.py` writes the script of the pages."""
+"""Vega-Lite version of pages and files; `scripts/vega_bundle.py` writes the pages' script."""
 TEMPLATES = Path(__file__).parent / "templates"
 STYLE = json.loads((TEMPLATES / "figures.json").read_text(encoding="utf-8"))
 PALETTE: dict[str, list[str]] = STYLE["palette"]
-"""Name to the colour on a light page and on a dark one."""
+"""Colours on a light and on a dark page, by name."""
 CONFIG: dict[str, Any] = STYLE["config"]
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 OF_THE_PAGE = {name: f"var(--{name})" for name in PALETTE}
-"""The page's own variables: a figure in it follows its theme without being drawn again."""
+"""CSS variables of the page: figures follow its theme without being drawn again."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure shows, with its data inside."""
+    """A figure with its data."""
 
     name: str
-    """Of its files, and of its place on a page: letters, digits and hyphens."""
+    """Name of its files and of its place on a page: letters, digits and hyphens."""
     title: str
     spec: dict[str, Any]
-    """Vega-Lite, one view or layers of one, without `$schema`, `config`, `width` and colours by value."""
+    """Vega-Lite, one view or its layers, without `$schema`, `config` and `width`; colours are names."""
     caption: str = ""
 
 
 def coloured(value: Any, colours: dict[str, str]) -> Any:
-    """The value with every colour name inside it replaced.
+    """Replace every colour name inside a value.
 
     >>> coloured({"mark": {"color": "@blue"}}, LIGHT)
     {'mark': {'color': '#0069a8'}}
@@ -49,13 +49,13 @@ def coloured(value: Any, colours: dict[str, str]) -> Any:
 
 
 def drawn_by_page(figures: Iterable[Figure]) -> dict[str, Any]:
-    """What the script of a page needs: how figures look, and each by its name."""
+    """Return what the page's script needs: the style, and the figures by name."""
     specs = {figure.name: {"width": "container", **coloured(figure.spec, OF_THE_PAGE)} for figure in figures}
     return {"config": coloured(CONFIG, OF_THE_PAGE), "specs": specs}
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """NAME.svg and NAME.png of each figure, light."""
+    """Write NAME.svg and NAME.png of each figure in light colours."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files of a run, read with care: JSON objects, Parquet columns as arrays, a few examples out of ten million."""
+"""Read files of a run, damaged ones too: JSON objects, Parquet columns as arrays, a few of many examples."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ from weakdriven.runs.directory import EXAMPLES
 
 
 def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is missing, or damaged, which becomes a problem."""
+    """Read the JSON object in a file; empty if the file is missing or damaged, and damage is added to `problems`."""
     return next(iter(_parse([path.read_bytes()] if path.is_file() else [], path, problems)), {})
 
 
 def read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The JSON objects in the lines of a file; a killed run may leave a torn one, which becomes a problem."""
+    """Read one JSON object per line; a line torn by a kill is skipped and added to `problems`."""
     if not path.is_file():
         return []
     with path.open("rb") as lines:
@@ -34,7 +34,7 @@ def _parse(texts: Iterable[bytes], path: Path, problems: list[str] | None) -> li
     whole = [row for row in rows if row]
     if problems is not None and len(whole) < len(rows):
         place = "/".join(path.parts[-3:])
-        problems.append(f"{place}: {len(rows) - len(whole)} unreadable JSON object(s) left out.")
+        problems.append(f"{place}: {len(rows) - len(whole)} unreadable JSON object(s) skipped.")
     return whole
 
 
@@ -50,9 +50,9 @@ class Columns:
     """Columns of one file, in the order of the data."""
 
     ids: Any
-    """An Arrow column: ten million Python strings would take a gigabyte."""
+    """An Arrow column, because ten million Python strings would take a gigabyte."""
     values: dict[str, np.ndarray]
-    """Name to float64 column; what is missing in a row is NaN."""
+    """Columns by name, in float64; a missing value is NaN."""
 
     def ids_of(self, rows: Iterable[int]) -> dict[int, str]:
         wanted = [int(row) for row in rows]
@@ -60,7 +60,7 @@ class Columns:
 
 
 def read_columns(run: Path, file: str, names: Sequence[str]) -> Columns:
-    """The ids and the named number columns of `file`, a path inside the run directory."""
+    """Read the ids and the named numeric columns of `file`, a path inside the run directory."""
     remedy = f"remove the folder {file.rpartition('/')[0]} and run the recipe again"
     try:
         with parquet.ParquetFile(run / file) as opened:
@@ -74,9 +74,9 @@ def read_columns(run: Path, file: str, names: Sequence[str]) -> Columns:
 
 
 def read_examples(run: Path, wanted: Mapping[int, str], *, stage: str = "data") -> dict[int, dict[str, Any]]:
-    """Row number to example, for the wanted rows whose line in the data has the wanted id.
+    """Read the examples at the row numbers of `wanted`, by row number; skip a row whose id is not the wanted one.
 
-    One pass that parses no other line and stops after the last wanted one; a row that is not found is left out.
+    Reads the file once, parses only the wanted lines and stops after the last of them.
     """
     path = run / stage / EXAMPLES
     if not wanted or not path.is_file():

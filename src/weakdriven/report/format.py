@@ -1,4 +1,4 @@
-"""Numbers and names as text, for charts, tables and sentences alike."""
+"""Format numbers and names for charts, tables and sentences."""
 
 import csv
 import io
@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from typing import Any
 
 Table = tuple[list[str], list[list[str]]]
-"""Titles and cells."""
+"""Column titles and rows of cells."""
 MISSING = "\N{EN DASH}"
 MODEL_NAMES = {
     "base": "M0, base model",
     "sft": "M1, after phase-1 SFT",
     "baseline-sft": "SFT, same epochs",
     "baseline-sft_restart": "SFT, restarted at M1",
-    "baseline-sft_active": "SFT, rows of WMSS",
-    "baseline-sft_compute": "SFT, compute of WMSS",
-    "baseline-uniform_active": "WMSS, uniform rows",
+    "baseline-sft_active": "SFT, same examples as WMSS",
+    "baseline-sft_compute": "SFT, same compute as WMSS",
+    "baseline-uniform_active": "WMSS, uniform draw",
     "baseline-scaled_ce": "SFT, scaled logits",
     "baseline-neftune": "NEFTune",
     "baseline-undial": "UNDIAL",
@@ -31,13 +31,13 @@ MODEL_NAMES = {
     "baseline-wmss_annealed": "WMSS, strong weight to 1",
 }
 CONTROLS = ("baseline-sft_restart", "baseline-sft")
-"""Reference of a result: the first of these that was evaluated; restarted SFT has WMSS's fresh optimizer."""
+"""The reference is the first of these that was evaluated. Like WMSS, restarted SFT has a fresh optimizer."""
 COLOURS = {"base": "grey", "sft": "purple", "baseline-sft": "orange", "baseline-sft_restart": "gold"}
 ROUNDS, OTHERS = ("blue", "indigo", "sky"), ("brown", "pink", "olive", "plum", "slate")
-"""Colours of WMSS by round, and of the other models; a palette of people's eyes has no more."""
+"""Colours of WMSS by round, and of other models. They repeat: more would be hard to distinguish."""
 LEFTOVER, STALE = "from an older recipe", "out of date"
 WAITING = ("unfinished", "not run yet", STALE)
-"""Status of a stage that the recipe asks for and that has no result yet."""
+"""Statuses of stages that the recipe asks for and that have no result yet."""
 
 
 def model_name(model: str) -> str:
@@ -59,7 +59,7 @@ def model_name(model: str) -> str:
 
 
 def split_snapshot(model: str) -> tuple[str, int | None]:
-    """The model that a training ended with, and after how many percent of it this snapshot was saved.
+    """Split a snapshot's name into the model of its training and the percentage of steps done; None if not a snapshot.
 
     >>> split_snapshot("round-1-at-25"), split_snapshot("round-1")
     (('round-1', 25), ('round-1', None))
@@ -69,7 +69,7 @@ def split_snapshot(model: str) -> tuple[str, int | None]:
 
 
 def model_order(model: str) -> tuple[Any, ...]:
-    """Sorts models as in `MODEL_NAMES`, then rounds; snapshots of a model come before it.
+    """Sort models as in `MODEL_NAMES`, then rounds; put snapshots of a model before it.
 
     >>> sorted(["round-10", "round-9", "round-9-at-50", "sft", "sft-at-75", "sft-at-5", "base"], key=model_order)
     ['base', 'sft-at-5', 'sft-at-75', 'sft', 'round-9-at-50', 'round-9', 'round-10']
@@ -80,7 +80,7 @@ def model_order(model: str) -> tuple[Any, ...]:
 
 
 def model_at(place: int) -> str:
-    """Names of M0, M1, M2, ... in the run directory.
+    """Name M0, M1, M2, ... as in the run directory.
 
     >>> model_at(0), model_at(1), model_at(2)
     ('base', 'sft', 'round-1')
@@ -89,13 +89,13 @@ def model_at(place: int) -> str:
 
 
 def weak_of(round_number: int, *manifests: Any) -> str:
-    """Name of a round's weak model: what one of the round's manifests says, else M_{t-1}."""
+    """Name a round's weak model, from one of the round's manifests if it says so, else M_{t-1}."""
     named = (mapping(mapping(one).get("settings")).get("weak_model") for one in manifests)
     return next((name for name in named if name and is_place(name)), model_at(round_number - 1))
 
 
 def is_place(name: str) -> bool:
-    """Whether a name in a file of a run may be a folder in that run; a path that leaves the run may not.
+    """Return whether `name` is a plain path inside a run; a damaged file may name a path that leaves it.
 
     >>> is_place("round-1/strong"), is_place("../x"), is_place("/x"), is_place("a/../b"), is_place("a" * 999)
     (True, False, False, False, False)
@@ -118,13 +118,13 @@ def stage_kind(name: str) -> str:
 
 
 def in_prose(model: str) -> str:
-    """A model's name inside a sentence, where its comma would mislead: SFT (same epochs)."""
+    """Name a model inside a sentence, with brackets instead of the comma: SFT (same epochs)."""
     name, comma, rest = model_name(model).partition(", ")
     return f"{name} ({rest})" if comma else name
 
 
 def colour(model: str) -> str:
-    """The one colour of a model on all pages; a snapshot has that of its model.
+    """Return a model's colour, the same on all pages; a snapshot has the colour of its model.
 
     >>> colour("sft-at-25"), colour("round-1"), colour("baseline-neftune"), colour("baseline-spin-2")
     ('purple', 'blue', 'slate', 'pink')
@@ -137,7 +137,7 @@ def colour(model: str) -> str:
 
 
 def number(value: Any) -> Any:
-    """The value if it is a finite number, else None, so that NaN becomes a gap and never a point."""
+    """Return the value if it is a finite number, else None, so that figures show NaN as a gap."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
@@ -146,7 +146,7 @@ def percent(value: Any) -> str:
 
 
 def share_words(share: float) -> str:
-    """A share in percent; only 0 and 1 themselves are shown as 0.0% and 100.0%.
+    """Format a share in percent, rounding to 0.0% and 100.0% only what is exactly 0 or 1.
 
     >>> share_words(0.25), share_words(0.0001), share_words(0.99999)
     ('25.0%', 'less than 0.1%', 'more than 99.9%')
@@ -155,7 +155,7 @@ def share_words(share: float) -> str:
 
 
 def score(row: dict[str, Any]) -> str:
-    """Accuracy in words, with its interval if there is one."""
+    """Format an accuracy with its interval, if it has one."""
     if row["low"] is None:
         return percent(row["accuracy"])
     return f"{percent(row['accuracy'])} (95% interval {100 * row['low']:.1f} to {100 * row['high']:.1f})"
@@ -175,12 +175,12 @@ def brackets(interval: Iterable[float]) -> str:
 
 
 def with_brackets(share: float, interval: Iterable[float], sign: str = "") -> str:
-    """A share and its interval in percent; `sign` "+" for a difference."""
+    """Format a share and its interval in percent; `sign` is "+" for a difference."""
     return f"{100 * share:{sign}.1f} {brackets(interval)}"
 
 
 def duration(seconds: Any) -> str:
-    """Seconds for people.
+    """Format seconds for people.
 
     >>> duration(31.24), duration(312), duration(7380)
     ('31.2 s', '5 min 12 s', '2 h 03 min')
@@ -206,7 +206,7 @@ def gibibytes(size: Any) -> str:
 
 
 def shorten(value: Any, length: int = 1200) -> str:
-    """A text, or the last message of a conversation, cut to a length."""
+    """Cut a text, or the last message of a conversation, to a length."""
     if isinstance(value, list):
         value = mapping(value[-1]).get("content") if value else ""
     text = "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Jinja templates -> pages that carry their style, their scripts and their data."""
+"""Render Jinja templates into pages that contain their style, scripts and data."""
 
 import json
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ def render(template: str, shown: dict[str, Any], figures: Iterable[Figure]) -> s
     parts = {"css": part("page.css"), "vega": part("vega.js"), "script": part("page.js"), "palette": PALETTE}
     data = {"figures_json": embedded(drawn_by_page(figures))}
     page = environment().get_template(template).render(shown | parts | data)
-    # model output may hold half a surrogate pair, which JSON can carry and UTF-8 cannot
+    # model output may hold half a surrogate pair, which JSON can hold but UTF-8 cannot
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @cache
 def environment(**options: Any) -> Environment:
-    """Templates, each compiled once: the page of a run that is followed is rendered again and again."""
+    """Return the templates, cached because the page of a followed run is rendered repeatedly."""
     loader = FileSystemLoader(TEMPLATES)
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, **options)
     filters = (number, percent, duration, plain, shorten, colour, model_name, in_prose, gibibytes)
@@ -36,6 +36,6 @@ def part(name: str) -> Markup:
 
 
 def embedded(value: Any) -> Markup:
-    """JSON for the inside of a script element: no character of it can end that element."""
+    """Encode JSON for a script element, so that no character of it can end the element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,4 +1,4 @@
-"""Shapes that the figures of all pages share: curves, intervals, bars. Plain values in, `Figure`s out."""
+"""Kinds of figures shared by all pages: curves, intervals, bars. Plain values in, `Figure`s out."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from weakdriven.report.format import number
 
 Spec = dict[str, Any]
 CURVE_POINTS = 400
-"""Most points of one curve: the width of a page shows no more."""
+"""Maximum of points per curve; a page is too narrow to show more."""
 
 
 def present(figures: Iterable[Figure | None]) -> list[Figure]:
@@ -36,7 +36,7 @@ def number_tip(field: str, title: str) -> Spec:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart: x and y of each point; a y of None is a gap."""
+    """One line of a chart: x and y of each point; y is None for a gap."""
 
     name: str
     colour: str
@@ -47,10 +47,10 @@ class Curve:
 def line_figure(
     name: str, title: str, curves: Sequence[Curve], *, x: str, y: str, caption: str = "", log: str = ""
 ) -> Figure | None:
-    """Curves over a whole number; a long one is drawn as the mean of each stretch, within the range it covers there.
+    """Draw curves over integers; a long curve shows the mean of every few points, and their range as a band.
 
     Args:
-        log: Axes ("x", "y") that are logarithmic where the values allow it.
+        log: Axes ("x", "y") to make logarithmic if the values allow it.
     """
     shown = [curve for curve in curves if any(value is not None for _, value in curve.points)]
     if not shown:
@@ -63,7 +63,7 @@ def line_figure(
     ]
     notes = [caption] if caption else []
     if gaps := sum(value is None for curve in shown for _, value in curve.points):
-        notes.append(f"Logged values that are not numbers: {gaps:,}, shown as gaps.")
+        notes.append(f"{gaps:,} logged values are not numbers and shown as gaps.")
     if long := {name: each for name, each in stretches.items() if each > 1}:
         parts = ", ".join(f"{each} logged values ({name})" for name, each in long.items())
         notes.append(f"Each point is the mean of {parts}; the band shows their minimum and maximum.")
@@ -94,7 +94,7 @@ def line_figure(
 
 
 def log_ticks(low: float, high: float) -> Spec:
-    """Of an axis: 1, 2 and 5 times powers of ten, or powers alone over three decades; Vega's choice if that is one.
+    """Choose axis ticks: 1, 2 and 5 times powers of ten, or only powers over three decades; empty leaves it to Vega.
 
     >>> log_ticks(0.15, 2.5), log_ticks(0.0004, 20), log_ticks(0.21, 0.29)
     ({'values': [0.2, 0.5, 1.0, 2.0]}, {'values': [0.001, 0.01, 0.1, 1.0, 10.0]}, {})
@@ -107,7 +107,7 @@ def log_ticks(low: float, high: float) -> Spec:
 
 
 def thinned(points: Sequence[tuple[float, float | None]], stretch: int) -> list[tuple[int, Spec]]:
-    """Points by unbroken piece, each the mean of `stretch` of them; a gap ends a piece and is never averaged away.
+    """Average every `stretch` points, grouped into pieces between gaps; no mean includes a gap.
 
     >>> thinned([(1, 2.0), (2, 4.0), (3, None), (4, 1.0)], 2)
     [(0, {'x': 1.5, 'y': 3.0, 'low': 2.0, 'high': 4.0}), (1, {'x': 4.0, 'y': 1.0, 'low': 1.0, 'high': 1.0})]
@@ -129,7 +129,7 @@ def thinned(points: Sequence[tuple[float, float | None]], stretch: int) -> list[
 def interval_figure(
     name: str, title: str, rows: Sequence[Mapping[str, Any]], *, x: str, caption: str = "", rule: float | None = None
 ) -> Figure | None:
-    """A dot with its interval for each row: label, colour, value, low, high and the text of its tooltip."""
+    """Draw a dot with its interval for each row (label, colour, value, low, high, tooltip text)."""
     shown = [row for row in rows if number(row["value"]) is not None]
     if not shown:
         return None
@@ -151,7 +151,7 @@ def interval_figure(
 def bar_figure(
     name: str, title: str, rows: Sequence[Mapping[str, Any]], *, x: str, colours: Mapping[str, str], caption: str = ""
 ) -> Figure | None:
-    """Bars, in groups if there are several: group, name, value; `colours` gives names their colours and their order."""
+    """Draw bars from rows of group, name and value; `colours` sets the colours and the order of names."""
     shown = [dict(row) for row in rows if number(row["value"]) is not None]
     if not shown:
         return None

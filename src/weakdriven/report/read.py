@@ -1,4 +1,4 @@
-"""Files of a run -> plain values. What is missing is empty, and what cannot be read becomes a problem on the page."""
+"""Read the files of a run into plain values. Missing files give empty values; damage becomes a problem on the page."""
 
 import re
 from functools import cache
@@ -19,17 +19,17 @@ from weakdriven.runs.manifest import MANIFEST
 
 Manifests = dict[str, dict[str, Any]]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError)
-"""Errors from JSON values of other kinds than we write: someone changed the file."""
+"""Errors caused by JSON values of unexpected types: someone changed the file."""
 SCATTER_POINTS, BARS = 2000, 24
 
 
 def accuracy_rows(run: Path) -> list[dict[str, Any]]:
-    """One row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
+    """Return one row per benchmark and evaluated model, weak to strong; a number that was not recorded is None."""
     return _accuracy(_read_scores(run, current_manifests(run), []))
 
 
 def validation_table(run: Path) -> dict[str, Any]:
-    """Titles, cells and caption of the validation losses; empty if there are none."""
+    """Return titles, cells and caption of the validation losses; empty if there are none."""
     return table(validation_rows(run, current_manifests(run)))
 
 
@@ -38,7 +38,7 @@ def current_stages(run: Path) -> set[str]:
 
 
 def current_manifests(run: Path) -> Manifests:
-    """Finished stages that belong to the recipe as it is now, with their manifests."""
+    """Return the manifests of the finished stages that belong to the present recipe."""
     return _current(read_plan(run, []), _read_manifests(run, []))
 
 
@@ -76,24 +76,24 @@ def load_run(run: Path) -> dict[str, Any]:
 
 
 def read_plan(run: Path, problems: list[str]) -> dict[str, str]:
-    """Names and keys of the stages that the recipe asks for, in order; empty where they were not recorded."""
+    """Read the names and keys of the stages that the recipe asks for, in order; empty if they were not recorded."""
     plan = read_object(run / directory.PLAN_FILE, problems)
     if all(map(format.is_place, plan)):
         return plan
-    problems.append(f"{directory.PLAN_FILE} names what is not a stage, so the page does not know what is missing.")
+    problems.append(f"{directory.PLAN_FILE} names something that is not a stage, so missing stages are not listed.")
     return {}
 
 
 def _read_manifests(run: Path, problems: list[str]) -> Manifests:
     folders = sorted(path.parent.relative_to(run).as_posix() for path in run.glob(f"**/{MANIFEST}"))
-    # not the work folders of stages in progress, nor what `select pairing` and `diagnose` measured
+    # skip the work folders of unfinished stages, and the measurements of `select pairing` and `diagnose`
     ours = [name for name in folders if not name.startswith((".", "pairing/")) and name != directory.DIAGNOSTICS]
     manifests = {name: read_object(run / name / MANIFEST, problems) for name in ours}
     return dict(sorted(manifests.items(), key=lambda entry: str(entry[1].get("finished", "~"))))
 
 
 def _current(plan: dict[str, str], manifests: Manifests) -> Manifests:
-    """Stages whose result belongs to the recipe as it is now; all of them where there is no plan to say."""
+    """Keep the stages that belong to the present recipe; all of them if there is no plan."""
     return {name: one for name, one in manifests.items() if not plan or (one and plan.get(name) == one.get("key"))}
 
 
@@ -106,7 +106,7 @@ def _status(run: Path, name: str, plan: dict[str, str], manifests: Manifests) ->
 
 
 def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: list[str]) -> list[dict[str, Any]]:
-    """Each round's pair of models, the points of its scatter and the bars of its odds."""
+    """Return each round's pair of models, the points of its scatter plot and the bars of its histogram."""
 
     @cache
     def columns(stage: str, file: str, *names: str) -> Columns | None:
@@ -119,7 +119,7 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
             return None
 
     stages = plan or [path.relative_to(run).as_posix() for path in run.glob("round-*/*")]
-    found = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in stages)  # that train, or only draw
+    found = (re.fullmatch(r"round-([1-9]\d*)/(active|strong)", name) for name in stages)  # some only draw
     rounds: list[dict[str, Any]] = []
     for t in sorted({int(one[1]) for one in found if one}):
         stage, strong = f"round-{t}/active", format.model_at(t)
@@ -137,7 +137,7 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
             if all(one.ids.equals(entropies[0].ids) for one in (entropies[1], drawn) if one):
                 shown |= sample_points(entropies[0], entropies[1], drawn)
             else:
-                problems.append(f"{stage}: the draw and the entropies are of different examples; no chart joins them.")
+                problems.append(f"{stage}: draw and entropies are of different examples, so no chart joins them.")
         rounds.append({"number": t, "weak": weak, "strong": strong, **shown})
     points = [point for one in rounds for point in one["points"]]
     wanted = {point["row"]: point["id"] for point in points}
@@ -150,7 +150,7 @@ def _read_rounds(run: Path, plan: dict[str, str], current: Manifests, problems: 
 
 
 def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict[str, Any]:
-    """Both entropies of at most `SCATTER_POINTS` examples, sampled before anything is built for them."""
+    """Sample at most `SCATTER_POINTS` examples before anything is built for them, and return both entropies of each."""
     weak_N, strong_N = weak.values["entropy"], strong.values["entropy"]
     rows = usable = np.flatnonzero(np.isfinite(weak_N) & np.isfinite(strong_N))
     if len(usable) > SCATTER_POINTS:
@@ -162,9 +162,9 @@ def sample_points(weak: Columns, strong: Columns, drawn: Columns | None) -> dict
 
 
 def odds_bars(probability: np.ndarray, draws: np.ndarray) -> list[dict[str, Any]]:
-    """Histogram of the sampling probability as a multiple of the uniform one, with the chosen examples counted apart.
+    """Compute a histogram of sampling probability / uniform probability, counting the chosen examples separately too.
 
-    The last bar also counts everything above it, so that one extreme example does not flatten the rest.
+    The last bar includes everything above it, so that one extreme example does not flatten the rest.
     """
     finite = np.isfinite(probability)
     if not finite.any():
@@ -182,7 +182,7 @@ def odds_bars(probability: np.ndarray, draws: np.ndarray) -> list[dict[str, Any]
 
 
 def _read_scores(run: Path, current: Manifests, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(benchmark, model) to its scores; models in the order of `format.model_order`."""
+    """Read the scores by (benchmark, model), in the order of `format.model_order`."""
     found = {
         (path.parts[-2], path.parts[-3]): path
         for path in run.glob(f"eval/*/*/{directory.BENCHMARK_SCORES}")
@@ -206,7 +206,7 @@ def _accuracy(scores: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, A
 
 
 def _read_samples(stage: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """Of each item which samples are right, and its first one with texts as short as the page shows them."""
+    """Read which samples of each item are right, and the first sample with its texts cut to what the page shows."""
     right: dict[str, list[bool]] = {}
     first: dict[str, dict[str, Any]] = {}
     for row in read_lines(stage / directory.SAMPLES, problems):
@@ -226,16 +226,16 @@ def _read_validation(run: Path, current: Manifests, problems: list[str]) -> list
 
 
 def _read_diagnosis(run: Path, manifests: Manifests, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What `weakdriven diagnose` wrote, if it is complete; a problem says if a model has been retrained since."""
+    """Read the output of `weakdriven diagnose` if it is complete; report a problem if a model was retrained since."""
     folder = run / directory.DIAGNOSTICS
     if not folder.is_dir():
         return {}
     found = {name: read_object(folder / f"{name}.json", problems) for name in ("logits", "gradients", "drift")}
     facts = found["logits"].get("facts", {})
     if not all(found.values()) or facts.get("version") != directory.DIAGNOSIS_VERSION:
-        problems.append("diagnostics is incomplete or of another version; run weakdriven diagnose again.")
+        problems.append("diagnostics is incomplete or was written by another version; run weakdriven diagnose again.")
         return {}
-    # a model without a stage of its own (M0, a given M1, a snapshot) cannot have been retrained under its name
+    # a model that has no stage (M0, an M1 of the user's, a snapshot) cannot have been retrained under its name
     stages = {name: manifests.get(format.stage_of(name)) for name in facts["models"]}
     if old := [name for name, one in stages.items() if one and one["key"] != facts["models"][name]["key"]]:
         names = ", ".join(old)

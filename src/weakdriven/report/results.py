@@ -1,4 +1,4 @@
-"""What the models of some runs scored, item by item, and the cost of each. S = seeds, P = problems."""
+"""Scores of several runs' models, item by item, and the cost of each model. S = seeds, P = problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model on one benchmark; equal to the same evaluation that another run took over."""
+    """One model on one benchmark. Two are equal if one run reuses the evaluation of the other."""
 
     benchmark: str
     key: str
     changed: int
-    """When its samples were last written: they may be graded again."""
+    """Modification time of its samples, because they may be graded again."""
     samples: Path = field(compare=False)
 
 
@@ -36,7 +36,7 @@ BySeed = Mapping[str, Evaluated]
 
 
 def evaluated_models(run: Path) -> dict[str, Evaluated | None]:
-    """Evaluated models of a run; None where a benchmark that the run asks for is missing."""
+    """Find the evaluated models of a run; None for a model that misses a benchmark of the recipe."""
     manifests, found = current_manifests(run), dict[str, list[Evaluation | None]]()
     for name in read_plan(run, []) or sorted(manifests):
         if name.startswith("eval/"):
@@ -53,14 +53,14 @@ def complete_models(run: Path) -> dict[str, Evaluated]:
 
 
 def scores(models: Sequence[Evaluated]) -> Scores:
-    """Share of right samples by benchmark, (S, P), of one model under several seeds."""
+    """Return the share of right samples by benchmark, (S, P), for one model under several seeds."""
     same = zip(*models, strict=False)
     return {each[0].benchmark: np.concatenate([_shares(one) for one in each]) for each in same}
 
 
 @cache
 def _shares(evaluation: Evaluation) -> NDArray[np.float64]:
-    """Share of right samples of each problem, (1, P); read once."""
+    """Read the share of right samples of each problem, (1, P), once."""
     right, n = correct_counts(list(read_jsonl(evaluation.samples)))
     return np.array([right]) / n
 
@@ -72,7 +72,7 @@ def describe(whole: Scores) -> Row:
 
 
 def compare(own: BySeed, theirs: BySeed, **more: Any) -> Row | None:
-    """A model against another under the seeds that both have; None if there are none, or they have other benchmarks."""
+    """Compare two models on the seeds that both have; None if there are none or the benchmarks differ."""
     seeds = [seed for seed in own if seed in theirs]
     a, b = (tuple(models[seed] for seed in seeds) for models in (theirs, own))
     found = _difference(a, b) if seeds else None
@@ -87,9 +87,9 @@ def _difference(theirs: tuple[Evaluated, ...], own: tuple[Evaluated, ...]) -> Ro
 
 
 def costs(model: str, manifests: dict[str, Row]) -> Row:
-    """Cost of all that leads to a model, without tokenizing and evaluation, as if computed for it alone.
+    """Sum the cost of every stage behind a model, without tokenizing and evaluation, as if computed for it alone.
 
-    A budget only says how long to train, so what was computed to know it does not count.
+    The input `budget` only sets how long to train, so the stages behind it do not count.
     """
     by_key = {one["key"]: (name, one) for name, one in manifests.items()}
     left, used = [manifests.get(stage_of(model), {}).get("key")], dict[str, Row]()

@@ -1,4 +1,4 @@
-"""Why a selection (WD-DS) came out as it did, and why one example was chosen or not; `weakdriven select explain`.
+"""`weakdriven select explain`: how a selection (WD-DS) was drawn, and why one example was chosen or not.
 
 N = examples.
 """
@@ -46,12 +46,12 @@ class Selection:
     settings: dict[str, Any]
     counters: dict[str, Any]
     models: tuple[str, str]
-    """Names of the weak and of the strong one."""
+    """Names of the weak and the strong model."""
     active: Columns
     weak: Columns
     strong: Columns
     note: str
-    """Why the explanation may not hold; empty if it does."""
+    """Why the explanation may be outdated; empty if it is not."""
 
     @property
     def draws(self) -> int:
@@ -59,7 +59,7 @@ class Selection:
 
     @property
     def entropies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every example under the weak and under the strong model."""
+        """Entropies of every example under the weak and under the strong model."""
         return self.weak.values["entropy"], self.strong.values["entropy"]
 
     def terms(self, row: int) -> dict[str, float]:
@@ -69,7 +69,7 @@ class Selection:
 
 
 def load_selection(run: Path, round_number: int | None = None) -> Selection:
-    """The selection of a round, by default of the last that has one, with its scores."""
+    """Load the selection of a round with its scores; by default, of the last round that has one."""
     round_number, outdated = find_round(run, round_number)
     stage = f"round-{round_number}/active"
     manifest = read_json(run / stage / MANIFEST)
@@ -81,23 +81,23 @@ def load_selection(run: Path, round_number: int | None = None) -> Selection:
         if not scores.ids.equals(active.ids):
             raise UserError(
                 f"entropy/{model} scores {len(scores.ids):,} examples and {stage} draws from {len(active.ids):,}, "
-                "and their ids differ: the data has changed in between. Run the recipe again."
+                "and their ids differ because the data has changed. Run the recipe again."
             )
-    note = f"The recipe has changed since {stage} was drawn; run it again for a new draw." if outdated else ""
+    note = f"The recipe has changed since {stage} was drawn; run the recipe again for a new draw." if outdated else ""
     facts = manifest["settings"], manifest["counters"]
     return Selection(run, round_number, *facts, models, active, weak, strong, note)
 
 
 def find_round(run: Path, round_number: int | None = None) -> tuple[int, bool]:
-    """The round to explain, and whether its selection belongs to an older recipe."""
+    """Choose the round to explain, and say whether its selection belongs to an older recipe."""
     if not (run / RUN_FILE).is_file():
         raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
     folders = (path.parts[-3] for path in run.glob(f"round-*/active/{MANIFEST}"))
     rounds = sorted(int(found[1]) for name in folders if (found := re.fullmatch(r"round-([1-9]\d*)", name)))
     if not rounds:
         raise UserError(
-            f"{run} has no finished selection yet; make one with `weakdriven select`, or let `weakdriven run` go on. "
-            "Only method: wmss with selection.enabled: true selects."
+            f"{run} has no finished selection yet; make one with `weakdriven select`, or continue the run. "
+            "Only method: wmss with selection.enabled: true selects examples."
         )
     plan = read_plan(run, [])
     keys = {t: read_json(run / f"round-{t}/active" / MANIFEST)["key"] for t in rounds}
@@ -111,7 +111,7 @@ def find_round(run: Path, round_number: int | None = None) -> tuple[int, bool]:
 
 
 def summarise(selection: Selection, top: int = 5) -> dict[str, Any]:
-    """The selection in numbers: what was counted when it was drawn, and what its files add."""
+    """Summarize a selection in numbers: the counters of the draw, and statistics of its files."""
     weak_N, strong_N = selection.entropies
     change_N, drawn_N = strong_N - weak_N, selection.active.values["draws"] > 0
     hardest, regressed = (np.argsort(-values_N, kind="stable")[:top].tolist() for values_N in (strong_N, change_N))
@@ -136,7 +136,7 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
         some = ", ".join(map(repr, ids.slice(0, 3).to_pylist()))
         raise UserError(
             f"No example of round {selection.round_number} has the id {example_id!r}. Its {len(ids):,} ids look like "
-            f"{some}; rows that were left out are counted in data/{MANIFEST}."
+            f"{some}; dropped rows are counted in data/{MANIFEST}."
         )
     strong_N, probability_N = selection.entropies[1], selection.active.values["probability"]
     p = float(probability_N[row])
@@ -156,7 +156,7 @@ def describe_example(selection: Selection, example_id: str) -> dict[str, Any]:
 
 
 def chance_of_any(probability: float, count: int) -> float:
-    """Chance to be drawn at least once in `count` draws, exact also if it is tiny.
+    """Compute the probability of at least one hit in `count` draws, accurate even if it is tiny.
 
     >>> round(chance_of_any(0.25, 4), 6)
     0.683594
@@ -165,12 +165,12 @@ def chance_of_any(probability: float, count: int) -> float:
 
 
 def verdict(facts: dict[str, Any], selection: Selection) -> str:
-    """One sentence: never possible, or chosen or not by chance, with that chance and the source of its weight."""
+    """Say in a sentence whether it could be chosen, whether it was, its chance, and the largest term of its weight."""
     if facts["probability"] == 0:
         silent = max(facts[role]["entropy"] for role in ("weak", "strong")) <= 0
-        why = "both entropies are zero" if silent else "all three of its terms are zero with these weights"
+        why = "both entropies are zero" if silent else "all terms of its weight are zero with these settings"
         return f"It could never be chosen: {why}, so its weight is zero."
-    chance = f"its chance of at least one of {selection.draws:,} draws was {share_words(facts['chance'])}"
+    chance = f"its chance in {selection.draws:,} draws was {share_words(facts['chance'])}"
     (largest, value), whole = max(facts["terms"].items(), key=lambda term: term[1]), sum(facts["terms"].values())
     if whole:
         words = dict(zip(LETTERS, TERMS[selection.settings["formula"]], strict=True))[largest]
@@ -181,7 +181,7 @@ def verdict(facts: dict[str, Any], selection: Selection) -> str:
 
 
 def _examples(selection: Selection, rows: list[int], whole: bool = False) -> dict[int, dict[str, Any]]:
-    """Row number to id, entropies, draws and text; the text on one short line unless `whole`."""
+    """Return ids, entropies, draws and texts by row number; texts are cut to one short line unless `whole`."""
     ids = selection.active.ids_of(rows)
     texts = read_examples(selection.run, ids)
     weak_N, strong_N = selection.entropies
@@ -198,7 +198,7 @@ def _examples(selection: Selection, rows: list[int], whole: bool = False) -> dic
 
 
 def _text(text: Any, whole: bool) -> str:
-    """A text or all messages of a conversation; else the text or the last message on one short line."""
+    """Format a text, or all messages of a conversation; unless `whole`, only the last message on one short line."""
     if text == []:
         return "(none: plain text)"
     if not whole:
@@ -245,16 +245,17 @@ def _selection_lines(selection: Selection, facts: dict[str, Any]) -> dict[str, s
     lines = {"formula": f"{settings['formula']}: {FORMULAS[settings['formula']]}"}
     for (name, letter), words in zip(LETTERS.items(), TERMS[settings["formula"]], strict=True):
         share = share_words(counters["term_shares"][name])
-        lines[f"{name} ({letter})"] = f"{settings[name]:g} on the {words}: {share} of all weight"
+        lines[f"{name} ({letter})"] = f"{settings[name]:g} times the {words}: {share} of all weight"
     low, high, size = (counters[name] for name in ("p_min", "p_max", "effective_sample_size"))
     expected, realised = (share_words(counters[f"{name}_unique"]) for name in ("expected", "realised"))
     changes = [f"{words} in {plain(counters[key])}" for key, words in CHANGES.items()]
     return lines | {
         "probability, times uniform": f"{low * count:.4g} to {high * count:.4g}, spread (CV) {plain(counters['p_cv'])}",
         "effective sample size": f"{size:,.1f} of {count:,} examples ({share_words(size / count)})",
-        "draws": f"{selection.draws:,} with replacement, repeats {'dropped' if settings['dedup'] else 'kept'}",
-        "unique share of the draws": f"{expected} expected, {realised} realised",
-        "active set": f"{facts['active']:,} of {count:,} examples, {facts['truncated_active']:,} with a cut completion",
+        "draws": f"{selection.draws:,} with replacement, duplicates {'dropped' if settings['dedup'] else 'kept'}",
+        "unique share of the draws": f"{expected} expected, {realised} actual",
+        "active set": f"{facts['active']:,} of {count:,} examples, "
+        f"{facts['truncated_active']:,} with a truncated completion",
         "entropy from weak to strong": ", ".join(changes),
         "weight zero, never drawn": plain(counters["zero_weight"]),
         "rank correlation of paper and official": plain(counters["formula_rank_correlation"]),
@@ -272,14 +273,14 @@ def _example_lines(selection: Selection, facts: dict[str, Any]) -> dict[str, str
         weighted = f"{value:.4g} = {settings[name]:g} x {words}{divisor}"
         lines[f"{name} ({LETTERS[name]})"] = f"{weighted}: {share} of its weight"
     likelier, harder = (share_words(facts[name]) for name in ("likelier_than", "harder_than"))
-    cut = "cut at data.max_length" if facts["strong"]["truncated"] else "whole"
+    cut = "truncated at data.max_length" if facts["strong"]["truncated"] else "not truncated"
     return lines | {
         "probability in one draw": f"{facts['probability']:.4g}, {facts['times_uniform']:.3g} times uniform, "
         f"above {likelier} of the examples",
         "difficulty rank": f"harder for the strong model than {harder} of the examples",
         "expected draws": f"{facts['expected_draws']:.4g} in {selection.draws:,} draws",
         "chance of at least one": share_words(facts["chance"]),
-        "times in the active set": f"{facts['draws']:,}" + " (repeats dropped)" * settings["dedup"],
+        "times in the active set": f"{facts['draws']:,}" + " (duplicates dropped)" * settings["dedup"],
         "completion": f"{facts['strong']['tokens']:,.0f} supervised tokens, {cut}",
     }
 
@@ -313,5 +314,5 @@ def _example_table(title: str, examples: list[dict[str, Any]]) -> Table:
 
 
 def _clean(text: str) -> str:
-    """Text of the data without what would steer a terminal."""
+    """Replace characters of the data that would control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

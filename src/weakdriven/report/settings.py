@@ -1,4 +1,4 @@
-"""The settings of a run: as its recipe.yaml has them, and those of them that say something to a reader."""
+"""Read the settings of a run from its recipe.yaml, and choose the ones worth showing."""
 
 import json
 from typing import Any
@@ -15,11 +15,11 @@ KEY_SETTINGS = {
     "selection": ("consolidation", "difficulty", "repair"),
     "joint": (*PHASE, "rounds", "strong_weight"),
 }
-"""What a reader asks for first."""
+"""Settings that readers look for first."""
 
 
 def read_settings(data: Settings) -> Settings:
-    """The recipe of a run as plain values; empty where it cannot be read."""
+    """Parse the recipe of a run into plain values; empty if it cannot be read."""
     try:
         return mapping(load_yaml(data["recipe_text"]))
     except yaml.YAMLError:
@@ -27,15 +27,15 @@ def read_settings(data: Settings) -> Settings:
 
 
 def changed_settings(recipe: Settings, *, key_ones: bool = False) -> Settings:
-    """Those that differ from their defaults; without the groups of methods that the run does not train.
+    """Keep the settings that differ from their defaults, without groups of methods that the run does not train.
 
     Args:
-        key_ones: Also `KEY_SETTINGS`, changed or not.
+        key_ones: Include `KEY_SETTINGS` even if unchanged.
 
     >>> changed_settings({"model": "m", "sft": {"epochs": 2, "batch_size": 512}, "dpo": {"epochs": 9}})
     {'model': 'm', 'sft': {'epochs': 2}}
     """
-    from weakdriven.config.recipe import METHODS, Recipe  # pydantic, which no other part of a page needs
+    from weakdriven.config.recipe import METHODS, Recipe  # imports pydantic, which no other part of a page needs
 
     defaults = Recipe.model_validate({"model": "", "data": {"path": ""}}).model_dump(mode="json")
     for group, names in KEY_SETTINGS.items() if key_ones else ():
@@ -56,7 +56,7 @@ def _changed(values: Settings, defaults: Settings) -> Settings:
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, str]:
-    """Settings by their whole names, with values as one writes them on the command line.
+    """Flatten settings to full names, with values as on the command line.
 
     >>> flat({"method": "wmss", "sft": {"epochs": 2}, "baselines": ["sft"]})
     {'method': 'wmss', 'sft.epochs': '2', 'baselines': '["sft"]'}
@@ -71,6 +71,6 @@ def flat(settings: Settings, prefix: str = "") -> dict[str, str]:
 
 
 def sources_of(recipe: Settings) -> list[str]:
-    """What the training rows are read from, as a recipe names it."""
+    """Return the sources of the training data, as named in the recipe."""
     data = mapping(recipe.get("data"))
     return [one["path"] for one in [data, *(data.get("sources") or [])] if one.get("path")]

@@ -1,4 +1,4 @@
-"""Validation losses of the models of runs: read from files, tested against a reference, as tables and sentences."""
+"""Validation losses of runs: read them, test them against a reference, and show them in tables and sentences."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ SIGNIFICANCE_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Validated:
-    """One model's losses; equal to the same ones that another run took over."""
+    """Validation losses of one model. Two are equal if one run reuses the losses of the other."""
 
     key: str
     run: Path = field(compare=False)
@@ -33,7 +33,7 @@ BySeed = Mapping[str, Validated]
 
 
 def validated_models(run: Path, manifests: Mapping[str, Any]) -> dict[str, Validated]:
-    """Models with a validation loss among the finished stages of a run, weak to strong."""
+    """Find the models whose validation loss is finished, weak to strong."""
     found = {
         name.removeprefix(STAGE): Validated(one["key"], run, name)
         for name, one in manifests.items()
@@ -48,26 +48,26 @@ def _columns(model: Validated) -> Columns:
 
 
 def _sums(models: Sequence[Validated], name: str) -> Floats:
-    """Sums over the tokens of each example, (S, P)."""
+    """Stack a column, summed over the tokens of each example, (S, P)."""
     return np.array([_columns(model).values[name] for model in models])
 
 
 def describe(models: Sequence[Validated]) -> Row:
-    """Of one model under several seeds, on average."""
+    """Average the losses of one model over its seeds."""
     tokens_SP, loss_SP = _sums(models, "tokens"), _sums(models, "loss")
     by_seed = loss_SP.sum(axis=1) / tokens_SP.sum(axis=1)
     return summarise(tokens_SP[0], loss_SP, _sums(models, "hits")) | {"by_seed": by_seed.tolist()}
 
 
 def compare(own: BySeed, theirs: BySeed) -> Row | None:
-    """The difference in loss under the seeds that both have; None if there are none, or the examples differ."""
+    """Test the difference in loss on the seeds that both have; None if there are none or the examples differ."""
     seeds = [seed for seed in own if seed in theirs]
     found = _difference(tuple(theirs[one] for one in seeds), tuple(own[one] for one in seeds)) if seeds else None
     return found and found | {"seeds": seeds}
 
 
 def compared(own: BySeed, theirs: BySeed) -> Row:
-    """Part of a row of a comparison or sweep: a method's losses, and the difference if there is one to test."""
+    """Return a method's losses, and their difference from the reference if it can be tested, as part of a row."""
     row: Row = {"validation": describe([*own.values()])} if own else {}
     against = compare(own, theirs)
     return row | ({"validation_against": against} if against else {})
@@ -78,13 +78,13 @@ def _difference(theirs: tuple[Validated, ...], own: tuple[Validated, ...]) -> Ro
     first, *rest = map(_columns, (*theirs, *own))
     tokens_P = first.values["tokens"]
     if not all(one.ids.equals(first.ids) and np.array_equal(one.values["tokens"], tokens_P) for one in rest):
-        return None  # other rows, or another tokenizer, whose tokens are another unit
+        return None  # other examples, or another tokenizer: a loss per token has another unit
     a, b = (as_scores(_sums(models, "loss"), tokens_P) for models in (theirs, own))
     return vars(compare_seeds(a, b, draws=draws_for(len(tokens_P))))
 
 
 def validation_rows(run: Path, manifests: Mapping[str, Any]) -> list[Row]:
-    """One row per model of a run, weak to strong, with its difference to the reference."""
+    """Return one row per model of a run, weak to strong, with its difference from the reference."""
     models = validated_models(run, manifests)
     against = reference(list(models))
     rows = []
@@ -97,7 +97,7 @@ def validation_rows(run: Path, manifests: Mapping[str, Any]) -> list[Row]:
 
 
 def reference(models: Sequence[str]) -> str | None:
-    """What the others are tested against: an SFT control, else M1, else M0."""
+    """Choose the model that others are tested against: an SFT control, else M1, else M0."""
     return next((name for name in (*CONTROLS, "sft", "base") if name in models), None)
 
 
@@ -115,7 +115,7 @@ def _with_brackets(value: float, interval: Sequence[float], sign: str = "") -> s
 
 
 def table(rows: Sequence[Row]) -> Row:
-    """Titles, cells and caption of a run's table; empty if nothing was validated."""
+    """Return titles, cells and caption of a run's table; empty if nothing was validated."""
     if not rows:
         return {}
     titles = ["model", "loss", "perplexity", "token accuracy", "difference", "p"]
@@ -137,25 +137,23 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _caption(rows: Sequence[Row]) -> str:
-    """What the numbers of a table are."""
     first = rows[0]
     words = (
-        f"{first['examples']:,} validation examples with {first['tokens']:,} completion tokens, which no model was "
-        "trained on. Loss: nats per token; brackets: 95% interval over examples."
+        f"{first['examples']:,} validation examples with {first['tokens']:,} completion tokens; no model was trained "
+        "on them. Loss: nats per token; brackets: 95% interval over examples."
     )
     if first["reference"] and len(rows) > 1:
-        words += f" Difference: loss less that of {in_prose(first['reference'])}; p: paired test over examples."
+        words += f" Difference: loss minus that of {in_prose(first['reference'])}; p: paired test over examples."
     return words
 
 
 BOARD = ["validation loss", "loss difference", "p (loss)"]
-"""Columns of a comparison."""
+"""Columns of validation losses in a comparison."""
 CSV = ["validation_loss", "validation_low", "validation_high", "perplexity", "token_accuracy"]
 CSV += ["loss_difference", "loss_difference_low", "loss_difference_high", "loss_p_items", "loss_p_seeds"]
 
 
 def board_cells(row: Row) -> list[str]:
-    """Cells under `BOARD`."""
     against = row.get("validation_against")
     loss = loss_words(row["validation"]) if "validation" in row else MISSING
     return [loss, difference_words(against), chance_words((against or {}).get("p_items"))]
@@ -169,18 +167,18 @@ def csv_cells(row: Row) -> list[Any]:
 
 
 def board_caption(rows: Sequence[Row]) -> str:
-    """Appended to the caption of a comparison; empty if nothing was validated."""
+    """Explain the columns `BOARD` in a comparison's caption; empty if nothing was validated."""
     first = next((row["validation"] for row in rows if "validation" in row), None)
     if first is None:
         return ""
     return (
-        f" Validation loss: nats per completion token of {first['examples']:,} rows that no model was trained on; "
+        f" Validation loss: nats per completion token of {first['examples']:,} examples that no model was trained on; "
         "brackets: 95% interval over seeds and examples; p (loss): paired test over examples."
     )
 
 
 def headline(rows: Sequence[Row], against: str) -> list[str]:
-    """Of a comparison without scores: the lowest loss, and which rows differ significantly from the reference."""
+    """Summarize a comparison without scores: the lowest loss, and which rows differ significantly."""
     losses = {row["name"]: row["validation"] for row in rows if "validation" in row}
     if not losses:
         return []
@@ -198,7 +196,7 @@ def headline(rows: Sequence[Row], against: str) -> list[str]:
 
 
 def loss_dots(rows: Sequence[Row]) -> list[Row]:
-    """Losses with their intervals for a figure, lowest first."""
+    """Return the losses with their intervals for a figure, lowest first."""
     found = []
     for row in sorted((row for row in rows if "validation" in row), key=lambda row: row["validation"]["loss"]):
         one = row["validation"]
@@ -208,20 +206,20 @@ def loss_dots(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_significant(against: Row) -> bool:
-    """Whether the test over examples and, if there are several seeds, the one over seeds are significant."""
+    """Return whether the test over examples is significant, and the test over seeds if there are several."""
     chances = (against["p_items"], against["p_seeds"])
     return all(chance is None or chance < SIGNIFICANCE_LEVEL for chance in chances)
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:
-    """The verdict of a run without benchmarks: its last round, else its best model, against the reference."""
+    """Give the verdict of a run without benchmarks: its last round, else its best model, against the reference."""
     if not rows:
         return []
     rounds = [row for row in rows if re.fullmatch(r"round-\d+", row["model"])]
     row = rounds[-1] if rounds else min(rows, key=lambda one: one["loss"])
     name, against = in_prose(row["model"]), row.get("against")
     if against is None:
-        return [f"On the validation rows, {name} has a loss of {row['loss']:.4f} nats per token."]
+        return [f"On the validation examples, {name} has a loss of {row['loss']:.4f} nats per token."]
     other, (low, high) = in_prose(row["reference"]), against["interval"]
     if against["p_items"] >= SIGNIFICANCE_LEVEL:
         opening = f"No significant difference in validation loss between {name} and {other}"

@@ -1,7 +1,7 @@
 """Run generated code where it can hurt nothing, and believe only a program that ran to its very end.
 
-`run_code` starts `watcher.py` isolated from the host, and the watcher starts the program; docs/sandbox.md says what the
-program sees and what this does not protect from.
+`run_code` starts `watcher.py` isolated from the host, and the watcher starts the program;
+docs/background/sandbox.md says what the program sees and what this does not protect from.
 """
 
 import contextlib

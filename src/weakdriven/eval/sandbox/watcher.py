@@ -35,7 +35,7 @@ STACK_SLACK = 128
 """Bytes: glibc's read() takes 40 more once there are threads; a call from inside the program stands 600 deeper."""
 
 # The runner calls read() twice from one frame: before the program and after it. The supervisor lets the program pass
-# only if the stack pointer of the second call is that of the first (see docs/sandbox.md). The calls stand apart
+# only if the stack pointer of the second call is that of the first (docs/background/sandbox.md). The calls stand apart
 # rather than in a loop, because the interpreter specialises a call that it meets again and then uses another stack.
 # The frame is never left alive: what runs at an interpreter's exit stands shallower, and could choose its depth.
 RUNNER = """

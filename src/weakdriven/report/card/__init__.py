@@ -1,4 +1,4 @@
-"""The model card of a run's result, and pushing that result to the Hub."""
+"""The model card of a run's result, and the upload of that result to the Hub."""
 
 from weakdriven.report.card.card import write_cards
 

@@ -1,4 +1,4 @@
-"""A run directory -> the model card of its result: README.md with front matter that the Hub accepts."""
+"""Write the model card of a run's result: a README.md whose front matter the Hub accepts."""
 
 import hashlib
 import re
@@ -22,25 +22,25 @@ from weakdriven.runs.files import write_text
 CARD, ADAPTER_FILE, NO_BASE = "README.md", "adapter_config.json", "a base model that was not recorded"
 MARK = "<!-- weakdriven wrote this card ({}); a card that was edited is never overwritten -->"
 PEFT_TITLE = "# Model Card for Model ID"
-"""Of the empty form that PEFT writes next to an adapter."""
+"""Title of the empty form that PEFT writes next to an adapter."""
 
 
 def write_cards(run: Path) -> dict[Path, bool]:
-    """Write the cards of a run's result; False marks a card that someone edited, which stays as it is."""
+    """Write the cards of a run's result; False marks a card that someone edited, which is kept."""
     try:
         data = load_run(run)
         paths = {run / stage / CARD: stage for stage in result_stages(data)}
         written = {path: not edited(path) for path in paths}
         for path in (path for path in paths if written[path]):
             card = model_card(data, paths[path], adapter=path.with_name(ADAPTER_FILE).is_file())
-            write_text(path, signed(card))  # a new file: the old one may also belong to another run, by a hard link
+            write_text(path, signed(card))  # makes a new file: the old one may be hard-linked to another run
         return written
     except DAMAGED as error:
-        raise UserError(f"A file of {run} holds what weakdriven does not write ({error}); it has no card.") from error
+        raise UserError(f"A file of {run} has contents that weakdriven does not write ({error}); no card.") from error
 
 
 def result_stages(data: dict[str, Any]) -> list[str]:
-    """The finished stage that the method ends with, of an unfinished run its last round; and its merged form."""
+    """Name the finished stage with the method's result (of an unfinished run, its last round), and its merged form."""
     done = [stage["name"] for stage in data["stages"] if stage["status"] == "done"]
     method = read_settings(data).get("method", "wmss")
     pattern = r"round-(\d+)/strong" if method == "wmss" else rf"baselines/{re.escape(method)}(?:-(\d+))?"
@@ -57,7 +57,7 @@ def edited(path: Path) -> bool:
 
 
 def signed(text: str) -> str:
-    """The card and a last line that shows whether it was changed later."""
+    """Append a line by which later edits of the card can be detected."""
     text = text.encode("utf-8", "backslashreplace").decode().rstrip("\n")
     return f"{text}\n{MARK.format(_digest(text))}\n"
 
@@ -102,12 +102,12 @@ def model_card(data: dict[str, Any], stage: str, *, adapter: bool) -> str:
 
 
 def as_markdown(value: Any) -> Markup:
-    """A value in a template of Markdown: escaped, unless the template calls it safe."""
+    """Escape a value for a Markdown template unless it is marked as safe."""
     return value if isinstance(value, Markup) else Markup(escaped(value))
 
 
 def escaped(text: Any) -> str:
-    r"""Text of a run as text, whatever it means in Markdown or HTML.
+    r"""Escape text so that Markdown and HTML show it literally.
 
     >>> escaped("<script> a|b\n# *c*")
     '&lt;script&gt; a\\|b \\# \\*c\\*'
@@ -117,7 +117,7 @@ def escaped(text: Any) -> str:
 
 
 def fenced(text: str, language: str) -> Markup:
-    """A block of code that its own text cannot end."""
+    """Make a code block that its own text cannot end."""
     ticks = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return Markup(f"{ticks}{language}\n{text.rstrip()}\n{ticks}")
 

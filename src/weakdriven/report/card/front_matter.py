@@ -1,4 +1,4 @@
-"""The front matter of a model card: base, licence, data, scores; no path of this machine is in a name."""
+"""Front matter of a model card: base model, licence, datasets and scores. Names contain no local paths."""
 
 import re
 from collections.abc import Collection
@@ -16,16 +16,16 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def from_hub(data: dict[str, Any]) -> set[str]:
-    """Models and datasets that a run read from the Hub, as its files say: a bare name may also be a folder's."""
+    """List the models and datasets that a run read from the Hub; a bare name in a recipe may also be a folder."""
     inputs = [(name, key) for one in data["done"].values() for name, key in one.get("inputs", {}).items()]
     keys = [key for name, key in inputs if name == "rows" or name.startswith("rows of ")]
     keys += [key for _, key in data["funnel"].get("settings", {}).get("sources", [])]
-    datasets = {key.rpartition("@")[0] for key in keys}  # a file's key is a hash, without @
+    datasets = {key.rpartition("@")[0] for key in keys}  # the key of a file is a hash, without @
     return datasets.union(data["info"].get("hub_models", [])) - {""}
 
 
 def hub_id(source: str | None, known: Collection[str] = ()) -> str | None:
-    """The id of a model or dataset on the Hub, if a recipe names one of `known` or a folder in the Hub's cache.
+    """Return the Hub id of a model or dataset if the recipe names one of `known` or a folder in the Hub's cache.
 
     >>> hub_id("owner/name:main@v1", ["owner/name:main@v1"]), hub_id("models/tiny"), hub_id("/home/me/model")
     ('owner/name', None, None)
@@ -41,7 +41,7 @@ def hub_id(source: str | None, known: Collection[str] = ()) -> str | None:
 
 
 def public_name(source: str, known: Collection[str] = ()) -> str:
-    """What a model or file may be called in public: its Hub id, or the last part of its path.
+    """Name a model or file without its local path: its Hub id, or the last part of its path.
 
     >>> public_name("/home/me/models/tiny"), public_name("~/x/train.jsonl"), public_name("embedded:base")
     ('tiny', 'train.jsonl', 'embedded:base')
@@ -52,7 +52,7 @@ def public_name(source: str, known: Collection[str] = ()) -> str:
 
 
 def without_paths(value: Any, known: Collection[str] = ()) -> Any:
-    """Settings in which every path is cut to its last part."""
+    """Cut every path in settings to its last part."""
     if isinstance(value, dict):
         return {key: without_paths(item, known) for key, item in value.items()}
     if isinstance(value, list):
@@ -61,8 +61,8 @@ def without_paths(value: Any, known: Collection[str] = ()) -> Any:
 
 
 def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
-    """Licence of a base model as its own card states it; empty where that is not known here."""
-    if source.startswith(EMBEDDED):  # the model that comes with the package
+    """Read the licence of a base model from its own card; empty if it is not available here."""
+    if source.startswith(EMBEDDED):  # the model in the package
         return {"license": "apache-2.0"}
     folder, name = Path(source).expanduser(), hub_id(source, known)
     try:
@@ -81,7 +81,7 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
         stated["license_name"] = values["license_name"]
     if isinstance(link, str) and link.startswith("https://"):
         stated["license_link"] = link
-    elif isinstance(link, str) and name:  # a file of its repository, which is not in ours
+    elif isinstance(link, str) and name:  # a file of its repository
         stated["license_link"] = f"https://huggingface.co/{name}/blob/main/{link}"
     return stated
 
@@ -95,7 +95,7 @@ def front_matter(
     sources: list[str | None],
     known: Collection[str],
 ) -> str:
-    """YAML that the Hub reads, from the scores of the model itself and the sources of its training rows."""
+    """Write the YAML that the Hub reads, from the scores of the model and the sources of its training data."""
     model = recipe.get("model", "")
     base, facts = hub_id(model, known), dict[str, Any](licence(model, known))
     if base:
@@ -111,7 +111,7 @@ def front_matter(
         **facts,
     )
     if data.eval_results is None:
-        del data.model_name  # it belongs to the scores
+        del data.model_name  # the Hub needs it only with scores
     return data.to_yaml()
 
 

@@ -1,4 +1,4 @@
-"""The result of a run -> a model on the Hugging Face Hub: weights, tokenizer and card, and nothing else."""
+"""Push the result of a run to the Hugging Face Hub: weights, tokenizer and card, and nothing else."""
 
 import json
 from collections.abc import Iterator
@@ -19,39 +19,39 @@ from weakdriven.runs.manifest import MANIFEST
 PUSHED = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
 """Suffixes of the files of a model and its tokenizer."""
 NOT_PUSHED = (MANIFEST, "trainer_state.json")
-LOGIN = "log in with hf auth login, or set HF_TOKEN to a token that may write (huggingface.co/settings/tokens)"
+LOGIN = "log in with hf auth login, or set HF_TOKEN to a token with write access (huggingface.co/settings/tokens)"
 
 
 def check_push(repo: str) -> None:
-    """Raise an error, before anything is trained, if the Hub does not accept the name or the login may not write."""
+    """Raise an error before training if the Hub does not accept the name or the login has no write access."""
     try:
         validate_repo_id(repo)
         if repo.count("/") != 1:
             raise HFValidationError("it has no owner")
     except HFValidationError as error:
         why = str(error).split(":")[0].rstrip(".")
-        raise UserError(f"{repo!r} is not a name of a model on the Hub ({why}); give OWNER/NAME.") from None
+        raise UserError(f"{repo!r} is not a valid model name on the Hub ({why}); give OWNER/NAME.") from None
     try:
         who: dict[str, Any] = HfApi().whoami()
     except OfflineModeIsEnabled:
-        raise UserError("HF_HUB_OFFLINE is set, so nothing could be pushed; unset it, or push later.") from None
+        raise UserError("HF_HUB_OFFLINE is set, so nothing can be pushed; unset it, or push later.") from None
     except (LocalTokenNotFoundError, HfHubHTTPError) as error:
-        raise UserError(f"There is no login here that the Hub accepts ({_reason(error)}); {LOGIN}.") from None
-    except Exception as error:  # httpx's, of which there are many
+        raise UserError(f"The Hub accepts no login of this machine ({_reason(error)}); {LOGIN}.") from None
+    except Exception as error:  # any of httpx's errors
         raise UserError(f"The Hub cannot be reached ({_reason(error)}); check the network, or push later.") from None
     role, name = who.get("auth", {}).get("accessToken", {}).get("role"), who["name"]
     owners = [name, *(one["name"] for one in who.get("orgs", []))]
     if role == "read":
-        raise UserError(f"The token of {name} may only read; {LOGIN}.")
-    if role == "write" and repo.split("/")[0] not in owners:  # a fine-grained token does not list its rights
-        raise UserError(f"{name} may not write to {repo}; give one of {', '.join(owners)} as owner.")
+        raise UserError(f"The token of {name} is read-only; {LOGIN}.")
+    if role == "write" and repo.split("/")[0] not in owners:  # fine-grained tokens do not list their rights
+        raise UserError(f"{name} cannot write to {repo}; choose an owner of {', '.join(owners)}.")
 
 
 def push_run(run: Path, repo: str, *, private: bool = False) -> str:
-    """Put the result of a run on the Hub in one commit; returns its address there.
+    """Push the result of a run to the Hub in one commit; return its address there.
 
     Args:
-        private: Whether a new repository is private; an existing one stays as it is.
+        private: Make a new repository private; an existing one keeps its visibility.
     """
     folder, base = find_result(run)
     check_push(repo)
@@ -69,7 +69,7 @@ def push_run(run: Path, repo: str, *, private: bool = False) -> str:
 
 
 def find_result(run: Path) -> tuple[Path, str | None]:
-    """Folder of a run's model, of the merged one if there is one, with its card; and the Hub id of its base, if any."""
+    """Find a run's model (merged if there is one), write its card, and find the Hub id of its base model."""
     if not (run / RUN_FILE).is_file():
         raise UserError(f"{run} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
     data = load_run(run)
@@ -81,7 +81,7 @@ def find_result(run: Path) -> tuple[Path, str | None]:
 
 
 def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | bytes]]:
-    """Name on the Hub, and the local file or its content."""
+    """Yield each file's name on the Hub, with the local path or the content."""
     for path in sorted(folder.iterdir()):
         if not path.is_file() or path.name in NOT_PUSHED or not path.name.endswith((*PUSHED, CARD)):
             continue
@@ -90,12 +90,12 @@ def files_to_push(folder: Path, base: str | None) -> Iterator[tuple[str, str | b
 
 
 def _without_paths(path: Path, base: str | None) -> bytes | None:
-    """A configuration without the paths of this machine; None if it has none."""
+    """Return a configuration file without local paths; None if it has none."""
     if path.name not in (ADAPTER_FILE, "config.json", "tokenizer_config.json"):
         return None
     values = json.loads(path.read_text(encoding="utf-8"))
     named = {key: one for key, one in values.items() if key.endswith("name_or_path") and isinstance(one, str)}
-    # `training/lora.py` names a base in a folder by its absolute path, so any other name is from the Hub
+    # `training/lora.py` writes a local base model by its absolute path, so any other name is a Hub id
     own = {key: public_name(one, [one] if path.name == ADAPTER_FILE else ()) for key, one in named.items()}
     paths = {key: base or own[key] for key, one in named.items() if own[key] != one}
     return json.dumps(values | paths, indent=2, ensure_ascii=False).encode() + b"\n" if paths else None

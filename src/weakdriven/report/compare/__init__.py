@@ -1,1 +1,1 @@
-"""Several runs, or a folder of `weakdriven compare`: `table.py`. `page.py` is their page, and that of a sweep."""
+"""Comparisons of runs: `table.py` computes the rows and tables, `page.py` makes the page, also that of a sweep."""

@@ -1,4 +1,4 @@
-"""`weakdriven report compare`: several runs, a comparison or a sweep -> one page: leaderboard, tests, cost and gain."""
+"""`weakdriven report compare`: one page for several runs, a comparison or a sweep: scores, tests, costs and gains."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,12 +23,12 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 
 
 def write_compare(paths: Sequence[Path], out: Path | None = None, *, against: str | None = None) -> Path:
-    """Write the page and its figures; returns the page.
+    """Write the page and its figures; return the page's path.
 
     Args:
         paths: Run directories, or one folder of `weakdriven compare` or `weakdriven sweep`.
-        out: The page; unset: compare.html in the one folder, else in the working directory.
-        against: Label of what the others are tested against, for run directories.
+        out: Path of the page; by default compare.html in the one folder, else in the working directory.
+        against: Label of the reference, for run directories.
     """
     board = board_of(paths, against)
     page = out or (paths[0] if len(paths) == 1 else Path()) / PAGE
@@ -50,13 +50,13 @@ def board_of(paths: Sequence[Path], against: str | None) -> Row:
     if len(paths) == 1 and not against and (paths[0] / sweep.SWEEP_FILE).is_file():
         return board_of_sweep(paths[0])
     raise UserError(
-        f"{', '.join(map(str, paths))}: expected run directories ({RUN_FILE}), or, alone and without --against, one "
-        f"folder of weakdriven compare ({table.COMPARE_FILE}) or weakdriven sweep ({sweep.SWEEP_FILE})."
+        f"{', '.join(map(str, paths))}: expected run directories (with {RUN_FILE}), or, without --against, one folder "
+        f"of weakdriven compare (with {table.COMPARE_FILE}) or weakdriven sweep (with {sweep.SWEEP_FILE})."
     )
 
 
 def what_was_run(runs: Iterable[Path], benchmarks: Sequence[str]) -> Row:
-    """Models and data of the runs, each once."""
+    """List the models and data of the runs without repeats."""
     files = [run / RECIPE_FILE for run in runs]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
     recipes = [read_settings({"recipe_text": text}) for text in texts]
@@ -90,7 +90,7 @@ def board_of_rows(found: Row, caption: str, missing: list[str]) -> Row:
 
 
 def verdict(found: Row) -> list[str]:
-    """What the scores say, or the validation losses if there are no scores."""
+    """Summarize the scores, or the validation losses if there are no scores."""
     rows, against = found["rows"], found["against_name"]
     scored = sorted((row for row in rows if "score" in row), key=lambda row: -row["score"])
     losses = any("validation" in row for row in rows)
@@ -120,7 +120,7 @@ def board_of_sweep(root: Path) -> Row:
 
 
 def headline(scored: list[Row], against: str) -> list[str]:
-    """WMSS against the reference; the best; which rows differ significantly, and how many would by chance."""
+    """Compare WMSS with the reference; name the best row, the significant rows, and how many to expect by chance."""
     if not scored:
         return ["Nothing has been evaluated yet, so there is nothing to compare."]
     tested = [row for row in scored if row.get("against")]
@@ -149,13 +149,13 @@ def headline(scored: list[Row], against: str) -> list[str]:
 
 
 def wmss_rows(tested: list[Row]) -> list[Row]:
-    """One or two; of more, such as the points of a sweep, the lists of the headline speak."""
+    """Return the WMSS rows if there are at most two; a sweep has more, and its headline only lists them."""
     found = [row for row in tested if re.fullmatch(r"round-\d+", row.get("model") or "")]
     return found if len(found) < 3 else []
 
 
 def outcome(scored: list[Row]) -> str:
-    """Of the one WMSS model against the reference, as on the page of a run."""
+    """Compare the one WMSS model with the reference, as on the page of a run."""
     found = [row["against"] for row in wmss_rows([row for row in scored if row.get("against")])]
     if len(found) != 1 or not is_significant(found[0]):
         return "open"
@@ -178,7 +178,7 @@ def points_words(against: Row) -> str:
 
 
 def is_significant(against: Row) -> bool:
-    """Whether the test over problems and, if there are several seeds, the one over seeds are significant."""
+    """Return whether the test over items is significant, and the test over seeds if there are several."""
     return against["p_items"] < 0.05 and (against["p_seeds"] is None or against["p_seeds"] < 0.05)
 
 
@@ -202,7 +202,7 @@ def cost_figure(rows: list[Row]) -> Figure | None:
     y, css = quantity("gain", "points from the reference"), category("name", colours, legend={"columns": columns})
     tips = [{"field": "name"}, number_tip("gain", "points"), {"field": "took"}]
     mark = {"type": "point", "filled": True, "size": 80, "opacity": 1}
-    shapes = [SHAPES[place % len(SHAPES)] for place in range(len(colours))]  # runs may share a model, and its colour
+    shapes = [SHAPES[place % len(SHAPES)] for place in range(len(colours))]  # models of several runs share colours
     shape = {"field": "name", "type": "nominal", "scale": {"domain": [*colours], "range": shapes}}
     layers = [
         layer({"type": "rule", "strokeDash": [4, 4]}, y={"datum": 0}),
@@ -210,5 +210,5 @@ def cost_figure(rows: list[Row]) -> Figure | None:
         layer(mark, x=x, y=y, color=css, shape=shape, tooltip=tips),
         layer({"type": "text", "align": "left", "dx": 8}, x=x, y=y, text={"field": "short"}),
     ]
-    note = "Time from the base model on, as if shared stages had been computed for each alone."
+    note = "Time from the base model on; shared stages count for each model."
     return Figure("cost-gain", "Cost against gain", {"height": 280, "data": {"values": values}, "layer": layers}, note)

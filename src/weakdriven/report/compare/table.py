@@ -1,4 +1,4 @@
-"""The runs of a comparison, or any runs, -> one table: score, difference to the reference, and costs."""
+"""Compute one table from the runs of a comparison, or from any runs: scores, differences from the reference, costs."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ from weakdriven.runs.manifest import MANIFEST
 
 COMPARE_FILE, COMPARISON = "compare.json", "comparison"
 REFERENCE = "sft_restart"
-"""What each method is tested against: two epochs of SFT with the fresh optimizer that WMSS has too."""
+"""Each method is tested against this: two epochs of SFT with a fresh optimizer in the second, as WMSS has."""
 FIRST = "sft"
-"""The stage of M1, which most methods start from."""
+"""Stage that trains M1, from which most methods start."""
 AGAINST = ["difference", "difference_low", "difference_high", "p_items", "p_seeds"]
 COSTS = ["seconds", "seconds_after_m1", "trained_tokens", "generated_tokens", "peak_bytes"]
 CAPTION = (
-    "Score: mean accuracy in percent over the benchmarks that all runs share, one run each. Brackets: 95% interval "
-    "over problems. Difference: from the reference, in points, on the same problems. p (items): paired test over "
-    "problems, not corrected for the number of rows. Time: from the base model on, without evaluation."
+    "Score: mean accuracy in percent over the benchmarks that all runs share; one run per row. Brackets: 95% interval "
+    "over items. Difference: from the reference, in points, on the same items. p (items): paired test over items, not "
+    "corrected for the number of rows. Time: from the base model on, without evaluation."
 )
 
 
 def write_comparison(root: Path) -> None:
-    """Write comparison.json, .csv and .md of a folder that `weakdriven compare` filled."""
+    """Write comparison.json, .csv and .md into a folder that `weakdriven compare` filled."""
     found = compare_runs(root)
     write_json(root / f"{COMPARISON}.json", found)
     write_text(root / f"{COMPARISON}.csv", as_csv(found["rows"]))
@@ -76,7 +76,7 @@ def compare_runs(root: Path) -> Row:
 
 
 def costs(stages: list[str], runs: list[Path]) -> Row:
-    """Means over seeds of the cost of a method's stages, without evaluation and tokenizing; peak memory is the maximum.
+    """Average the costs of a method's stages over seeds, without evaluation and tokenizing; peak memory is the maximum.
 
     A stage that was taken over counts as if it had been computed for this method alone.
     """
@@ -97,10 +97,10 @@ def costs(stages: list[str], runs: list[Path]) -> Row:
 
 
 def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
-    """Every evaluated model of every run, on the benchmarks that all of them share.
+    """Tabulate every evaluated model of every run on the benchmarks that all of them share.
 
     Args:
-        against: Label of the reference; unset: the SFT control of the first run that has one, else the first row.
+        against: Label of the reference; by default the first SFT control found, else the first row.
     """
     names, models, found, missing = run_names(runs), dict[str, tuple[Path, str]](), dict[str, Scores](), list[str]()
     losses = dict[str, Validated]()
@@ -123,7 +123,7 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
     controls = (label for control in format.CONTROLS for label in models if models[label][1] == control)
     reference = against or next(controls, next(iter(models)))
     if reference not in models:
-        raise UserError(f"--against: {reference} is none of them; expected one of {', '.join(models)}.")
+        raise UserError(f"--against: unknown label {reference!r}; expected one of {', '.join(models)}.")
     common = common_benchmarks(models, found) if found else []
     shared: dict[str, Scores] = {label: {name: one[name] for name in common} for label, one in found.items()}
     rows = []
@@ -142,7 +142,7 @@ def runs_compared(runs: Sequence[Path], against: str | None) -> Row:
 
 
 def run_names(runs: Sequence[Path]) -> dict[Path, str]:
-    """Each run's folder name, with as many of the folders above it as no other run shares."""
+    """Name each run by its folder, with as many parent folders as make the name unique."""
     parts = {run: run.resolve().parts for run in runs}
     ends = {run: ["/".join(path[-length:]) for length in range(1, len(path))] for run, path in parts.items()}
     count = Counter(end for each in ends.values() for end in each)
@@ -150,7 +150,7 @@ def run_names(runs: Sequence[Path]) -> dict[Path, str]:
 
 
 def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scores]) -> list[str]:
-    """Benchmarks on which all models were evaluated with the same items, version and number of samples."""
+    """Return the benchmarks on which all models were evaluated with the same items, version and number of samples."""
     terms: dict[str, list[object]] = {}
     for label, scores in found.items():
         run, model = models[label]
@@ -160,13 +160,14 @@ def common_benchmarks(models: dict[str, tuple[Path, str]], found: dict[str, Scor
     common = [name for name, each in terms.items() if each == each[:1] * len(found)]
     if not common:
         raise UserError(
-            "The runs share no benchmark with the same items and version; evaluate them alike, or give fewer runs."
+            "The runs share no benchmark with the same items and version; evaluate them with the same settings, or "
+            "give fewer runs."
         )
     return common
 
 
 def as_csv(rows: list[Row]) -> str:
-    """One line for each method; a difference is in shares, not in points."""
+    """Write one line per method; differences are shares, not points."""
     benchmarks = benchmarks_of(rows)
     lossy = any("validation" in row for row in rows)
     titles = ["method", "seeds", "score", "low", "high", *benchmarks, *AGAINST, *COSTS]
@@ -190,7 +191,7 @@ def as_markdown(found: Row) -> str:
 
 
 def tables(found: Row) -> dict[str, format.Table]:
-    """By title, best first: scores, validation losses and costs, all next to the same reference."""
+    """Return the tables by title, best row first: scores, validation losses, and costs with the same reference."""
     rows = sorted(found["rows"], key=lambda row: (-row.get("score", -1), row.get("validation", {}).get("loss", 0.0)))
     spent = next((row["seconds"] for row in rows if row["method"] == found["against"]), None)
     scored, costly = [row for row in rows if "score" in row], [row for row in rows if row["seconds"] is not None]
@@ -232,13 +233,13 @@ def caption(found: Row) -> str:
     seeds, losses = f"{most} seed{'s' * (most != 1)}", validation.board_caption(found["rows"])
     fewer = [f"{row['name']}: {len(row['seeds'])}" for row in found["rows"] if len(row["seeds"]) < most]
     note = f" Fewer seeds: {', '.join(fewer)}." if fewer else ""
-    costs = " Time and memory: all that leads to the model, without evaluation; reference as for differences."
+    costs = " Time and memory: every stage behind the model, without evaluation."
     if losses and not benchmarks:
-        return f"Means over {seeds}; differences are from {found['against_name']}.{losses}{costs}{note}"
+        return f"Means over {seeds}. Differences are from {found['against_name']}.{losses}{costs}{note}"
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks)} and {seeds}. "
-        f"Brackets: 95% interval over seeds and problems. Difference: from {found['against_name']}, in points, "
-        "on the same seeds and problems. p (items): paired test over problems. p (seeds): t-test over seeds. "
+        f"Brackets: 95% interval over seeds and items. Difference: from {found['against_name']}, in points, "
+        "on the same seeds and items. p (items): paired test over items. p (seeds): t-test over seeds. "
         f"Neither is corrected for the number of methods.{losses}{costs}{note}"
     )
 

@@ -1,1 +1,1 @@
-"""The page of one run: `page.py` gathers its content, writes it, and rewrites it while the run goes on."""
+"""The page of one run. `page.py` gathers its content, writes the page, and rewrites it while the run continues."""

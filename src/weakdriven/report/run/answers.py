@@ -1,4 +1,4 @@
-"""What two models answered to the same items: who solved what, and how much of a difference is missing answers."""
+"""Compare two models item by item: which items each solved, and how much of the difference is missing answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ from weakdriven.report.format import in_prose
 
 Answer = dict[str, Any]
 LARGE = 1 / 3
-"""From this share of a difference on, missing answers are named in the verdict."""
+"""The verdict mentions missing answers if they make up at least this share of the difference."""
 
 
 @dataclass(frozen=True)
 class Wins:
-    """Two models on the items that both answered, by the first sample of each."""
+    """Counts of the items that both models were evaluated on, by the first sample of each."""
 
     both: int
     only_ours: int
     only_theirs: int
     neither: int
     ours_missing: int
-    """Of the items that only the other model solved, those where ours gave no answer or was cut off."""
+    """Items that only the other model solved and where ours gave no answer or was cut off."""
     theirs_missing: int
 
     @property
     def share(self) -> float:
-        """Share of the difference that is items without an answer of the model that lost them; 0 if nobody leads."""
+        """Share of the difference due to items where the losing model gave no answer; 0 if there is no difference."""
         difference = self.only_theirs - self.only_ours
         return (self.ours_missing - self.theirs_missing) / difference if difference else 0.0
 
 
 def is_missing(answer: Answer) -> bool:
-    """Whether nothing could be graded, or the completion ended at the length limit."""
+    """Return whether a completion holds no answer that can be graded or reached the length limit."""
     return answer.get("answer") is None or answer.get("finish") == "length"
 
 
 def count_wins(data: dict[str, Any], benchmarks: Iterable[str], ours: str, theirs: str) -> Wins | None:
-    """None where the two have no item in common, or their samples do not say how they ended."""
+    """Count wins over shared items; None if there are none, or the samples do not record how they ended."""
     cells, missing = {(a, b): 0 for a in (True, False) for b in (True, False)}, [0, 0]
     for benchmark in benchmarks:
         own, other = (data["samples"].get((benchmark, model), {}).get("first", {}) for model in (ours, theirs))
@@ -53,7 +53,7 @@ def count_wins(data: dict[str, Any], benchmarks: Iterable[str], ours: str, their
 
 
 def missing_words(wins: Wins | None, ours: str, theirs: str) -> str:
-    """A sentence on missing answers where they are a third or more of the difference; else nothing."""
+    """Say how many answers are missing if they make up a third or more of the difference; else return nothing."""
     if wins is None or wins.share < LARGE:
         return ""
     us, them = in_prose(ours), in_prose(theirs)
@@ -69,7 +69,7 @@ def missing_words(wins: Wins | None, ours: str, theirs: str) -> str:
 
 
 def sample_items(benchmark: str, data: dict[str, Any], ours: str, theirs: str) -> list[dict[str, Any]]:
-    """Items on which every model was evaluated; as many wins of WMSS as losses, so that the choice is not biased."""
+    """Choose items on which every model was evaluated, with equally many wins and losses of WMSS to avoid a bias."""
     models = {model: one["first"] for (name, model), one in data["samples"].items() if name == benchmark}
     models = {model: rows for model, rows in models.items() if rows}
     if not models:

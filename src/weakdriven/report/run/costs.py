@@ -1,4 +1,4 @@
-"""The cost of data selection: WD-DS (the entropies of all models and the draws) next to the rest of a run."""
+"""Cost of data selection (WD-DS: entropy scans and draws) compared with the rest of a run."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from weakdriven.report.format import WAITING, duration, percent, stage_kind
 
 
 def selection_cost(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds of WD-DS and of everything but evaluation and baselines; None where no WD-DS stage is finished.
+    """Compare the seconds of WD-DS with those of a run without evaluation and baselines; None if no WD-DS is finished.
 
-    Entropies that another run computed count neither as selection nor as the rest.
+    Entropies taken over from another run count in neither.
     """
     done = {stage["name"]: stage["manifest"] for stage in stages if stage["status"] == "done"}
     scans = {name: _scan(name, manifest) for name, manifest in done.items() if name.startswith("entropy/")}

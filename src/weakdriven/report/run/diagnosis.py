@@ -1,4 +1,4 @@
-"""The results of `weakdriven diagnose`: tables for the terminal and the page, and figures for the page."""
+"""Show the results of `weakdriven diagnose`: tables for the terminal and the page, figures for the page."""
 
 from typing import Any
 
@@ -20,21 +20,21 @@ EXTENDED = {
     "l2": "L2 norm",
     "entropy": "entropy",
     "max_probability": "max probability",
-    "top_right": "top token is the true one",
+    "top_right": "top token is correct",
     "calibration_error": "calibration error",
 }
 TITLES = {"weak": "weak", "strong_before": "strong before", "strong_after": "strong after", "control": "SFT control"}
 SHARES = {
-    "uniform_margin": "margin condition holds",
+    "uniform_margin": "uniform margin condition holds",
     "amplified_share": "hard negatives amplified",
-    "net_amplified_share": "amplified net of lambda",
-    "hardest_amplified": "likeliest one amplified",
+    "net_amplified_share": "amplified, net of lambda",
+    "hardest_amplified": "hardest one amplified",
 }
 MASSES = {"negative_mass_weak": "weak", "negative_mass_strong": "strong", "negative_mass_mixed": "mixture"}
 WHEN = {"before": "before the round", "after": "after the round"}
 
 Cells = tuple[str, list[str], list[list[str]]]
-"""Title, titles of the columns, rows."""
+"""Title, column titles, rows."""
 
 
 def print_diagnosis(found: dict[str, dict[str, Any]], console: Console) -> None:
@@ -77,7 +77,7 @@ def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
 
 
 def logit_table(title: str, logits: dict[str, Any], rows: dict[str, str], columns: list[str], start: str) -> Cells:
-    """Statistics of some models, with the change from `start` to the strong model after the round."""
+    """Tabulate statistics of some models, with the change from `start` to the strong model after the round."""
     names = logits["facts"]["roles"]
     titles = ["per token", *(f"{TITLES[role]}\n{names.get(role, MISSING)}" for role in columns)]
     changed = logits["changes_to_strong_after"].get(start, {})
@@ -98,7 +98,7 @@ def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
         "hard negatives": f"{_digits(size)} ({share})",
         "uniform margin condition holds": percent(mean["uniform_margin"]),
         "hard negatives amplified": percent(pair["amplified_share"]),
-        "  also net of lambda": percent(pair["net_amplified_share"]),
+        "  amplified, net of lambda": percent(pair["net_amplified_share"]),
         "hardest negative amplified": percent(mean["hardest_amplified"]),
         "negative mass of strong alone": _digits(mean["negative_mass_strong"]),
         "negative mass of the mixture": _digits(mean["negative_mass_mixed"]),
@@ -113,7 +113,7 @@ def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
 
 
 def model_value(one: dict[str, Any], key: str) -> Any:
-    """A statistic of a model or a pair, by its name in the tables."""
+    """Look up a statistic of a model or a pair by its name in the tables."""
     return one[key] if key in one else one["statistics"][key]["mean"]
 
 
@@ -131,7 +131,7 @@ def _change(change: dict[str, Any] | None) -> str:
 
 
 def diagnosis_figures(found: dict[str, Any]) -> list[Figure]:
-    """How often the theory's conditions hold, the probability of wrong tokens, and the logits behind both."""
+    """Draw how often the theory's conditions hold, the probability of wrong tokens, and the logits behind both."""
     pairs, logits = found["gradients"]["pairs"], found["logits"]
 
     def of_pairs(names: dict[str, str]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ LOSS = "loss per token, nats"
 
 
 def logged(rows: Rows, key: str, name: str, colour: str, *, dashed: bool = False, complement: bool = False) -> Curve:
-    """A logged number, or 1 minus it, over the steps; a resumed run logs some twice, and the later line counts."""
+    """Make a curve of a logged number, or of 1 minus it; a step logged twice by a resumed run keeps its later value."""
     found = {step: number(row[key]) for row in rows if key in row and (step := number(row.get("step"))) is not None}
     points = [(step, 1 - y if complement and y is not None else y) for step, y in sorted(found.items())]
     return Curve(name, colour, points, dashed)
@@ -39,13 +39,13 @@ def loss_figures(data: dict[str, Any]) -> list[Figure]:
         chart += curves
     for place, chart in enumerate(charts, 1):
         title = "Other methods" + (f", part {place}" if len(charts) > 1 else "")
-        note = "Each solid curve is its method's own loss; the losses of different methods are not comparable."
+        note = "Each solid curve is the method's own loss; losses of different methods are not comparable."
         figures.append(line_figure(f"loss-others-{place}", title, chart, x=STEP, y="loss", caption=note, log="y"))
     return present(figures)
 
 
 def with_validation(rows: Rows, model: str) -> list[Curve]:
-    """The loss of a training, and dashed that of its evaluations."""
+    """Make the curves of a training's loss and of its validation loss (dashed)."""
     name, css = model_name(model), colour(model)
     validation = logged(rows, VALIDATION_LOSS, f"{name}, validation", css, dashed=True)
     return [logged(rows, "loss", name, css), validation]
@@ -65,8 +65,8 @@ def round_losses(one: dict[str, Any], rows: Rows) -> Figure | None:
 
 
 def step_figures(data: dict[str, Any]) -> list[Figure]:
-    """What joint training logged besides its losses: what is left to learn from, and where the logits drift."""
-    note = "Negative mass: probability of all but the true token. Every gradient shrinks with it (shielding)."
+    """Draw what joint training logs besides losses: negative mass, margins, gradient norms and mean logits."""
+    note = "Negative mass: probability of all but the true token. As it shrinks, so does every gradient (shielding)."
     figures = []
     for one in data["rounds"]:
         t, strong_css, weak_css = one["number"], colour(f"round-{one['number']}"), colour(one["weak"])
@@ -91,7 +91,7 @@ def step_figures(data: dict[str, Any]) -> list[Figure]:
 
 
 def selection_figures(one: dict[str, Any], manifests: dict[str, Any]) -> list[Figure]:
-    """Of one round: entropies, probabilities, and what the sampling weight consists of."""
+    """Draw a round's entropies, sampling probabilities, and the terms of its sampling weight."""
     t = one["number"]
     counters = manifests.get(f"round-{t}/active", {}).get("counters", {})
     changes = {words: counters[key] for key, words in CHANGES.items() if key in counters}
@@ -113,7 +113,7 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
         return None
     notes = [f"{one['usable']:,} examples; below the diagonal the strong model is more certain than the weak one."]
     if one["left_out"]:
-        notes.append(f"{one['left_out']:,} more lack an entropy under one of the two and are left out.")
+        notes.append(f"{one['left_out']:,} more are left out because one of the entropies is missing.")
     if one["usable"] > len(points):
         notes.append(f"A random sample of {SCATTER_POINTS:,} is shown.")
     rows = []
@@ -148,7 +148,7 @@ def entropy_scatter(one: dict[str, Any]) -> Figure | None:
 
 
 def zoomed(values: list[float]) -> list[float]:
-    """Ends of an axis that shows 99% of the values, with room around them."""
+    """Choose the ends of an axis that shows 99% of the values, with a margin."""
     low, high = np.quantile(values, [0.005, 0.995]).tolist()
     room = 0.04 * (high - low) or 0.5
     return [max(0.0, low - room), high + room]
@@ -175,7 +175,7 @@ def odds_figure(one: dict[str, Any]) -> Figure | None:
     last = bars[-1]
     beyond = f" The last bar reaches to {last['to']:.3g} times." if last["to"] > last["high"] else ""
     name, title = f"odds-round-{one['number']}", f"Sampling probability, round {one['number']}"
-    caption = f"At 1 an example has the probability of a uniform draw.{beyond}"
+    caption = f"1 is the probability in a uniform draw.{beyond}"
     return Figure(name, title, {"height": 220, "data": {"values": rows}, **spec}, caption)
 
 
@@ -220,7 +220,7 @@ def accuracy_figures(benchmark: str, rows: Rows) -> list[Figure]:
 
 
 def timeline(done: dict[str, Any]) -> list[Figure]:
-    """Time of each finished stage, end to end in the order in which they finished, and its peak memory."""
+    """Draw the time of each finished stage end to end, in the order of finishing, and its peak memory."""
     rows, clock = [], 0.0
     for name, manifest in done.items():
         if manifest.get("taken_from"):
@@ -243,6 +243,6 @@ def timeline(done: dict[str, Any]) -> list[Figure]:
     figures = [Figure("stages-time", "Time of each stage", view | spans, note)]
     if any(row["gib"] is not None for row in rows):
         heights = layer({"type": "bar", "color": "@soft"}, x=quantity("gib", "peak memory, GiB"), **shared)
-        note = "Of the GPU if there is one, else of the process since it started."
+        note = "Memory of the GPU if there is one, else of the process since it started."
         figures.append(Figure("stages-memory", "Peak memory of each stage", view | heights, note))
     return figures

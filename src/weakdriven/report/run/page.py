@@ -1,4 +1,4 @@
-"""The page of a run: its content, which the template only lays out, and writing it, again and again if need be."""
+"""Gather the content of a run's page, and write the page once or repeatedly. The template only lays it out."""
 
 import os
 import re
@@ -40,12 +40,12 @@ GLOSSARY = [
         "Each round trains the latest model (strong) with the one before it (weak) on their mixed logits, "
         "and keeps the strong one.",
     ),
-    ("WD-DS", "The data selection of a round: examples are drawn by their entropies under weak and strong."),
+    ("WD-DS", "Data selection: each round draws examples by their entropies under the weak and the strong model."),
 ]
-"""Names on the page; the first is for every run."""
+"""Terms explained on the page. The first concerns every run, the others only WMSS."""
 TRAININGS = ("training", "baselines")
 IDLE = 4
-"""While a run is followed, we wait this many times as long as a page took: the run needs the processor."""
+"""While following a run, wait this many times as long as the page took to write, to leave the processor to the run."""
 
 
 def write_report(run: Path, *, figures: bool = False) -> Path:
@@ -64,10 +64,10 @@ def write_report(run: Path, *, figures: bool = False) -> Path:
 def render_report(
     run: Path, progress: Progress | None = None, *, reload_seconds: float = 0.0
 ) -> tuple[str, list[Figure]]:
-    """The page and its figures; where a file of the run was changed by hand, a page that says only so.
+    """Render the page and its figures; if a file of the run was edited by hand, render a page that says so.
 
     Args:
-        progress: One that is kept also knows the run's speed.
+        progress: Pass the same object again, and the page also shows the run's speed.
     """
     try:
         data = load_run(run)
@@ -76,7 +76,7 @@ def render_report(
         figures: list[Figure] = list(chain(*parts))
         return render("report.html.j2", shown | {"reload_seconds": reload_seconds}, figures), figures
     except DAMAGED as error:
-        problem = f"A file of this run holds what weakdriven does not write ({type(error).__name__}: {error})."
+        problem = f"A file of this run has contents that weakdriven does not write ({type(error).__name__}: {error})."
         return render("damaged.html.j2", {"name": run.name, "problem": problem}, []), []
 
 
@@ -162,7 +162,7 @@ def page_content(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(recipe: dict[str, Any], data: dict[str, Any], benchmarks: list[str]) -> list[tuple[str, str]]:
-    """What was run, and the names that the page uses."""
+    """List what was run, and explain the terms that the page uses."""
     changed = flat({name: value for name, value in changed_settings(recipe).items() if name not in FIRST_FACTS})
     settings = ", ".join(f"{name}={value}" for name, value in changed.items() if name != "data.path")
     facts = [("Benchmarks", ", ".join(benchmarks)), ("Changed settings", settings)]
@@ -170,7 +170,7 @@ def facts_of(recipe: dict[str, Any], data: dict[str, Any], benchmarks: list[str]
 
 
 def commands_for(folder: str, waiting: list[str]) -> dict[str, str]:
-    """What fills the sections that this run has nothing for."""
+    """Return the commands that would fill the empty sections of the page."""
     run = f"weakdriven run {quote(f'{folder}/{RECIPE_FILE}')} --output {quote(folder)}"
     return {
         "run": run,
@@ -181,15 +181,15 @@ def commands_for(folder: str, waiting: list[str]) -> dict[str, str]:
 
 
 def selection_absent(data: dict[str, Any], command: str) -> tuple[str, str]:
-    """Why nothing was drawn, and the command that goes on."""
+    """Say why nothing was drawn, and which command continues."""
     if not data["rounds"]:
         return "no weak-driven round", ""
     draws = any(re.fullmatch(r"round-\d+/active", one["name"]) for one in data["stages"] if one["status"] != LEFTOVER)
-    return ("no draw yet", command) if draws else ("nothing is selected; rounds train on every example", "")
+    return ("no draw yet", command) if draws else ("selection is off: rounds train on every example", "")
 
 
 def draw_counters(round_number: int, manifests: dict[str, Any]) -> dict[str, Any]:
-    """What a draw counted, with probabilities as multiples of the uniform one."""
+    """Return the counters of a draw, with probabilities as multiples of the uniform one."""
     counters = dict(manifests.get(f"round-{round_number}/active", {}).get("counters", {}))
     for name in ("p_min", "p_max"):
         if name in counters and counters.get("examples"):
@@ -198,17 +198,17 @@ def draw_counters(round_number: int, manifests: dict[str, Any]) -> dict[str, Any
 
 
 def level_table(benchmark: str, scores: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Level to model to share of right answers."""
+    """Tabulate the share of right answers by level and model."""
     table: dict[str, dict[str, float]] = {}
     for (name, model), one in scores.items():
         for level, cell in one.get("levels", {}).items() if name == benchmark else ():
-            # runs of 0.1.0 have no `answers`: they have one to each item
+            # runs of 0.1.0 have no `answers`: they took one answer per item
             table.setdefault(level, {})[model] = cell["correct"] / (cell.get("answers") or cell["items"])
     return dict(sorted(table.items(), key=lambda entry: (len(entry[0]), entry[0])))
 
 
 def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
-    """The part of funnel.json that the page shows; empty if there is none.
+    """Return the part of funnel.json that the page shows; empty if there is none.
 
     >>> training_set({"in": 4, "kept": 3, "dropped": {"no gold": {"rows": 1, "first": [{"id": "7", "detail": ""}]}}})
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -228,7 +228,7 @@ def training_set(funnel: dict[str, Any]) -> dict[str, Any]:
 
 
 def mixture_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of each source with its share of all rows in the mixture; empty if there is one source."""
+    """Return each source's rows and their share of the mixture; empty if there is only one source."""
     sources = mapping(mapping(manifest.get("counters")).get("sources"))
     total = sum(one["used"] for one in sources.values())
     return {name: one | {"share": one["used"] / total} for name, one in sources.items()} if total else {}
@@ -247,12 +247,12 @@ def _reasons(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def follow_report(run: Path, *, every: float = 5.0) -> None:
-    """Write `report.html` whenever files of the run have changed, until the run has ended or at Ctrl-C."""
+    """Write `report.html` whenever files of the run change, until the run ends or Ctrl-C is pressed."""
     progress, seen = Progress(run), None
     try:
         while is_running(run):
             begun = time.monotonic()
-            with suppress(OSError):  # a stage was put in place while we read it; the next page has it
+            with suppress(OSError):  # a stage was renamed while we read it; the next page shows it
                 if (files := file_stamps(run)) != seen:
                     write_page(run, progress, reload_seconds=every)
                     seen = files
@@ -265,7 +265,7 @@ def follow_report(run: Path, *, every: float = 5.0) -> None:
 
 
 def write_page(run: Path, progress: Progress, *, reload_seconds: float = 0.0) -> None:
-    """The page by way of the work folder: the run itself may write its page at the same moment."""
+    """Write the page in the work folder and rename it: the run itself may write its page at the same moment."""
     page, _ = render_report(run, progress, reload_seconds=reload_seconds)
     folder = run / WORK if (run / WORK).is_dir() else run
     write_text(folder / REPORT, page)
@@ -273,6 +273,6 @@ def write_page(run: Path, progress: Progress, *, reload_seconds: float = 0.0) ->
 
 
 def file_stamps(run: Path) -> set[tuple[Path, int, int]]:
-    """Name, time and size of every file of a run but its page."""
+    """Return name, time and size of every file of a run except its page."""
     stats = {path: path.stat() for path in run.rglob("*") if path.name != REPORT and path.is_file()}
     return {(path, one.st_mtime_ns, one.st_size) for path, one in stats.items()}

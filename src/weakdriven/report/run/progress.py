@@ -1,4 +1,4 @@
-"""What a run in progress is doing, found out from its files alone."""
+"""Describe what a run in progress is doing, from its files alone."""
 
 import fcntl
 import time
@@ -11,18 +11,18 @@ from weakdriven.runs.directory import VALIDATION_LOSS, WORK, work_folder
 
 
 class Progress:
-    """One line about a run; its rate is that since this object first saw the stage."""
+    """Describes a run in one line; the rate counts from when this object first saw the stage."""
 
     def __init__(self, run: Path):
         self.run, self.stage, self.first = run, "", (0.0, 0.0)
 
     def line(self, data: dict[str, Any]) -> str:
-        """What the run of `load_run` does now; empty where no process works on it or no stage has begun."""
+        """Say what the run is doing; empty if no process works on it or no stage has begun."""
         names = [stage["name"] for stage in data["stages"]]
         waiting = [stage["name"] for stage in data["stages"] if stage["status"] in WAITING]
         states = {name: read_object(work_folder(self.run, name) / "state.json") for name in waiting}
         begun = {name: state["begun"] for name, state in states.items() if state}
-        stage = max(begun, key=lambda name: begun[name], default="")  # whose last try began last
+        stage = max(begun, key=lambda name: begun[name], default="")  # the stage begun last
         if not stage or not is_running(self.run):
             return ""
         facts = self._training(stage, data["metrics"].get(stage, []))
@@ -30,7 +30,7 @@ class Progress:
         return ", ".join([f"stage {names.index(stage) + 1} of {len(names)}, {stage}", *facts])
 
     def _training(self, stage: str, rows: list[dict[str, Any]]) -> list[str]:
-        """Step, losses, rate and time left; Trainer logs as `epoch` how much of a phase is done."""
+        """Describe step, losses, rate and time left; Trainer logs the finished share of a phase as `epoch`."""
         row, evaluated = (next((row for row in reversed(rows) if key in row), {}) for key in ("loss", VALIDATION_LOSS))
         step, share, loss = (number(row.get(name)) for name in ("step", "epoch", "loss"))
         if step is None:
@@ -49,9 +49,9 @@ class Progress:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process holds the lock of a run (`runs.directory.claim_run`).
+    """Return whether a process holds the lock of a run (`runs.directory.claim_run`).
 
-    We take a shared lock and give it back at once, so a run that starts in that instant could be turned away.
+    The test takes a shared lock for an instant, in which a starting run could find the directory locked.
     """
     path = run / WORK / "lock"
     if not path.is_file():

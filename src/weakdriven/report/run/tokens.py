@@ -1,4 +1,4 @@
-"""Some examples token by token, small enough for a page: the tokens that `diagnose` wrote, cut and rounded."""
+"""Prepare examples for the token view: the tokens that `diagnose` wrote, cut and rounded to keep the page small."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from weakdriven.report.format import number, shorten
 from weakdriven.runs.directory import DIAGNOSTICS, EXAMPLES
 
 TOKENS, NEGATIVES = 12_000, 5
-"""Maximum of tokens in all examples together, and of hard negatives per token: a page must stay below 6 MB."""
+"""Maximum of tokens over all examples, and of hard negatives per token, to keep the page below 6 MB."""
 LISTS = {
     "hardest": "hardest for the strong model",
     "regressed": "entropy rose most from weak to strong",
@@ -31,9 +31,9 @@ OF_NEGATIVES = ("weak", "strong", "mixed", "gradient")
 
 
 def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
-    """Input of the page's script; empty where nothing was diagnosed.
+    """Return the input of the page's script; empty if there is no diagnosis.
 
-    A token is `[text, values...]`, then for each hard negative `text, values...`; texts are numbers of `texts`.
+    A token is `[text, values...]`, then `text, values...` for each hard negative; texts are indices into `texts`.
     """
     path = run / DIAGNOSTICS / "tokens.parquet"
     grouped: dict[int, list[dict[str, Any]]] = {}
@@ -46,7 +46,7 @@ def token_view(run: Path, problems: list[str]) -> dict[str, Any]:
     if not grouped:
         return {}
     most = max(20, TOKENS // len(grouped))
-    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # of --rows, which are not rows of the data
+    other = (run / DIAGNOSTICS / EXAMPLES).is_file()  # examples of `diagnose --rows`
     wanted = {row: tokens[0]["id"] for row, tokens in grouped.items()}
     questions = read_examples(run, wanted, stage=DIAGNOSTICS if other else "data")
     texts: dict[str, int] = {}
@@ -79,5 +79,5 @@ def _packed(token: dict[str, Any], texts: dict[str, int]) -> list[Any]:
 
 
 def _short(value: Any) -> Any:
-    """Three digits are enough for a reader; counts stay whole."""
+    """Round to three digits; keep counts whole."""
     return None if number(value) is None else int(value) if value == int(value) else float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""The last WMSS model of a run against its SFT control, in words that claim no more than the paired test shows."""
+"""Compare a run's last WMSS model with its SFT control, claiming no more than the paired test shows."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,11 +12,11 @@ from weakdriven.report.run.answers import count_wins, missing_words
 
 SIGNIFICANCE_LEVEL = 0.05
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Benchmark to the share of right samples of each item under two models."""
+"""By benchmark: the share of right samples of each item under two models."""
 
 
 def final_model(data: dict[str, Any]) -> str | None:
-    """The last round that has a score."""
+    """Name the last round that has a score."""
     return _first_evaluated(data, [f"round-{one['number']}" for one in reversed(data["rounds"])])
 
 
@@ -30,7 +30,7 @@ def _first_evaluated(data: dict[str, Any], models: Iterable[str]) -> str | None:
 
 
 def verdict(data: dict[str, Any]) -> list[str]:
-    """What is worse than M1 or M0, a headline, why, then a sentence for each benchmark."""
+    """Say whether WMSS is worse than M1 or M0, then the headline, its reason, and a sentence for each benchmark."""
     rows = {(row["benchmark"], row["model"]): row for row in data["accuracy"]}
     final, control = final_model(data), control_of(data)
     if not rows:
@@ -38,7 +38,7 @@ def verdict(data: dict[str, Any]) -> list[str]:
         return validation.sentences(data["validation"]) or unknown
     if final is None:
         scored = [f"{in_prose(row['model'])} scores {score(row)} on {row['benchmark']}" for row in data["accuracy"]]
-        opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model;"
+        opening = "No WMSS model has been evaluated yet; so far" if data["rounds"] else "This run trains no WMSS model:"
         return [*below_m1(data), f"{opening} {'; '.join(scored)}."]
     benchmarks = [benchmark for benchmark, model in rows if model == final]
     both, pairs = [name for name in benchmarks if (name, control) in rows], pairs_of(data, final, control)
@@ -52,7 +52,7 @@ def verdict(data: dict[str, Any]) -> list[str]:
                 significant = "significant" if result.p_items < SIGNIFICANCE_LEVEL else "not significant"
                 sentence += f": {difference_words(result)}; {significant}"
         elif name in both:
-            sentence += f"; not comparable with {in_prose(control)}: other items or version, or samples are missing"
+            sentence += f"; not comparable with {in_prose(control)}: items or version differ, or samples are missing"
         else:
             sentence += f"; {in_prose(control)} has no score to compare it with"
         sentences.append(f"{sentence}.")
@@ -63,7 +63,7 @@ def verdict(data: dict[str, Any]) -> list[str]:
 
 
 def below_m1(data: dict[str, Any]) -> list[str]:
-    """At most one sentence: the last WMSS model and every other one that started from M1 and is worse than it."""
+    """List models worse than M1, at most in one sentence: the last WMSS model and all that were trained from M1."""
     final, worse = final_model(data), []
     for model in dict.fromkeys(row["model"] for row in data["accuracy"]):
         if model != final and not started_from_m1(data, model):
@@ -75,7 +75,7 @@ def below_m1(data: dict[str, Any]) -> list[str]:
                 worse.append(
                     f"{in_prose(model)}: {difference_words(result)}{'' if significant else ', not significant'}"
                 )
-    return [f"Worse than M1, which training started from: {'; '.join(worse)}."] if worse else []
+    return [f"Worse than M1, where training started: {'; '.join(worse)}."] if worse else []
 
 
 def below_base(data: dict[str, Any]) -> list[str]:
@@ -88,16 +88,16 @@ def below_base(data: dict[str, Any]) -> list[str]:
 
 
 def started_from_m1(data: dict[str, Any], model: str) -> bool:
-    """Whether a model's own stage has M1 among its inputs, other than to know how long to train."""
+    """Return whether a model was trained from M1; a model may also use M1 only to know how long to train."""
     m1 = data["done"].get("sft", {}).get("key")
     inputs = data["done"].get(stage_of(model), {}).get("inputs", {})
     return m1 is not None and m1 in [key for name, key in inputs.items() if name != "budget"]
 
 
 def outcome(data: dict[str, Any]) -> str:
-    """Of the last WMSS model against its control: better, worse, or open where no difference is significant.
+    """Compare the last WMSS model with its control: better, worse, or open if no difference is significant.
 
-    A model below M1 or M0 is not better, whatever its control did.
+    A model below M1 or M0 is never better, even if it beats its control.
     """
     final = final_model(data)
     pairs = pairs_of(data, final, control_of(data)) if final else {}
@@ -110,7 +110,7 @@ def outcome(data: dict[str, Any]) -> str:
 
 
 def pairs_of(data: dict[str, Any], model: str, other: str) -> Pairs:
-    """By benchmark, where both were evaluated on the same items."""
+    """Pair both models' samples on each benchmark where they were evaluated on the same items."""
     names = list(dict.fromkeys(row["benchmark"] for row in data["accuracy"] if row["model"] == model))
     both = [name for name in names if (name, other) in data["scores"]]
     return {name: pair for name in both if (pair := paired(data, name, other, model)) is not None}
@@ -121,7 +121,7 @@ def compared(pairs: Pairs) -> SeedComparison:
 
 
 def paired(data: dict[str, Any], benchmark: str, a: str, b: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Share of right samples of each item under both models, (1, P); None where they are not of the same items."""
+    """Return the share of right samples of each item under both models, (1, P); None if their items differ."""
     terms = [[data["scores"][benchmark, model].get(key) for key in ("version", "items", "golds")] for model in (a, b)]
     right = [data["samples"][benchmark, model]["right"] for model in (a, b)]
     if terms[0] != terms[1] or right[0].keys() != right[1].keys() or not right[0]:
@@ -147,7 +147,7 @@ def difference_words(result: SeedComparison, where: str = "") -> str:
 
 
 def effort(data: dict[str, Any]) -> str:
-    """Rows and steps that the two models of the verdict were trained on; equal epochs are not equal compute."""
+    """Say how many examples and steps both models were trained on, because equal epochs are not equal compute."""
     final, control = final_model(data), control_of(data)
     if final is None:
         return ""
@@ -160,5 +160,5 @@ def effort(data: dict[str, Any]) -> str:
         if not all("rows" in one and "steps" in one for one in counters):
             return ""
         rows, steps = (plain(sum(one[key] for one in counters)) for key in ("rows", "steps"))
-        parts.append(f"{in_prose(model)} on {rows} rows, {steps} steps")
+        parts.append(f"{in_prose(model)} on {rows} examples, {steps} steps")
     return f"Total training: {parts[0]}; {parts[1]}."

@@ -1,1 +1,1 @@
-"""A sweep over settings and seeds: `table.py` computes its rows, `figures.py` draws them, `files.py` writes them."""
+"""Results of a sweep over settings and seeds: `files.py` computes and writes them, `figures.py` draws them."""

@@ -1,4 +1,4 @@
-"""A sweep's summary -> figures: a curve, a heat map or dots by what was varied; and accuracy over the steps."""
+"""Draw a sweep's summary: a curve, a heat map or dots by what was varied, and accuracy over training steps."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from weakdriven.report.plots import Spec, category, layer, present, quantity
 from weakdriven.report.results import Row
 
 SERIES = ["blue", "pick", "brown", "ink", "olive"]
-"""Of points; one series alone is WMSS, which is blue on all pages."""
+"""Colours of several series; a single series is WMSS and blue, as on all pages."""
 PERCENT = "accuracy, percent"
 LEGEND = {"symbolOpacity": 1, "symbolStrokeWidth": 0}
-"""Of a figure with bands, whose own opacity would leave the legend pale."""
-BAND = "95% interval over seeds and problems"
+"""Legend of a figure with bands, which would otherwise inherit their opacity."""
+BAND = "95% interval over seeds and items"
 
 
 def figures_of(found: Row) -> list[Figure]:
-    """What can be drawn of a sweep so far; nothing if no point has a result."""
+    """Draw what a sweep has so far; nothing if no point has a result."""
     results = [row for row in found["summary"] if row["role"] == "result"]
     if not any("score" in row for row in results):
         return []
@@ -41,19 +41,19 @@ def place(found: Row, row: Row, label: str) -> Any:
 
 
 def words(found: Row, row: Row, labels: list[str]) -> str:
-    """A point in a legend: its places on these axes."""
+    """Name a point in a legend by its values on these axes."""
     values = {label: place(found, row, label) for label in labels}
     return ", ".join(value if isinstance(value, str) else f"{label} {value}" for label, value in values.items())
 
 
 def method_of(results: list[Row]) -> str:
-    """Name of the models that points end with; of several rounds that of the method."""
+    """Name the models that the points end with; if they are of different rounds, name the method."""
     names = list(dict.fromkeys(model_name(row["model"]) for row in results if row["model"]))
     return names[0] if len(names) == 1 else names[0].partition(",")[0]
 
 
 def mark_of(row: Row) -> Row:
-    """Score and interval of a model in percent; a gap where it has none."""
+    """Return score and interval of a model in percent; None without a score."""
     low, high = row.get("interval", (None, None))
     return {"score": percent(row.get("score")), "low": percent(low), "high": percent(high)}
 
@@ -72,7 +72,7 @@ def seeds_of(row: Row, at: Row) -> list[Row]:
 
 
 def curve(found: Row, results: list[Row], x: str) -> Figure:
-    """Mean with its interval over one numeric axis, single seeds as dots, the SFT control dashed."""
+    """Draw means and intervals over one numeric axis, single seeds as dots, and the SFT control as a dashed line."""
     others = [label for label in labels(found) if label != x]
     at = {
         row["point"]: {"x": place(found, row, x), "series": words(found, row, others) or method_of(results)}
@@ -84,7 +84,7 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
     control = next(iter(controls.values()), None) if not others else None
     note = f"Line: mean over benchmarks and {seeds_words(found)}. Band: {BAND}. Dots: single seeds."
     if control:
-        if control["shared"]:  # also where a point has no result yet
+        if control["shared"]:  # extends over points without a result
             controls = dict.fromkeys(at, control)
         held = {"series": control["name"], "control": True}
         lines += [{"x": at[point]["x"], **held, **mark_of(controls[point])} for point in at if point in controls]
@@ -109,19 +109,19 @@ def curve(found: Row, results: list[Row], x: str) -> Figure:
         {**own, **layer({"type": "line", "point": {"size": 45}}, **line)},
         {**held, **layer({"type": "line", "strokeDash": [6, 4]}, **line)},
         {"data": {"values": seeds}, **seed},
-        {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # a point between two gaps has no band
+        {**own, **layer({"type": "rule", "opacity": 0.4}, **band)},  # shows a point between two gaps, which has no band
     ]
     return Figure("sweep", f"Accuracy over {x}: {found['recipe']}", layered(280, lines, encoding, layers), note)
 
 
 def dots(found: Row, results: list[Row]) -> Figure:
-    """Mean with its interval for each point, where what is varied has no order."""
+    """Draw means and intervals for each point of axes that are not numeric."""
     axes, own = labels(found), method_of(results)
     names = {row["point"]: words(found, row, axes) for row in results}
     rows = [{"point": names[row["point"]], "series": own, **mark_of(row)} for row in results]
     seeds = [one for row in results for one in seeds_of(row, {"point": names[row["point"]], "series": own})]
     controls = [row for row in found["summary"] if row["role"] == "control" and "score" in row]
-    alone = controls[:1] if controls and controls[0]["shared"] else []  # the same at every point: one line of its own
+    alone = controls[:1] if controls and controls[0]["shared"] else []  # the same at every point: drawn once
     rows += [
         {"point": row["name"] if alone else names[row["point"]], "series": row["name"], "control": True, **mark_of(row)}
         for row in alone or controls
@@ -147,14 +147,14 @@ def dots(found: Row, results: list[Row]) -> Figure:
 
 
 def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
-    """Mean for each pair of two numeric axes; a point without a result is an empty cell."""
+    """Draw the mean for each pair of values of two numeric axes; a point without a result is an empty cell."""
     cells = [
         {"x": place(found, row, x), "y": place(found, row, y), **mark_of(row), "seeds": len(row["seeds"])}
         for row in results
     ]
     for cell in cells:
         cell["label"] = "–" if cell["score"] is None else f"{cell['score']:.1f}"
-    # shades of one colour by opacity, because a page's colours are variables that no scale can mix
+    # one colour with varying opacity, because no Vega scale can mix the page's CSS variables
     shade = quantity("score", None, scale={"range": [0.05, 0.6], "zero": False}, legend=None)
     tips = fields("x", "y", "score", "low", "high", "seeds")
     rect = layer({"type": "rect", "color": "@blue"}, opacity=shade, tooltip=tips)
@@ -170,7 +170,7 @@ def heat_map(found: Row, results: list[Row], x: str, y: str) -> Figure:
 
 
 def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None:
-    """Each benchmark on its own; None for one benchmark, or where another axis needs the colours."""
+    """Draw each benchmark separately; None for one benchmark, or if another axis needs the colours."""
     names = list(dict.fromkeys(name for row in results for name in row.get("benchmarks", {})))
     axes = labels(found)
     if len(names) < 2 or (x and len(axes) > 1):
@@ -198,7 +198,7 @@ def by_benchmark(found: Row, results: list[Row], x: str | None) -> Figure | None
 
 
 def over_steps(found: Row) -> Figure | None:
-    """Accuracy against the steps of the last phase, where snapshots were saved and evaluated."""
+    """Draw accuracy over the steps of the last phase if snapshots were saved and evaluated."""
     summary, axes = found["summary"], labels(found)
     if not any(row["role"] == "snapshot" and "score" in row for row in summary):
         return None
@@ -246,7 +246,7 @@ def vertical(field: str) -> Row:
 
 
 def x_of(title: str, values: list[float]) -> Row:
-    """An axis with a tick at each value, logarithmic where they span more than a factor of 20."""
+    """Describe an axis with a tick at each value, logarithmic if the values span more than a factor of 20."""
     wide = min(values) > 0 and max(values) > 20 * min(values)
     ticks = {"values": sorted(set(values)), "format": "~g", "labelOverlap": True, "grid": False}
     scale = {"type": "log"} if wide else {"zero": False, "nice": False, "padding": 12}

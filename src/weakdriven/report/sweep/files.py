@@ -1,4 +1,4 @@
-"""The results of a sweep as files: sweep.csv and .parquet for programs, .json and .md, and its figures."""
+"""Compute a sweep's results and write them: .csv and .parquet for programs, .json, .md, and figures."""
 
 import json
 from collections.abc import Iterable
@@ -27,10 +27,10 @@ OURS = ["point", "seed", "model", "share_of_steps", "steps", "benchmark", *MEASU
 
 
 def write_sweep(root: Path, facts: Row | None = None) -> Row:
-    """Write every file of a sweep from its runs; returns what sweep.json holds.
+    """Write every file of a sweep from its runs; return the content of sweep.json.
 
     Args:
-        facts: What was asked for and the state of each run; unset: those of sweep.json.
+        facts: The sweep's definition and the state of each run; by default read from sweep.json.
     """
     facts = facts or {key: value for key, value in read_sweep(root).items() if key != "summary"}
     make_directory(root)
@@ -46,9 +46,9 @@ def write_sweep(root: Path, facts: Row | None = None) -> Row:
 
 
 def read_sweep(root: Path) -> Row:
-    """What sweep.json holds: the facts of the sweep, and `summary`, a row for each point and model."""
+    """Read sweep.json: the facts of the sweep, and `summary`, a row for each point and model."""
     if not (root / SWEEP_FILE).is_file():
-        raise UserError(f"{root} holds no sweep: it has no {SWEEP_FILE}.")
+        raise UserError(f"{root} is not a sweep's folder: it has no {SWEEP_FILE}.")
     return read_json(root / SWEEP_FILE)
 
 
@@ -62,7 +62,7 @@ def as_markdown(found: Row) -> str:
 
 
 def tables(found: Row) -> dict[str, format.Table]:
-    """By title: the points, the models that all points share, and the other models; empty tables are left out."""
+    """Return the tables by title: the points, the models that all points share, and others; leave out empty tables."""
     axes, key = [axis["label"] for axis in found["axes"]], reference_of(found)
     points, shared, others = [], {}, []
     lossy = [validation.BOARD[0]] if any("validation" in row for row in found["summary"]) else []
@@ -91,7 +91,7 @@ def place_of(found: Row, row: Row) -> Row:
 
 
 def reference_of(found: Row) -> str:
-    """What all points are tested against: the SFT control if there is one, else the default point."""
+    """Choose what all points are tested against: the SFT control if there is one, else the default point."""
     controlled = any(row.get("against_control") for row in found["summary"])
     return "against_control" if controlled else "against_default"
 
@@ -112,16 +112,16 @@ def caption(found: Row) -> str:
     seeds = len(found["seeds"])
     return (
         f"Score: mean accuracy in percent over {', '.join(benchmarks) or 'the benchmarks'} and up to {seeds} "
-        f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and problems. Difference: from "
-        f"{reference_name(found)}, in points, on the same seeds and problems, and not corrected for the number of "
-        "points. Time: all that leads to the model, as if computed for it alone. "
+        f"seed{'s' * (seeds != 1)}. Brackets: 95% interval over seeds and items. Difference: from "
+        f"{reference_name(found)}, in points, on the same seeds and items, not corrected for the number of "
+        "points. Time: every stage behind the model; shared stages count for each. "
         f"Runs: {states.count('done')} of {len(states)} done, "
         f"{states.count('failed')} failed.{validation.board_caption(found['summary'])}"
     )
 
 
 def failures(found: Row) -> list[str]:
-    """Each reason once, with the runs that have it."""
+    """List each reason once, with the runs that failed for it."""
     reasons: dict[str, list[str]] = {}
     for folder, state in found["runs"].items():
         if state["status"] == "failed":
@@ -130,7 +130,7 @@ def failures(found: Row) -> list[str]:
 
 
 def runs_of(facts: Row, root: Path) -> dict[tuple[str, str], Path]:
-    """(point, seed) to run directory, of all that were asked for."""
+    """Return the run directory of each (point, seed) of the sweep."""
     return {(name, seed): root / name / f"seed-{seed}" for name in facts["points"] for seed in facts["seeds"]}
 
 
@@ -139,7 +139,7 @@ def state_of(facts: Row, point: str | None, seed: str) -> Row:
 
 
 def tidy_rows(root: Path, facts: Row) -> list[Row]:
-    """Every number of a sweep, one benchmark a row; a run without its result has a row that says why."""
+    """Make one row per run, model and benchmark; a run without its result has a row that says why."""
     rows = []
     for (point, seed), run in runs_of(facts, root).items():
         known = state_of(facts, point, seed)
@@ -160,20 +160,20 @@ def columns_of(facts: Row) -> list[str]:
 
 
 def columns_at(facts: Row, point: str) -> Row:
-    """Place on each axis and every swept setting, under names that no column of ours has."""
+    """Return the value on each axis and of every swept setting, under names that no other column has."""
     one = facts["points"][point]
     swept = one["values"] | one["settings"]
     return {f"setting {key}" if key in OURS else key: value for key, value in swept.items()}
 
 
 def result_of(facts: Row, point: str | None) -> str | None:
-    """Name of the model that the method ends with, as a finished run of this point reported it."""
+    """Name the model that the method ends with, as a finished run of this point reported it."""
     states = (state_of(facts, point, seed) for seed in facts["seeds"])
     return next((state["model"] for state in states if "model" in state), None)
 
 
 def training_of(model: str, manifests: dict[str, Row]) -> Row:
-    """How far a model's own training had come, as share of the steps and steps; and the cost of all before it."""
+    """Return how far a model's own training had come, in share and steps, and the cost of the stages before it."""
     whole, percent = format.split_snapshot(model)
     share = 1.0 if percent is None else percent / 100
     steps, cost = manifests.get(format.stage_of(whole), {}).get("counters", {}).get("steps"), costs(model, manifests)
@@ -181,7 +181,7 @@ def training_of(model: str, manifests: dict[str, Row]) -> Row:
 
 
 def summarise(root: Path, facts: Row) -> list[Row]:
-    """One row for each point and model: mean over seeds and benchmarks, interval, and what it is tested against."""
+    """Make one row per point and model: mean over seeds and benchmarks, interval, and test against the reference."""
     runs = {at: run for at, run in runs_of(facts, root).items() if state_of(facts, *at)["status"] != NOT_RUN}
     found = {at: complete_models(run) for at, run in runs.items()}
     manifests = {at: current_manifests(run) for at, run in runs.items()}
@@ -199,7 +199,7 @@ def summarise(root: Path, facts: Row) -> list[Row]:
         models = list(dict.fromkeys(name for (at, _), one in both.items() if at == point for name in one))
         result = result_of(facts, point)
         control = next((name for name in format.CONTROLS if name in models and name != result), None)
-        for model in [*models, *([result] if result not in models else [])]:  # a failed point may not know its result
+        for model in [*models, *([result] if result not in models else [])]:  # a failed point may not have its result
             own, name = by_seed(point, model), model and format.model_name(model)
             seeds = [seed for (at, seed), one in both.items() if at == point and model in one]
             role = "result" if model == result else "control" if model == control else "other"
@@ -226,7 +226,7 @@ def summarise(root: Path, facts: Row) -> list[Row]:
 
 
 def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Any]], facts: Row) -> bool:
-    """Whether every finished run has this model, and under each seed the same one."""
+    """Return whether every finished run has this model, and runs with the same seed have the same one."""
     done = [models for at, models in found.items() if state_of(facts, *at)["status"] == "done"]
     each = [{one[model] for (_, of), one in found.items() if of == seed and model in one} for seed in facts["seeds"]]
     return len(facts["points"]) > 1 and all(model in models for models in done) and all(len(one) < 2 for one in each)
@@ -234,7 +234,7 @@ def is_shared(model: str | None, found: dict[tuple[str, str], dict[str, Any]], f
 
 @cache
 def measured(models: tuple[Evaluated, ...]) -> Row:
-    """Mean over seeds and benchmarks, and that of each benchmark."""
+    """Average over seeds and benchmarks, and for each benchmark."""
     each = {}
     for name, values_SP in (whole := scores(models)).items():
         spread = describe({name: values_SP})
@@ -243,7 +243,7 @@ def measured(models: tuple[Evaluated, ...]) -> Row:
 
 
 def as_cells(values: Iterable[Any]) -> list[Any]:
-    """A column that CSV and Parquet can hold: lists as JSON, numbers among words as words."""
+    """Convert a column for CSV and Parquet: lists become JSON; if some values are strings, all become strings."""
     cells = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
     kinds = {type(value) for value in cells if value is not None}
     if kinds <= {int, float} or len(kinds) <= 1:

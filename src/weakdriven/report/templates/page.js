@@ -17,7 +17,7 @@
     try {
       if (value === undefined) return localStorage.getItem("weakdriven-theme");
       localStorage.setItem("weakdriven-theme", value);
-    } catch { /* storage is refused to some local files */ }
+    } catch { /* browsers deny storage to some local files */ }
     return null;
   };
   const isDark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -32,7 +32,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
   label();
 
-  // Figures: those in view first, the others while the browser has nothing else to do, so that a print has them all.
+  // Draw the figures in view first and the others when the browser is idle, so that a print shows them all.
   const figures = read("figures") || { specs: {} };
   const places = [...document.querySelectorAll("[data-figure]")];
   const draw = (place) => {
@@ -67,21 +67,21 @@
   };
   idle(rest);
 
-  // The page of a run that is followed: reload every few seconds and come back to the same place.
+  // The page of a followed run: reload every few seconds and return to the same scroll position.
   const reload = document.getElementById("reload");
   if (reload) {
     const key = `weakdriven-follow${location.pathname}`;
     const details = () => [...document.querySelectorAll("details:not(.plot details)")];
     history.scrollRestoration = "manual";
     let kept = null;
-    try { kept = JSON.parse(sessionStorage.getItem(key)); } catch { /* storage is refused to some local files */ }
+    try { kept = JSON.parse(sessionStorage.getItem(key)); } catch { /* browsers deny storage to some local files */ }
     if (kept) {
       details().forEach((one, place) => { one.open = Boolean(kept.open[place]); });
       places.forEach((place) => { place.style.minHeight = `${kept.heights[place.dataset.figure] || 40}px`; });
       scrollTo(0, kept.y);
     }
     setInterval(() => {
-      if (document.hidden || !getSelection().isCollapsed) return; // nobody looks, or someone is about to copy
+      if (document.hidden || !getSelection().isCollapsed) return; // the page is hidden, or text is selected
       const heights = Object.fromEntries(places.map((place) => [place.dataset.figure, place.offsetHeight]));
       const state = { y: scrollY, open: details().map((one) => one.open), heights };
       try { sessionStorage.setItem(key, JSON.stringify(state)); } catch { /* as above */ }
@@ -97,10 +97,10 @@
   const first = tokens.values.length + 1, width = tokens.negative_values.length + 1;
   const N = Object.fromEntries(tokens.negative_values.map((name, place) => [name, place + 1]));
   const shades = {
-    disagreement: ["weak and strong disagree", (token) => token[V.disagreement], "share of probability placed differently"],
+    disagreement: ["weak and strong disagree", (token) => token[V.disagreement], "share of probability that weak and strong give to different tokens"],
     unsure: ["strong model unsure", (token) => 1 - token[V.strong_probability], "1 - P(true token) under the strong model"],
-    gained: ["gained in the round", (token) => token[V.after_probability] === null ? null : token[V.after_probability] - token[V.strong_probability], "P(true token) after the round less before, where it rose"],
-    lost: ["lost in the round", (token) => token[V.after_probability] === null ? null : token[V.strong_probability] - token[V.after_probability], "P(true token) before the round less after, where it fell"],
+    gained: ["gained in the round", (token) => token[V.after_probability] === null ? null : token[V.after_probability] - token[V.strong_probability], "rise of P(true token) in the round"],
+    lost: ["lost in the round", (token) => token[V.after_probability] === null ? null : token[V.strong_probability] - token[V.after_probability], "fall of P(true token) in the round"],
   };
   const state = { list: tokens.lists[0], place: 0, token: 0, shade: "disagreement" };
   const share = (value) => value === null || value === undefined ? "–" : value >= 0.0995 ? `${(100 * value).toFixed(1)}%` : value < 0.0001 ? "<0.01%" : `${Number((100 * value).toPrecision(2))}%`;
