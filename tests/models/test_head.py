@@ -114,5 +114,5 @@ def test_the_probe_accepts_a_model_under_an_adapter(dtype):
 
 def test_a_model_that_sees_later_tokens_is_an_error():
     refuse_other_logits(tiny_model("gemma3"), "here")
-    with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees tokens that come later"):
+    with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees later tokens"):
         refuse_other_logits(tiny_model("gemma3", use_bidirectional_attention=True), "here")

@@ -328,7 +328,7 @@ def test_a_folder_without_weights_is_an_error(pair, refused, tmp_path):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("./gone", "is an adapter over a model that is not here"),
+        ("./gone", "is an adapter whose base was not found"),
         (None, "does not name the adapter's model"),
         ("weak", "lora does not fit"),
     ],
