@@ -68,7 +68,7 @@ def test_an_adapter_on_the_head_is_an_error():
 def test_a_head_that_is_more_than_a_linear_layer_is_an_error():
     model = tiny_model(tied=False)
     model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
-    with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is torch.*Sequential, and the mixed loss"):
+    with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is torch.*Sequential, but the mixed loss"):
         head(model)
 
 
