@@ -226,7 +226,7 @@ def test_a_source_of_which_nothing_is_kept_is_an_error_with_its_reasons(tmp_path
 
 
 def test_a_benchmark_that_is_not_there_is_an_error_before_any_work(corpus, tmp_path):
-    with pytest.raises(UserError, match="Benchmark gsm8k: there is no gsm8k"):
+    with pytest.raises(UserError, match=r"Benchmark gsm8k: .* no gsm8k"):
         build(settings(corpus, tmp_path, benchmarks=["gsm8k"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

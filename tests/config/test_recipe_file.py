@@ -189,11 +189,11 @@ def test_recipes_that_extend_each_other_are_an_error(tmp_path: Path):
     write(tmp_path / "second.yaml", "extends: ./third.yaml\n")
     write(tmp_path / "third.yaml", "extends: second.yaml\n")
     message = (
-        r"first\.yaml: second\.yaml extends \./third\.yaml extends second\.yaml, which is a circle; remove extends"
+        r"first\.yaml: .*in a circle \(.*second\.yaml extends \./third\.yaml extends second\.yaml\); remove extends"
     )
     with pytest.raises(UserError, match=message):
         load_recipe(first)
-    with pytest.raises(UserError, match=r"self\.yaml extends self\.yaml, which is a circle"):
+    with pytest.raises(UserError, match=r"in a circle \(.*self\.yaml extends self\.yaml\)"):
         load_recipe(write(tmp_path / "self.yaml", "extends: self.yaml\n"))
 
 
@@ -240,7 +240,7 @@ def test_a_wrong_setting_is_reported_with_every_file_it_may_come_from(tmp_path: 
 
 
 def test_extends_cannot_be_an_override_and_a_misspelt_one_gets_a_suggestion(tmp_path: Path):
-    with pytest.raises(UserError, match=r"^demo with your overrides: extends is a key of recipe files; write it into"):
+    with pytest.raises(UserError, match=r"^demo with your overrides: extends is allowed only in recipe files"):
         load_recipe("demo", ["extends=qwen3-4b-math"])
     with pytest.raises(UserError, match=r"extend is not a setting\. Did you mean extends\?"):
         load_recipe(write(tmp_path / "child.yaml", "extend: demo\n"))

@@ -216,7 +216,7 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         (["selection.enabled=false", "joint.enabled=false"], "selection.enabled and joint.enabled are both false"),
         (
             ["joint.strong_weight=0", "joint.weak=frozen"],
-            "joint.strong_weight 0 with a frozen weak model trains nothing",
+            "joint.strong_weight is 0 and joint.weak is frozen",
         ),
         (
             ["joint.strong_weight=1", "joint.strong_anchor=0.1"],
@@ -230,9 +230,12 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
         (["joint.optimizer=adamw_bf16", "precision=fp32"], "joint.optimizer adamw_bf16 is for weights in bf16, but"),
         (
             ["undial.mode=paper_noise", "undial.strength=2"],
-            "undial: strength is of mode adjusted_logits, but mode is paper_noise; remove one of them",
+            "undial: strength belongs to mode adjusted_logits, but mode is paper_noise; remove one of them",
         ),
-        (["undial.sigma=0"], "undial: sigma is of mode paper_noise, but mode is adjusted_logits; remove one of them"),
+        (
+            ["undial.sigma=0"],
+            "undial: sigma belongs to mode paper_noise, but mode is adjusted_logits; remove one of them",
+        ),
         (
             ["undial={mode: paper_noise, site: embedding, sign: abs}"],
             "undial: sign abs lowers logits, but site is embedding; use sign: signed, or another site",
@@ -246,12 +249,12 @@ def test_both_ends_of_the_mixture_are_allowed(strong_weight: float):
             "sft_active needs the active set, but selection.enabled is false; remove one of them",
         ),
         (["method=scaled_ce", "joint.strong_weight=0"], "scaled_ce multiplies logits by joint.strong_weight, which is"),
-        (["baselines=[scaled_ce]", "joint.strong_anchor=1"], "scaled_ce has one constant joint.strong_weight, but"),
+        (["baselines=[scaled_ce]", "joint.strong_anchor=1"], "scaled_ce needs a constant joint.strong_weight, but"),
         (["baselines=[wmss_frozen]", "joint.strong_weight=0"], "wmss_frozen with joint.strong_weight 0 trains nothing"),
-        (["method=sft", "baselines=[sft]"], "method sft stands in baselines too; remove it there"),
+        (["method=sft", "baselines=[sft]"], "method sft is also in baselines; remove it there"),
         (
             ["method=spin", "eval.batching=continuous"],
-            "eval.batching is continuous, which cannot seed each sample, and",
+            "eval.batching is continuous, which cannot seed the samples that spin draws",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_a_hint_of_ones_own_has_its_fields_filled_once_and_keeps_all_other_brace
         ("", r"needs \{problem\} and at least one"),
         (
             "{problem} {right} {gold}",
-            r"\{gold\} is no field of a hint; there are \{problem\}, \{right\}, \{wrong\}, \{end",
+            r"\{gold\} is not a field of a hint; expected \{problem\}, \{right\}, \{wrong\}, \{end",
         ),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_server_that_cannot_be_started_is_an_error_before_anything_runs(learne
         ("dpo.rollouts.temperature=0", "all 4 samples would be the same"),
         ("dpo.beta=-0.1", r"dpo\.beta: .*greater than 0"),
         ("dpo.rollouts.top_k=0", "top_k"),
-        ("baselines=[dpo]", "stands in baselines too"),
+        ("baselines=[dpo]", "is also in baselines"),
     ],
 )
 def test_wrong_settings_are_an_error(override, message):

@@ -147,11 +147,11 @@ def test_two_snapshots_on_one_step_are_an_error_before_training(tmp_path):
         (["joint.weak_snapshot=0.5"], "joint.weak_snapshot is 0.5, which is not in sft.snapshots"),
         (
             ["joint.weak_snapshot=0.5", "sft.snapshots=[0.5]", "sft.model=some/m1"],
-            "joint.weak_snapshot is of phase 1, which is skipped",
+            "joint.weak_snapshot is a snapshot of phase 1, which sft.model skips",
         ),
         (["eval.snapshots=true"], "eval.snapshots is set"),
-        (["sft.snapshots=[0.5, 0.5]"], "sft.snapshots: expected shares that rise"),
-        (["joint.snapshots=[0.333]"], "joint.snapshots: expected shares between 0 and 1"),
+        (["sft.snapshots=[0.5, 0.5]"], "sft.snapshots: expected fractions in ascending order"),
+        (["joint.snapshots=[0.333]"], "joint.snapshots: expected fractions between 0 and 1"),
     ],
 )
 def test_a_recipe_with_snapshots_that_it_does_not_save_is_an_error(overrides, answer):

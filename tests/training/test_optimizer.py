@@ -107,7 +107,7 @@ def test_a_missing_package_or_compiler_is_an_error_before_training(name, monkeyp
 
 
 def test_rmsprop_has_no_betas():
-    with pytest.raises(ValueError, match="adam_betas are of AdamW, but optimizer is rmsprop; remove one of them"):
+    with pytest.raises(ValueError, match="adam_betas belong to AdamW, but optimizer is rmsprop; remove one of them"):
         TrainSettings(optimizer="rmsprop", adam_betas=[0.9, 0.95])
 
 

@@ -160,8 +160,8 @@ def test_two_snapshots_on_one_step_are_an_error_before_the_first_step(tmp_path):
         ([0.0], "between 0 and 1 .* found 0.0"),
         ([1.0], "found 1.0"),
         ([0.125], "at most two decimals, found 0.125"),
-        ([0.5, 0.25], "shares that rise"),
-        ([0.5, 0.5], "each once"),
+        ([0.5, 0.25], "in ascending order"),
+        ([0.5, 0.5], "without repeats"),
         ([share / 100 for share in range(1, 22)], "at most 20"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What `eval.benchmarks` may name: the shipped benchmarks, and test sets of one's own."""
+"""Entries of `eval.benchmarks`: the shipped benchmarks and the user's own test sets."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ Benchmark = Literal[
 SHIPPED: tuple[str, ...] = get_args(Benchmark)
 GRADERS = ("math", "choice", "exact", "contains", "code")
 PYTHON = "python:"
-"""How a grader begins that is a Python function."""
+"""Prefix of a grader that is a Python function."""
 
 
 class TestSet(Settings):
@@ -31,11 +31,12 @@ class TestSet(Settings):
     path: str
     """File or Hub dataset (its split `test`) with rows of `question`, `prompt` or `messages`, and `answer`."""
     name: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)
-    """Name in tables and folders; unset: the file's."""
+    """Name in tables and folders (default: the file's name)."""
     grader: str | None = None
-    """`math`, `choice`, `exact`, `contains`, `code`, or `python:module.function`; unset: found from the answers."""
+    """`math`, `choice`, `exact`, `contains`, `code`, or `python:module.function` (default: inferred from the
+    answers)."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Token budget of a reply; unset: `eval.max_new_tokens`, else 1024."""
+    """Maximum tokens of a completion (default: `eval.max_new_tokens`, else 1024)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,7 +47,7 @@ class TestSet(Settings):
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:64]
         if not name:
             raise ValueError(
-                f"the name of {values['path']} has no letter or digit to call the test set by; give a name"
+                f"the file name of {values['path']} has no letter or digit to name the test set after; give a name"
             )
         return values | {"name": name}
 
@@ -60,7 +61,7 @@ class TestSet(Settings):
 
 
 def is_path(text: str) -> bool:
-    """Whether a text in a list of benchmarks is meant as the path of a test set: no name has such a sign."""
+    """Return whether an entry is a path of a test set rather than a name: names have no dots or slashes."""
     return re.search(r"[./\\]", text) is not None
 
 
@@ -69,7 +70,7 @@ def _kind(entry: Any) -> str:
 
 
 def _read_entry(entry: Any) -> Any:
-    """A text that is no benchmark's name and looks like a path is a test set at that path."""
+    """Turn an entry that looks like a path into a test set; raise an error for an unknown name."""
     if not isinstance(entry, str) or entry in SHIPPED:
         return entry
     if is_path(entry):
@@ -77,8 +78,8 @@ def _read_entry(entry: Any) -> Any:
     near = difflib.get_close_matches(entry, SHIPPED, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(
-        f"there is no benchmark {entry!r}.{hint} There are: {', '.join(SHIPPED)}; a test set of your own is given by "
-        "its path, such as test.jsonl"
+        f"there is no benchmark {entry!r}.{hint} Benchmarks: {', '.join(SHIPPED)}. Your own test set is given by its "
+        "path, such as test.jsonl"
     )
 
 
@@ -91,22 +92,22 @@ Entry = Annotated[
 
 
 def name_of(entry: str | TestSet) -> str:
-    """What tables and folders call a benchmark or a test set."""
+    """Return the name of a benchmark or a test set in tables and folders."""
     return entry if isinstance(entry, str) else entry.name
 
 
 def refuse_same_names(entries: list[Any]) -> list[Any]:
-    """Raise an error for two entries of one name, whose results would be in one folder."""
+    """Raise an error for two entries with the same name, whose results would share a folder."""
     taken: dict[str, str] = {}
     for entry in entries:
         name, own = name_of(entry), isinstance(entry, TestSet)
         other = f"the benchmark {name}" if own and name.casefold() in SHIPPED else taken.get(name.casefold())
         if own and other:
             raise ValueError(
-                f"the test set {entry.path} and {other} would share the name {name}; give the test set another: "
+                f"the test set {entry.path} and {other} have the same name, {name}; give the test set another name: "
                 f"{{path: {entry.path}, name: ...}}"
             )
         if other:
-            raise ValueError(f"names a thing twice: {', '.join(map(name_of, entries))}")
+            raise ValueError(f"contains a name twice: {', '.join(map(name_of, entries))}")
         taken[name.casefold()] = entry.path if own else name
     return entries

@@ -12,15 +12,15 @@ class SourceSettings(Settings):
     """One of several sources of training rows."""
 
     path: str
-    """As `data.path`."""
+    """Like `data.path`."""
     split: str = "train"
     """Split of a Hub dataset."""
     fields: dict[str, str] = Field(default={})
-    """As `data.fields`."""
+    """Like `data.fields`."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows."""
+    """Use only this many first rows."""
     weight: float | None = Field(default=None, gt=0)
-    """Share of the mixture, relative to the weights of the other sources; unset: all rows."""
+    """Share of the mixture, relative to the weights of the other sources (default: all rows)."""
 
     @model_validator(mode="after")
     def _limit_or_weight(self) -> "SourceSettings":
@@ -30,48 +30,48 @@ class SourceSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The training data, and how a row becomes tokens."""
+    """The training data, and how its rows become tokens."""
 
     path: str | None = None
-    """JSONL, JSON, CSV, TSV (each also .gz or .zst) or Parquet file, a folder of them, `embedded:arithmetic`, or a Hub
-    dataset: `owner/name` or `owner/name:configuration`, either also with `@revision`."""
+    """A JSONL, JSON, CSV or TSV file (also as .gz or .zst), a Parquet file, a folder of such files,
+    `embedded:arithmetic`, or a Hub dataset: `owner/name` or `owner/name:configuration`, optionally with `@revision`."""
     split: str = "train"
     """Split of a Hub dataset."""
     fields: dict[str, str] = Field(default={})
-    """Names of a known layout for fields with other names: `{prompt: input, completion: target}` reads the prompt from
-    `input`."""
+    """Maps the field names of a known layout to those of your rows: `{prompt: input, completion: target}` reads the
+    prompt from `input`."""
     sources: list[SourceSettings] = Field(default=[])
     """Several sources instead of `path`, each with its own `path`, `split`, `fields`, and `limit` or `weight`.
 
-    A list as `data` means the same. Without weights all rows are used. With them, each source gives its share of a
-    mixture that is as large as it can be without repeating a row."""
+    `data` can also be this list itself. Without weights all rows are used. With weights each source contributes its
+    share of the largest mixture that repeats no row."""
     domain: Literal["math", "code", "logic"] = "math"
-    """With `style`, chooses the system prompt of rows that name no domain."""
+    """Domain of rows that name none; with `style` it determines their system prompt."""
     style: Literal["tagged", "tag-free", "plain"] = "plain"
-    """`plain` trains on the rows as they are. The paper's two styles add a system prompt to rows that have none, and
-    raise an error unless at least half of the completions follow it: `tagged` asks for <think> and <answer>, `tag-free`
-    (Gemma) for the answer alone."""
+    """`plain` trains on the rows as they are. The paper's two styles add a system prompt to rows without one: `tagged`
+    asks for <think> and <answer>, `tag-free` (Gemma) for the answer alone. They raise an error unless at least half of
+    the completions follow the prompt."""
     system_prompt: str | None = Field(default=None, min_length=1)
-    """Your own system prompt for rows that have none, in training and evaluation; only with `style: plain`."""
+    """Your own system prompt for rows without one, in training and evaluation; only with `style: plain`."""
     max_length: int = Field(default=4096, ge=8)
-    """Maximum tokens of prompt and completion; longer completions are truncated on the right and counted."""
+    """Maximum tokens of prompt and completion together; longer completions are truncated on the right and counted."""
     long_prompts: Literal["error", "drop"] = "error"
-    """Rows whose prompt leaves no room for a supervised token."""
+    """What to do with rows whose prompt leaves no room for a completion token; `drop` leaves them out and counts
+    them."""
     empty_completions: Literal["error", "drop"] = "error"
-    """Rows whose completion is missing or blank; `drop` leaves them out and counts them."""
+    """What to do with rows whose completion is missing or blank; `drop` leaves them out and counts them."""
     held_out: Literal["error", "drop", "allow"] = "error"
-    """Rows that ask a question of a benchmark in `eval.benchmarks`, in the same words.
+    """What to do with rows that contain a question of `eval.benchmarks` in the same words.
 
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows. A recipe's limit is for its own rows: naming others in `data.path` removes it."""
+    """Use only this many first rows. Overriding a recipe's `data.path` also removes its limit."""
     validation: str | None = None
-    """Rows that no model is trained on, from a source like `path`: the loss of every model on them is reported."""
+    """Source of validation rows, like `path`; no model trains on them, and the loss of every model is reported."""
     validation_split: str = "validation"
     """Split of a Hub dataset in `validation`."""
     validation_share: float | None = None
-    """Instead of `validation`: about this share of the training rows is taken out before training, the same rows for
-    every method and seed."""
+    """Instead of `validation`: hold out about this share of the training rows, the same for every method and seed."""
 
     @property
     def validates(self) -> bool:
@@ -79,7 +79,7 @@ class DataSettings(Settings):
 
     @property
     def each(self) -> list[SourceSettings]:
-        """All sources, also if there is only one."""
+        """All sources as a list, also if there is only `path`."""
         if self.path is None:
             return self.sources
         return [SourceSettings(path=self.path, split=self.split, fields=self.fields, limit=self.limit)]
@@ -92,7 +92,7 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _path_or_sources(self) -> "DataSettings":
         if self.path is None and not self.sources:
-            raise ValueError("path is required but missing; name a file, a folder or a dataset on the Hub, or sources")
+            raise ValueError("path is required but missing; name a file, a folder or a Hub dataset, or give sources")
         if self.path is not None and self.sources:
             raise ValueError("path and sources are both set; remove one of them")
         for name in ("split", "fields", "limit"):

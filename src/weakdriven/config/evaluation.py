@@ -1,4 +1,4 @@
-"""How completions are generated, and which benchmarks score a model."""
+"""Settings of generation and evaluation."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"samples": 1, "temperature": 0.0, "top_p": 1.0, "k": [1]},
     "passk": {"samples": 64, "temperature": 0.7, "top_p": 0.95, "k": [1, 4, 8, 16, 32, 64]},
 }
-"""The paper's two ways of sampling: one greedy answer, and many samples for pass@k."""
+"""The paper's two protocols: one greedy completion, and many samples for pass@k."""
 
 
 class EngineSettings(Settings):
@@ -20,43 +20,44 @@ class EngineSettings(Settings):
     engine: Literal["transformers", "vllm"] = "transformers"
     """`transformers` generates in this process; `vllm` starts a server for each model."""
     vllm_python: str | None = None
-    """Python of an environment with vLLM; needed for `engine: vllm`."""
+    """Python interpreter of an environment with vLLM; required for `engine: vllm`."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Batch size of `transformers`; unset: as many as memory holds, up to 512 (64 on a CPU)."""
+    """Batch size of `engine: transformers` (default: what fits into memory, up to 512, or 64 on a CPU)."""
     batching: Literal["auto", "static", "continuous"] = "auto"
-    """`continuous` is transformers' paged batching, greedy only; `auto` uses it with flash attention."""
+    """`continuous` is transformers' continuous batching, for greedy decoding only; `auto` uses it with flash
+    attention."""
 
 
 class EvalSettings(EngineSettings):
-    """Evaluation of every model that the run makes."""
+    """Evaluation of every model of the run."""
 
     benchmarks: list[Entry] = Field(default=[])
-    """Which benchmarks and test sets of your own to run, each on every model. `test.jsonl` is short for
+    """Benchmarks and your own test sets, on which every model is evaluated. `test.jsonl` is short for
     `{path: test.jsonl}`."""
     data_dir: str | None = None
-    """Folder with a file for each benchmark (docs/reference/benchmarks.md); unset: from the Hub."""
+    """Folder with a file for each benchmark (docs/reference/benchmarks.md; default: load from the Hub)."""
     preset: Literal["paper", "passk"] = "paper"
-    """`paper`: one greedy answer. `passk`: 64 samples at temperature 0.7 and top-p 0.95."""
+    """`paper`: one greedy completion. `passk`: 64 samples at temperature 0.7 and top-p 0.95."""
     samples: int | None = Field(default=None, ge=1)
-    """Samples of each item; overrides the preset, as the next three settings do."""
+    """Samples per item (default: the preset's, as for the next three settings)."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 takes the most probable token."""
+    """Sampling temperature; 0 is greedy decoding."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Draw from the most probable tokens that together have this probability."""
+    """Sample from the most probable tokens that together have this probability."""
     k: list[int] | None = None
-    """Report pass@k for these; none may be above `samples`."""
+    """Report pass@k for these values of k, each at most `samples`."""
     snapshots: bool = False
     """Also evaluate the snapshots that training phases save."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first items of each benchmark."""
+    """Use only this many first items of each benchmark."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Overrides the benchmark's own token budget."""
+    """Maximum tokens of a completion (default: the benchmark's own)."""
     max_prompt_tokens: int = Field(default=4096, ge=1)
-    """A longer prompt is an error, because a truncated one would be another question."""
+    """Longer prompts raise an error; they are never truncated, because that would change the question."""
     code_python: str | None = None
-    """Python whose packages generated code may import; unset: this one."""
+    """Python interpreter whose packages generated code may import (default: the one that runs weakdriven)."""
     unsafe: bool = False
-    """Run generated code without isolation if none is available: it can then do whatever you can."""
+    """Run generated code without isolation if none is available; it can then do whatever you can."""
 
     _no_repeats = field_validator("benchmarks")(refuse_same_names)
 
@@ -72,7 +73,7 @@ class EvalSettings(EngineSettings):
         return self
 
     def asking(self) -> dict[str, Any]:
-        """Samples, temperature, top-p and k: the preset with its overrides."""
+        """Return samples, temperature, top-p and k: the preset with its overrides."""
         own = {name: getattr(self, name) for name in PRESETS["paper"] if getattr(self, name) is not None}
         asked = PRESETS[self.preset] | own
         if self.k is None:

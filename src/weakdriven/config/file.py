@@ -1,4 +1,4 @@
-"""Recipe files: YAML that may extend another recipe, dotted overrides, clear errors, a JSON Schema for editors."""
+"""Read recipe files: YAML that may extend another recipe, dotted overrides, clear errors, a JSON Schema for editors."""
 
 import difflib
 import json
@@ -23,12 +23,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 OF_A_SOURCE = ("split", "fields", "limit")
 """Settings of `data` that belong to its `path`."""
 EXTENDS = "extends"
-"""Key of a recipe file that names the recipe it starts from."""
+"""Key of a recipe file that names the recipe it extends."""
 shipped_recipes = partial(shipped, "recipes")
 
 
 def describe(path: Path) -> str:
-    """The first comment of a recipe or sweep file."""
+    """Return the first comment line of a recipe or sweep file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line[2:] for line in lines if line.startswith("# ") and "yaml-language-server" not in line), "")
 
@@ -36,17 +36,17 @@ def describe(path: Path) -> str:
 def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list[str] | None = None) -> Recipe:
     """Read a recipe file, or the shipped recipe of that name, and apply `key.sub=value` overrides.
 
-    With the override `method=NAME`, a shipped recipe trains that method alone, as a run of its own: the recipe's
-    `baselines` are left out and the run is called RECIPE-NAME, unless other overrides say otherwise.
+    With the override `method=NAME`, a shipped recipe trains that method alone in a separate run: unless other overrides
+    set them, `baselines` is empty and `name` is RECIPE-NAME.
 
     Args:
-        varied: Overrides that a comparison or a sweep adds; a method among them changes neither.
+        varied: Overrides that a comparison or a sweep adds; a method among them does not change `baselines` or `name`.
     """
     path = _find(source, source)
     tree, bases = _over_its_bases(path, source)
     tree.setdefault("name", path.stem)
     own_method = tree.get("method", METHODS[0])
-    # first, because a new data.path removes the recipe's data.limit, but not one that is given with it
+    # data.path is applied first: it removes the recipe's data.limit, but must not remove one that is also overridden
     paths = [one for one in [*(overrides or []), *(varied or [])] if one.startswith("data.path=")]
     for override in [*paths, *(overrides or [])]:
         apply_override(tree, override)
@@ -62,7 +62,8 @@ def load_recipe(source: str, overrides: list[str] | None = None, *, varied: list
 
 
 def _find(source: str, label: str, beside: Path | None = None) -> Path:
-    """The file of a recipe given as a name or a path; a relative path is looked up `beside` a folder, if given."""
+    """Return the file of a recipe given by name or path; a relative path is relative to the folder `beside`, if
+    given."""
     shipped = shipped_recipes()
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
@@ -78,7 +79,7 @@ def _find(source: str, label: str, beside: Path | None = None) -> Path:
 
 
 def read_tree(path: Path, label: str, kind: str = "recipe") -> dict[str, Any]:
-    """The settings in a recipe's or a sweep's file."""
+    """Read the settings of a recipe or sweep file."""
     try:
         tree = read_yaml(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +96,7 @@ def read_tree(path: Path, label: str, kind: str = "recipe") -> dict[str, Any]:
 
 
 def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a file merged over those of every recipe it extends, and the names of these."""
+    """Merge the settings of a file over those of all recipes it extends; also return the names of these recipes."""
     tree, names, seen = data_as_group(read_tree(path, source)), [source], [path.resolve()]
     while EXTENDS in tree:
         base = tree.pop(EXTENDS)
@@ -108,7 +109,7 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
         path = _find(base, label, beside=path.parent)
         if path.resolve() in seen:
             circle = " extends ".join([*names[seen.index(path.resolve()) :], base])
-            raise UserError(f"{source}: {circle}, which is a circle; remove {EXTENDS} from one of them.")
+            raise UserError(f"{source}: recipes extend each other in a circle ({circle}); remove {EXTENDS} from one.")
         below = data_as_group(read_tree(path, label))
         below.pop("name", None)  # names are not inherited
         replace_sources(below.get("data"), tree.get("data"))
@@ -119,12 +120,12 @@ def _over_its_bases(path: Path, source: str) -> tuple[dict[str, Any], list[str]]
 
 
 def data_as_group(tree: dict[str, Any]) -> dict[str, Any]:
-    """A list as `data` is its sources; as a group it can be merged with what other files and overrides say of it."""
+    """Write a list under `data` as `data.sources`, so that other files and overrides can be merged with it."""
     return tree | {"data": {"sources": tree["data"]}} if isinstance(tree.get("data"), list) else tree
 
 
 def replace_sources(below: Any, above: Any) -> None:
-    """Take out of `below` what names its rows, if `above` names other rows in another way."""
+    """Remove `path`, `sources` and their settings from `below` if `above` names other rows."""
     if isinstance(below, dict) and isinstance(above, dict):
         if above.get("sources"):
             for name in ("path", *(name for name in OF_A_SOURCE if name not in above)):
@@ -132,11 +133,11 @@ def replace_sources(below: Any, above: Any) -> None:
         elif above.get("path"):
             below.pop("sources", None)
             if above["path"] != below.get("path"):
-                below.pop("limit", None)  # it was chosen for the rows that are replaced
+                below.pop("limit", None)  # it was chosen for the replaced rows
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Groups of settings are merged; values and lists are replaced, also by null."""
+    """Merge two settings trees: groups are merged, values and lists are replaced, also by null."""
     merged = dict(below)
     for key, value in above.items():
         under = below.get(key)
@@ -169,7 +170,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def data_settings(given: dict[str, Any], overrides: list[str] | None, source: str) -> DataSettings:
-    """What a command is `given` of the settings of `data`, and what the overrides of a recipe say of them."""
+    """Return the `data` settings of a command: those `given` as options, with overrides such as data.limit=8
+    applied."""
     tree: dict[str, Any] = {"data": given}
     for override in overrides or []:
         if override.startswith(("data.", "data=")):
@@ -187,8 +189,8 @@ def refuse_secrets(value: Any, source: str, place: str = "") -> None:
             refuse_secrets(item, source, place)
     elif isinstance(value, str) and holds_secret(value):
         raise UserError(
-            f"{source}: {place} holds what looks like a key or a password ({redact(value)}), which would be written "
-            "into the run; take it out and give it in the environment variable that the service reads."
+            f"{source}: {place} contains what looks like a key or a password ({redact(value)}), which would be written "
+            "into the run; remove it and set the environment variable that the service reads."
         )
 
 
@@ -197,7 +199,7 @@ def parse_recipe(tree: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) -> SettingsT:
-    """Check a settings tree; the error names every wrong key and what is allowed there."""
+    """Validate a settings tree; the error lists every wrong key and what is allowed there."""
     try:
         return model.model_validate(number_like(tree))
     except ValidationError as error:
@@ -205,9 +207,9 @@ def parse_settings(model: type[SettingsT], tree: dict[str, Any], source: str) ->
 
 
 def number_like(value: Any) -> Any:
-    """A copy in which text that is a number is that number: YAML 1.1 reads 1e-5 (no dot) as text.
+    """Copy a settings tree and turn text such as 1e-5, which YAML 1.1 does not read as a number, into numbers.
 
-    What YAML aliases share is separate in the copy, so an override of one place leaves the others alone.
+    The copy shares no YAML aliases, so that an override of one place does not change the others.
     """
     if isinstance(value, dict):
         return {key: number_like(item) for key, item in value.items()}
@@ -225,7 +227,7 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
     location = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", UNION))]
     key = ".".join(location)
     if location == [EXTENDS]:
-        return f"{source}: {EXTENDS} is a key of recipe files; write it into one, or name that recipe in place of this."
+        return f"{source}: {EXTENDS} is allowed only in recipe files; write it there, or run that recipe directly."
     if problem["type"] == "extra_forbidden":
         in_a_recipe = model is Recipe and len(location) == 1
         allowed = [*_settings_at(model, location[:-1]).model_fields, *([EXTENDS] if in_a_recipe else [])]
@@ -252,13 +254,13 @@ def _explain(model: type[BaseModel], source: str, problem: Any) -> str:
 
 def _settings_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
-        if part in model.model_fields:  # a number is a place in a list
+        if part in model.model_fields:  # else it is a list index
             model = next(groups_in(model.model_fields[part].annotation), model)
     return model
 
 
 def groups_in(annotation: Any) -> Iterator[type[Settings]]:
-    """Groups of settings in a type, such as that in `LoraSettings | None`."""
+    """Yield the settings classes in a type, such as the one in `LoraSettings | None`."""
     parts = get_args(annotation)
     if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):  # list[str] is a type in 3.10
         yield annotation
@@ -271,16 +273,16 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def recipe_schema() -> str:
-    """JSON Schema of a recipe file, for editors; one that extends another may leave out what is required."""
+    """Return the JSON Schema of recipe files, for editors; a file with `extends` may omit required settings."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    described = "A shipped recipe's name, or a .yaml file relative to this one, whose settings this file changes."
+    described = "The recipe whose settings this file changes: a shipped name, or a .yaml file relative to this one."
     schema["properties"] = {EXTENDS: {"description": described, "type": "string"}, **schema["properties"]}
     sources = schema["$defs"]["DataSettings"]["properties"]["sources"]
     schema["properties"]["data"] = {
         "anyOf": [schema["properties"]["data"], {"type": "array", "items": sources["items"]}]
     }
-    data = {"anyOf": [{"required": ["path"]}, {"required": ["sources"]}]}  # true of a list
+    data = {"anyOf": [{"required": ["path"]}, {"required": ["sources"]}]}  # a list passes, too
     schema["if"] = {"not": {"required": [EXTENDS]}}
     schema["then"] = {"required": schema.pop("required"), "properties": {"data": data}}
     return json.dumps(schema, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Every setting of a recipe with its values, default and description, and the names that others give them."""
+"""Reference of all settings: values, defaults, descriptions, and their names in the paper and in other trainers."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ from weakdriven.config.settings import TrainSettings
 from weakdriven.errors import UserError
 
 PHASES = ("sft", "joint")
-"""The training phases of WMSS, whose settings share their names."""
+"""The training phases of WMSS, whose settings have the same names."""
 OTHER_NAMES = {
     "lambda": ("joint.strong_weight", "the paper's lambda"),
     "lam": ("joint.strong_weight", "the paper's lambda"),
@@ -58,11 +58,11 @@ OTHER_NAMES = {
     "lora_alpha": ("lora.alpha", ""),
     "lora_dropout": ("lora.dropout", ""),
     "load_in_4bit": ("lora.quantize", "4bit"),
-    "neftune_noise_alpha": ("neftune.alpha", "of method neftune"),
+    "neftune_noise_alpha": ("neftune.alpha", "for method neftune"),
     "output_dir": ("--output", "an option of the command"),
     "fsdp": ("--launch", "an option of the command, such as --launch fsdp2-8gpu"),
 }
-"""Names from the paper and from other trainers: the setting here, and a note. One without a group is of a phase."""
+"""Maps names from the paper and other trainers to our setting and a note; a setting without a group is a phase's."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Setting:
 
 
 def all_settings() -> list[Setting]:
-    """Every group and every setting of a recipe, in the order of the settings classes."""
+    """Return all groups and settings of a recipe, in the order of the settings classes."""
     schema = Recipe.model_json_schema()
     return list(_walk(schema, schema["$defs"], ""))
 
@@ -98,7 +98,7 @@ def _walk(schema: dict[str, Any], groups: dict[str, Any], prefix: str) -> Iterat
 
 
 def _group_of(field: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any] | None:
-    """The group of settings that a field is; an optional one, such as `lora`, has null as its other choice."""
+    """Return the schema of a field that is a group of settings, also an optional one such as `lora`, else None."""
     for choice in [field, *field.get("anyOf", [])]:
         if "properties" in (found := groups.get(choice.get("$ref", "").rpartition("/")[2], {})):
             return found
@@ -106,12 +106,12 @@ def _group_of(field: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any] |
 
 
 def _shown(value: Any) -> str:
-    """A value as one writes it in YAML."""
+    """Return a value as it is written in YAML."""
     return "unset" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def _values(field: dict[str, Any], groups: dict[str, Any]) -> str:
-    """The values that a field takes, in words."""
+    """Describe the values that a field accepts."""
     if "$ref" in field:
         return f"{{{', '.join(groups[field['$ref'].rpartition('/')[2]]['properties'])}}}"
     if "enum" in field:
@@ -134,7 +134,7 @@ def _values(field: dict[str, Any], groups: dict[str, Any]) -> str:
 
 
 def explain_setting(key: str) -> str:
-    """A setting's values, default and description; of a group, those of all its settings, in one line each."""
+    """Explain one setting, or list the settings of a group, one per line."""
     settings = all_settings()
     found = next((one for one in settings if one.key == key), None)
     if found is None:
@@ -152,7 +152,7 @@ def explain_setting(key: str) -> str:
 
 
 def other_name(key: str) -> str | None:
-    """A sentence with our name for a setting that the paper or another trainer calls `key`.
+    """Return a sentence with our name for a setting that the paper or another trainer calls `key`.
 
     >>> other_name("lambda"), other_name("joint.lr")
     ("The paper's lambda is joint.strong_weight.", 'Its name here is joint.learning_rate.')
@@ -174,7 +174,7 @@ def _is_phase(group: str) -> bool:
 
 
 def settings_page() -> str:
-    """docs/reference/settings.md: a table of every group."""
+    """Return docs/reference/settings.md, which has a table for every group."""
     lines = [
         "# Settings of a recipe",
         "",

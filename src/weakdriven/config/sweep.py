@@ -1,4 +1,4 @@
-"""What a sweep varies: values of settings, or one of the paper's sweeps by name, as points with overrides."""
+"""Sweeps: turn `--grid` values, shipped sweeps and sweep files into points, each with its overrides."""
 
 import difflib
 import itertools
@@ -24,7 +24,7 @@ shipped_sweeps = partial(shipped, "sweeps")
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of an axis, and the settings it stands for."""
+    """One value of an axis, with the overrides that it sets."""
 
     name: str
     value: Any
@@ -33,14 +33,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """One setting that is varied, or several together under a label."""
+    """One setting that is varied, or several that are varied together under a label."""
 
     label: str
     choices: tuple[Choice, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that hold at every point."""
     start: Any = None
-    """The value of this axis that M1 stands for, if any."""
+    """The value of this axis at which M1 is shown, if any."""
 
     @property
     def keys(self) -> list[str]:
@@ -52,29 +52,29 @@ class Point:
     """One recipe of a sweep."""
 
     name: str
-    """Also the name of its folder."""
+    """Name of the point and of its folder."""
     values: dict[str, Any]
-    """Axis label to value."""
+    """Maps axis labels to values."""
     overrides: dict[str, Any]
 
 
 def axes_of(words: list[str]) -> list[Axis]:
-    """The axes of every `--grid`: KEY=VALUES, a shipped sweep, or a sweep's .yaml file."""
+    """Return the axes of all `--grid` words: KEY=VALUES, a shipped sweep, or a sweep's .yaml file."""
     axes = [axis for word in words for axis in _axes_of_word(word)]
     if not axes:
         raise UserError("A sweep needs something to vary: give --grid KEY=0.1..0.9:9, KEY=a,b,c or a sweep's name.")
     for kind, names in {"key": [key for axis in axes for key in axis.keys], "axis": [a.label for a in axes]}.items():
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise UserError(f"--grid: {kind} {twice[0]} is in two grids; give each once.")
+            raise UserError(f"--grid: {kind} {twice[0]} is in two grids; give each {kind} once.")
     return axes
 
 
 def points_of(axes: list[Axis]) -> list[Point]:
-    """The product of all axes, the last one fastest."""
+    """Return the product of all axes; the last one varies fastest."""
     count = math.prod(len(axis.choices) for axis in axes)
     if count > MOST_POINTS:
         raise UserError(
-            f"The grids make {count:,} points, and a sweep takes at most {MOST_POINTS:,}; give fewer values."
+            f"The grids make {count:,} points, but a sweep can have at most {MOST_POINTS:,}; give fewer values."
         )
     points = []
     for choices in itertools.product(*(axis.choices for axis in axes)):
@@ -89,7 +89,7 @@ def points_of(axes: list[Axis]) -> list[Point]:
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
-    """Settings as overrides for `load_recipe`.
+    """Return settings as overrides for `load_recipe`.
 
     >>> as_overrides({"joint.strong_weight": 0.4, "baselines": ["sft"]})
     ['joint.strong_weight=0.4', 'baselines=["sft"]']
@@ -98,7 +98,7 @@ def as_overrides(settings: dict[str, Any]) -> list[str]:
 
 
 def values_of(text: str, label: str) -> list[Any]:
-    """Values written as `low..high:count` (`:countlog` for even ratios) or with commas.
+    """Parse values written as `low..high:count` (`:countlog` for logarithmic spacing) or with commas.
 
     >>> values_of("0.1..0.9:5", "x"), values_of("1e-6..1e-4:3log", "x"), values_of("1..4:4", "x")
     ([0.1, 0.3, 0.5, 0.7, 0.9], [1e-06, 1e-05, 0.0001], [1, 2, 3, 4])
@@ -116,7 +116,7 @@ def values_of(text: str, label: str) -> list[Any]:
 def _spaced(text: str, label: str) -> list[Any]:
     wrong = UserError(
         f"{label}: {text!r} is not a range; write low..high:count, such as 0.1..0.9:9, with low below high and a count "
-        f"from 2 to {MOST_POINTS:,}. Even ratios, as in 1e-6..1e-4:5log, need a low end above 0."
+        f"from 2 to {MOST_POINTS:,}. Logarithmic spacing, as in 1e-6..1e-4:5log, needs a low end above 0."
     )
     parts = re.fullmatch(r"\s*(.+?)\s*\.\.\s*(.+?)\s*:\s*(\d{1,6})\s*(log)?\s*", text)
     ends = number_like(load_yaml(f"[{parts[1]}, {parts[2]}]")) if parts else []
@@ -141,18 +141,18 @@ def _axes_of_word(word: str) -> list[Axis]:
     shipped = shipped_sweeps()
     if word not in shipped:
         near = difflib.get_close_matches(word, shipped, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Those are {', '.join(shipped)}."
+        hint = f"Did you mean {near[0]}?" if near else f"Shipped sweeps: {', '.join(shipped)}."
         raise UserError(f"--grid {word} is neither KEY=VALUES nor a shipped sweep. {hint}")
     return read_sweep_file(shipped[word])
 
 
 def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
     if not all(key.split(".")):
-        raise UserError(f"{source}{key}= names no setting; write key.sub=VALUES.")
+        raise UserError(f"{source}{key}= does not name a setting; write key.sub=VALUES.")
     if key in ("seed", "name"):
-        raise UserError(f"{source}{key} cannot be varied; for several seeds give --seeds instead.")
+        raise UserError(f"{source}{key} cannot be varied; for several seeds use --seeds.")
     if not values:
-        raise UserError(f"{source}{key}: there is no value; give some.")
+        raise UserError(f"{source}{key} has no values; give at least one.")
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     if twice := [text for text, count in Counter(texts).items() if count > 1]:
         raise UserError(f"{source}{key}: {twice[0]} is given twice; give each value once.")
@@ -160,10 +160,11 @@ def _setting_axis(key: str, values: list[Any], source: str) -> Axis:
 
 
 def read_sweep_file(path: Path) -> list[Axis]:
-    """The axes of a sweep's file: `grid` maps settings to values, or `points` names to settings, under `axis`."""
+    """Read the axes of a sweep file, which has either `grid` (settings to values) or `axis` and `points` (names to
+    settings)."""
     tree = read_tree(path, str(path), "sweep")
     if ("grid" in tree) == ("points" in tree) or tree.keys() - {"axis", "points", "grid", "settings", "start"}:
-        raise UserError(f"{path}: expected `grid`, or `axis` and `points`, and perhaps `settings` and `start`.")
+        raise UserError(f"{path}: expected `grid`, or `axis` and `points`; `settings` and `start` are optional.")
     if "grid" in tree:
         ranges = _group(tree["grid"], path, "grid")
         listed = {key: values_of(one, f"{path}: {key}") if isinstance(one, str) else one for key, one in ranges.items()}
@@ -180,7 +181,7 @@ def _named_axis(label: str, points: dict[Any, Any], path: Path) -> Axis:
     choices = []
     for name, overrides in points.items():
         if str(name) in ("figures", "logs"):
-            raise UserError(f"{path}: a point may not be called {name}, which is a folder of every sweep.")
+            raise UserError(f"{path}: a point cannot be named {name}, because every sweep has a folder of that name.")
         named = f"{label}-{name}" if isinstance(name, int | float) else str(name)
         choices.append(Choice(named, name, _group(overrides, path, f"points.{name}", empty=True)))
     return Axis(label, tuple(choices))
@@ -193,7 +194,7 @@ def _group(value: Any, path: Path, place: str, *, empty: bool = False) -> dict[A
 
 
 def _folder(name: str) -> str:
-    """A folder name that every file system accepts.
+    """Return a folder name that every file system accepts.
 
     >>> _folder("joint.strong_weight-0.1"), _folder("model-org/name"), _folder("weak (share)-0.2")
     ('joint.strong_weight-0.1', 'model-org-name', 'weak-share-0.2')
