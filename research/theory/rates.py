@@ -113,7 +113,7 @@ def unique_rows(probabilities_N: ArrayLike, draws: int | None = None) -> UniqueR
     """
     p_N = np.asarray(probabilities_N, dtype=np.float64)
     if p_N.ndim != 1 or not len(p_N) or not p_N.min() >= 0 or abs(p_N.sum() - 1) > 1e-6:
-        raise UserError("Expected one probability of at least 0 for each example, with a sum of 1; divide by the sum.")
+        raise UserError("Expected probabilities of at least 0, one for each example, that sum to 1; divide them by their sum.")
     count = len(p_N) if draws is None else draws
     if count < 1:
         raise UserError(f"draws is {draws}; expected 1 or more.")
