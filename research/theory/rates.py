@@ -113,7 +113,9 @@ def unique_rows(probabilities_N: ArrayLike, draws: int | None = None) -> UniqueR
     """
     p_N = np.asarray(probabilities_N, dtype=np.float64)
     if p_N.ndim != 1 or not len(p_N) or not p_N.min() >= 0 or abs(p_N.sum() - 1) > 1e-6:
-        raise UserError("Expected probabilities of at least 0, one for each example, that sum to 1; divide them by their sum.")
+        raise UserError(
+            "Expected probabilities, one for each example, at least 0 and 1 in sum; divide them by their sum."
+        )
     count = len(p_N) if draws is None else draws
     if count < 1:
         raise UserError(f"draws is {draws}; expected 1 or more.")
