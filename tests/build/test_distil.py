@@ -161,7 +161,7 @@ def test_a_verifier_that_cannot_work_ends_the_writing(teach, monkeypatch):
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"samples": 2, "keep": 3}, "keep is 3 of 2 samples"),
+        ({"samples": 2, "keep": 3}, "keep is 3, but samples is 2"),
         ({"samples": 2, "temperature": 0.0}, "all 2 samples would be the same"),
     ],
 )

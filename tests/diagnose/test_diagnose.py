@@ -293,10 +293,7 @@ def test_held_out_tokens_have_their_own_questions_and_skipped_rows_are_counted(r
     rows = [{"question": question, "solution": solution} for question, solution in texts]  # no ids: numbers, as trained
     write_jsonl(tmp_path / "rows.jsonl", rows)
     found, _ = diagnose(run, rows=str(tmp_path / "rows.jsonl"))
-    assert any(
-        "3 rows of" in note and "1 because the completion is empty" in note
-        for note in found["logits"]["facts"]["notes"]
-    )
+    assert any("3 rows of" in note and "1 because the completion" in note for note in found["logits"]["facts"]["notes"])
     shown = token_view(run, [])["examples"]
     assert {one["question"] for one in shown} == {"What is held out?", "And what is that?"}
     diagnose(run)
@@ -310,7 +307,7 @@ def test_rows_that_cannot_be_read_leave_the_diagnosis_as_it_was(run, tmp_path, m
         (str(tmp_path / "gone.jsonl"), "there is no such data file"),
         ("~nobody-here/x.jsonl", "there is no such data file"),
         ("", "--rows is empty"),
-        (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to learn from: 1 prompts"),
+        (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to train on: 1 prompts"),
     ):
         with pytest.raises(UserError, match=reason):
             diagnose_run(run, Progress(), examples=8, rows=rows, replace=True)

@@ -61,7 +61,7 @@ def test_rows_that_are_dropped_are_counted_by_source(tmp_path):
         "a": (3, 1),
         "b": (2, 2),
     }
-    with pytest.raises(UserError, match=r"b\.jsonl: there is no row to train on"):
+    with pytest.raises(UserError, match=r"b\.jsonl: there are no rows to train on"):
         write_rows(tmp_path / "b.jsonl", [])
         build(tmp_path / "run", data)
 
