@@ -15,7 +15,9 @@ from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict, state_dict_loader
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import EvalLoopOutput
 
 from weakdriven.models.sharded import checkpoint_weights, gathered_model
 from weakdriven.runs.processes import is_main
@@ -46,6 +48,21 @@ class ShardedCheckpoints(EvaluatingTrainer):
         if isinstance(policy, MixedPrecisionPolicy):  # accelerate's rounds averaged gradients, and losses, to bfloat16
             policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
             state.fsdp_plugin.mixed_precision_policy = policy
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As upstream; then FSDP2 finishes the forward pass.
+
+        TRL reads the head's weights and never runs it, and torch before 2.13 waits for it, unless a backward pass
+        follows, and leaves the embedding sharded in the next forward pass.
+        """
+        output = super().evaluation_loop(*args, **kwargs)
+        model: Any = self.accelerator.unwrap_model(self.model)
+        if self.is_fsdp_enabled and isinstance(model, PreTrainedModel):
+            head: Any = model.get_output_embeddings()
+            weight = head.weight
+            with torch.no_grad():
+                head(torch.empty(0, head.in_features, dtype=weight.dtype, device=weight.device))
+        return output
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Whole models, gathered weight by weight if they are sharded; a checkpoint to resume from holds shards."""

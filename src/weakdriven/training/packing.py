@@ -1,14 +1,17 @@
 """Rows of a step -> micro-batches without padding: as many rows in one sequence as fit, attention apart."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.models.head import hidden_states
-from weakdriven.models.row_attention import rows_apart
+from weakdriven.models.row_attention import has_kernel, rows_apart
 
 
 def packed_order(
@@ -51,11 +54,29 @@ def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.nd
     return found_SGR, token_SG
 
 
-@torch.no_grad()
-def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
-    """Raise an error if a row's hidden states change with the row before it in the same sequence.
+def packs(models: Sequence[nn.Module], settings: TrainSettings, recipe: Recipe) -> bool:
+    """Whether a phase packs its examples; an error if it has to and a model mixes them."""
+    if not isinstance(settings, SupervisedSettings) or settings.packing is False:
+        return False
+    if settings.packing == "auto":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = torch.float32 if recipe.precision == "fp32" else torch.bfloat16
+        return has_kernel(device, dtype) and not any(map(mixes_rows, models))
+    for model in filter(mixes_rows, models):
+        network: Any = model
+        block = "sft" if settings is recipe.sft else "joint"
+        raise UserError(
+            f"{block}.packing is true, but layers of this {network.config.model_type} model mix rows that are in one "
+            f"sequence; set {block}.packing: false."
+        )
+    return True
 
-    Attention is kept apart by position ids that restart; recurrent layers and convolutions may not look at them.
+
+@torch.no_grad()
+def mixes_rows(model: nn.Module) -> bool:
+    """Whether an example's hidden states change with the example before it in the same sequence.
+
+    Attention is kept apart by position ids that restart; recurrent layers and convolutions may ignore them.
     """
     network: Any = model
     device = next(network.parameters()).device
@@ -69,8 +90,4 @@ def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
             packed = hidden_states(network, {**both, "position_ids": position_1L})[0, 8:].float()
     finally:
         network.train(training)
-    if not (packed - alone).abs().max() <= 0.1 * alone.std():
-        raise UserError(
-            f"{setting}.packing is true, but layers of this {network.config.model_type} model mix rows that are in one "
-            f"sequence; set {setting}.packing: false."
-        )
+    return not (packed - alone).abs().max() <= 0.1 * alone.std()

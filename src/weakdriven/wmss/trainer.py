@@ -25,7 +25,7 @@ from weakdriven.models.head import causal_lm, refuse_different_heads
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.packing import refuse_mixed_rows
+from weakdriven.training.packing import packs
 from weakdriven.training.phase import Phase, fit
 from weakdriven.training.upstream import require_call, require_hooks
 from weakdriven.wmss import checks
@@ -259,9 +259,7 @@ def train_joint(
     """Train both in place; returns counters."""
     for model in (strong, weak):
         keep(model, settings.gradient_checkpointing)
-        if settings.packing:
-            refuse_mixed_rows(model, "joint")
-    made = phase.prepare(dataset, settings, recipe, packing=settings.packing)
+    made = phase.prepare(dataset, settings, recipe, packing=packs([strong, weak], settings, recipe))
     made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
     counters = fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))
     models = 2 if settings.weak == "joint" else 1

@@ -116,7 +116,8 @@ def _rows(
             mixed = _mixed(strong, weak, strong_weight, STRONG)
             if STATISTICS:
                 lower = tl.maximum(weak, -1e30) - strong  # infinite for a token that both models forbid
-                smallest = tl.minimum(smallest, tl.where(inside, lower, smallest))
+                # without the target: a compiler may round its difference here and below in two ways
+                smallest = tl.minimum(smallest, tl.where(inside & (place != target), lower, smallest))
                 weak = tl.where(inside, weak, low)
                 weak_max, weak_sum, weak_dot = _add(weak, weak_max, weak_sum, weak_dot)
                 strong = tl.where(inside, strong, low)
