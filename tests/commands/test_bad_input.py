@@ -64,7 +64,7 @@ def examples(root: Path, *overrides: str) -> list[dict]:
     "override, words",
     [
         ("model=./nowhere", "There is no model folder ./nowhere"),
-        ("model=nobody/nothing", "neither a folder here nor a model that the Hub gives"),
+        ("model=nobody/nothing", "neither a local folder nor an accessible model"),
         ("data.path=missing.jsonl", "there is no such data file"),
         ("selection.dificulty=1", "Did you mean selection.difficulty?"),
         ("seed=4294967296", "seed: "),

@@ -197,7 +197,7 @@ def test_more_devices_split_the_weights_and_the_batch():
         (
             ["baselines=[dpo]"],
             {"gpus": "8xH200", "sharding": "fsdp"},
-            "dpo trains in one process or under DDP",
+            "dpo trains in one process or with DDP",
         ),
         (["baselines=[]"], {"gpus": "7xH200"}, "7 processes cannot share evenly"),
     ],

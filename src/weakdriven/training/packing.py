@@ -1,4 +1,4 @@
-"""Rows of a step -> micro-batches without padding: as many rows in one sequence as fit, attention apart."""
+"""Packs the rows of a step into micro-batches without padding; each row attends only to itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ from weakdriven.models.row_attention import has_kernel, rows_apart
 def packed_order(
     order: np.ndarray, length_N: np.ndarray, batch_size: int, *, processes: int, capacity: int
 ) -> tuple[np.ndarray, int]:
-    """Training order in which consecutive rows form micro-batches, and the rows of each.
+    """Return the training order in which consecutive rows form micro-batches, and the number of rows in each.
 
-    Each step keeps its rows. All its micro-batches hold the same number of them, the largest with which none in the
-    whole phase has more than `capacity` tokens; rows are spread so that micro-batches have about as many tokens each.
+    Each step keeps its rows. All micro-batches of a phase hold the same number of rows: the largest for which none
+    exceeds `capacity` tokens. Rows are spread so that micro-batches have about equal numbers of tokens.
 
     >>> packed_order(np.array([0, 1, 2, 3]), np.array([5, 2, 3, 4]), 4, processes=1, capacity=8)
     (array([0, 1, 3, 2]), 2)
@@ -36,7 +36,7 @@ def packed_order(
 
 
 def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of `rows` rows of each step and their tokens: the next longest rows go to the groups with fewest tokens.
+    """Group the rows of each step and count each group's tokens; the next longest rows go to the emptiest groups.
 
     S = steps, B = rows of a step, G = groups, R = rows of a group.
     """
@@ -55,7 +55,7 @@ def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.nd
 
 
 def packs(models: Sequence[nn.Module], settings: TrainSettings, recipe: Recipe) -> bool:
-    """Whether a phase packs its examples; an error if it has to and a model mixes them."""
+    """Return whether a phase packs its examples; raise an error if it must but a model mixes them."""
     if not isinstance(settings, SupervisedSettings) or settings.packing is False:
         return False
     if settings.packing == "auto":
@@ -74,9 +74,9 @@ def packs(models: Sequence[nn.Module], settings: TrainSettings, recipe: Recipe) 
 
 @torch.no_grad()
 def mixes_rows(model: nn.Module) -> bool:
-    """Whether an example's hidden states change with the example before it in the same sequence.
+    """Return whether an example's hidden states depend on the example before it in the same sequence.
 
-    Attention is kept apart by position ids that restart; recurrent layers and convolutions may ignore them.
+    Restarting position ids separate the examples in attention; recurrent layers and convolutions may ignore them.
     """
     network: Any = model
     device = next(network.parameters()).device
