@@ -182,7 +182,7 @@ def test_the_key_of_a_folder_follows_its_contents_and_not_its_place(folder, tmp_
 @pytest.mark.parametrize("name", ["notes.docx", "train.arrow", "more/"])
 def test_a_folder_that_holds_something_else_is_an_error_naming_it(name, folder):
     (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("x")
-    with pytest.raises(UserError, match=rf"set holds {name.strip('/')}; expected only files that end in \.jsonl"):
+    with pytest.raises(UserError, match=rf"set has {name.strip('/')}; expected only files that end in \.jsonl"):
         find_files(str(folder))
 
 

@@ -64,7 +64,7 @@ def test_settings_of_the_data_are_given_as_for_a_run(show, tmp_path):
     assert "system\nBe kind." in out and "[[0<|im_end|>]]" in out
     for word, expected in (
         ("data.feilds={}", "Did you mean data.fields?"),
-        ("seed=3", "seed=3: expected settings of data"),
+        ("seed=3", "seed=3: expected a setting of data"),
         ("data.path=other.jsonl", "rows.jsonl is the source to show"),
     ):
         code, _, errors = show(rows, word)
