@@ -23,6 +23,7 @@ from weakdriven.eval import sandbox
 from weakdriven.losses.head import Head
 
 FOLDER = Path(__file__).parents[1] / "docs/reference"
+LINE = 120
 LEFT_OUT = ("help", "debug")
 NAMES = {str: "text", Path: "path", int: "integer", float: "number", bool: "flag"}
 API = {
@@ -147,12 +148,17 @@ def signature(given: Any) -> list[str]:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
             inner = header(one, lines)
     inner = [line for line in inner if "ClassVar" not in line]
-    return [f"class {node.name}({bases}):" if bases else f"class {node.name}:", *(inner or ["    ..."])]
+    first = f"class {node.name}({bases}):" if bases else f"class {node.name}:"
+    return [first, *inner] if inner else [f"{first} ..."]
 
 
 def header(node: Any, lines: list[str]) -> list[str]:
     found = lines[node.lineno - 1 : node.body[0].lineno - 1]
-    return [*found[:-1], f"{found[-1]} ..."]
+    found[-1] += " ..."
+    if len(found[0]) > LINE:  # as ruff wraps it
+        name, arguments, result = re.fullmatch(r"(def \w+)\((.*)\) -> (.*)", found[0]).groups()  # pyright: ignore
+        return [f"{name}(", f"    {arguments}", f") -> {result}"]
+    return found
 
 
 def text_of(given: Any) -> str:
