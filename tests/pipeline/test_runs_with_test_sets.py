@@ -74,7 +74,7 @@ def test_a_plan_counts_the_rows_of_a_test_set(own_run):
         (
             {"question": "What is {}?", "answer": "x"},
             "{path: own.jsonl}",
-            "1 of 3 training rows ask a question of a bench",
+            "1 of 3 training rows contain a question of a bench",
         ),
     ],
 )

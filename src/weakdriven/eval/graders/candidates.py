@@ -222,7 +222,7 @@ def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", sty
     if style == "asserts":
         plain = [node for node in called if isinstance(node, ast.FunctionDef) and not node.decorator_list]
         if len(plain) < len(called) or any(map(takes_arguments, plain)):
-            raise UserError("a test function has arguments or decorators, which need pytest")
+            raise UserError("a function of the test has arguments or decorators, which need pytest")
         parts = [node for node in tree.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))] + called
         calls = {ast.unparse(node.func) for part in parts for node in living(part) if isinstance(node, ast.Call)}
         parts += [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name in calls]
