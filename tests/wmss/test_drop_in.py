@@ -1,4 +1,4 @@
-"""The table of SFTTrainer's features in docs/reference/trl-features.md: each of its rows is run here, or by the test it names."""
+"""The table of docs/reference/trl-features.md: each of its rows is run here, or by the test it names."""
 
 import pytest
 import torch
